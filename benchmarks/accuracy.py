@@ -41,7 +41,7 @@ import numpy as np
 from common import Images
 
 import qdqtool
-from qdqtool.tuning.metrics import Matches, precision
+from qdqtool.tuning.detections import DetectionMatches, compute_average_precision
 
 EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # Ultralytics' exclusions for ModelOpt, on its own names
 FILES = ("model", "calibration", "evaluation")
@@ -66,7 +66,7 @@ class Split:
     limit: int | None = None
     made_from: str = ""  # digest of the model and the calibration arrays
     images: tuple[int, int] = (0, 0)
-    matches: dict[str, list[Matches]] = field(default_factory=dict)
+    matches: dict[str, list[DetectionMatches]] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,7 +160,7 @@ def result(
 ) -> Result:
     """A method's mean over splits."""
     mine = [s.matches[method] for s in splits]
-    by_class = float(np.mean([precision(m, False).mean() for m in mine]))
+    by_class = float(np.mean([compute_average_precision(m, False).mean() for m in mine]))
     made = Result(
         name,
         method,

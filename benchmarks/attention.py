@@ -28,7 +28,7 @@ from calibration import collect
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.runtime.sessions import open_session
-from qdqtool.tuning.metrics import iou
+from qdqtool.tuning.detections import compute_iou
 
 SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
 TRAINING, CALIBRATING, JUDGED = 4096, 64, 512
@@ -205,7 +205,7 @@ def judged(model: onnx.ModelProto) -> tuple[float, float]:
     if len(found[0]) == 1:
         return right, float("nan")
     given = np.concatenate([f[1] for f in found])
-    return right, float(np.diag(iou(corners(given), corners(boxes))).mean())
+    return right, float(np.diag(compute_iou(corners(given), corners(boxes))).mean())
 
 
 def calibrating() -> list[dict[str, Images]]:

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.tuning.metrics import Detections, Matches, decode, match, precision
+from qdqtool.tuning.detections import (
+    DetectionMatches,
+    Detections,
+    compute_average_precision,
+    decode_detections,
+    match_detections,
+)
 
 RESAMPLES = 500
 Images = npt.NDArray[np.float32]
@@ -143,7 +149,9 @@ def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -
 
     session = open_session(model, threads, optimize="extended", fold_qdq=False)
     name = session.get_inputs()[0].name
-    return [decode(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples]
+    return [
+        decode_detections(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples
+    ]
 
 
 def digest(model: bytes, images: Iterable[Images]) -> str:
@@ -176,14 +184,16 @@ def detect(
 
 def judge_of(
     model: Path, samples: Sequence[Images], work: Path, threads: int
-) -> Callable[[bytes], list[Matches]]:
+) -> Callable[[bytes], list[DetectionMatches]]:
     """Compares what other models detect on each image with what this one does with a score of at least 0.25."""
     references = [d.above(0.25) for d in detect(model.read_bytes(), samples, work, threads)]
     print(
         f"{len(samples)} images to judge on, {sum(len(r.scores) for r in references)} boxes",
         flush=True,
     )
-    return lambda other: list(map(match, references, detect(other, samples, work, threads)))
+    return lambda other: list(
+        map(match_detections, references, detect(other, samples, work, threads))
+    )
 
 
 def corners(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -193,9 +203,9 @@ def corners(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
     )
 
 
-def pooled(matches: Sequence[Matches]) -> float:
+def pooled(matches: Sequence[DetectionMatches]) -> float:
     """AP over IoU 0.50 to 0.95, the detections of all classes ranked together."""
-    return float(precision(matches, True).mean())
+    return float(compute_average_precision(matches, True).mean())
 
 
 def paired(

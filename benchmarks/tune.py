@@ -29,8 +29,8 @@ import common
 from common import Images
 
 import qdqtool
-from qdqtool.tuning.configuration import Cost, cost_of
-from qdqtool.tuning.metrics import Matches
+from qdqtool.tuning.detections import DetectionMatches
+from qdqtool.tuning.planner import PlacementCost
 
 FILES = ("model", "calibration", "choose", "judge")
 OBVIOUS = re.compile(
@@ -92,9 +92,11 @@ def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
     if not samples:
         sys.exit(f"{entry['name']}: tune was given every image to judge on")
     judge = common.judge_of(model, samples, options.work, 2)
-    found: list[tuple[Row, list[Matches]]] = []
+    found: list[tuple[Row, list[DetectionMatches]]] = []
 
-    def add(name: str, cost: Cost, mark: str, chosen_on: float | None, made: bytes) -> None:
+    def add(
+        name: str, cost: PlacementCost, mark: str, chosen_on: float | None, made: bytes
+    ) -> None:
         matches = judge(made)
         row = Row(
             entry["name"],
@@ -128,7 +130,7 @@ def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
         add(point.name, point.cost, mark, point.chosen_on, made)
     for other, path in entry.get("others", {}).items():
         made = (options.splits.parent / path).read_bytes()
-        add(other, cost_of(qdqtool.predict(made), None), "", None, made)
+        add(other, PlacementCost.from_prediction(qdqtool.predict(made), None), "", None, made)
     return [row for row, _ in found]
 
 

@@ -23,41 +23,38 @@ from calibration.dataset import (
     FilesSource,
     InputSpec,
     Sample,
-    Source,
-    fit_all,
-    printable,
-    spread,
+    SampleSource,
+    escape_path,
+    fit_inputs,
+    spread_indices,
 )
 from calibration.images import (
     IMAGE_SUFFIXES,
     OTHER_IMAGE_SUFFIXES,
     ImageSource,
-    decode,
-    describe,
-    prepare,
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, Preprocess
-from calibration.urls import is_url, local_path, url_source
+from calibration.urls import is_url, local_path, open_url_source
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive, read_header, read_values
 from qdqtool.util.files import INVALID_NAME, open_input, read_input, record_input
-from qdqtool.util.notes import Remark
-from qdqtool.util.text import brief_repr, reason_of
+from qdqtool.util.notes import Note
+from qdqtool.util.text import counted, reason_of
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
 
 
-# Files -----------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 class StackedArray:
     """Array of shape [samples, ...] in a file, read one row at a time.
 
-    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those of a
-    compressed array from front to back.
+    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those
+    of a compressed array from front to back.
 
     Args:
         path: File.
@@ -107,20 +104,17 @@ class StackedArray:
         Raises:
             DataError: The file is cut off or damaged.
         """
-        with self.lock:
-            try:
+        try:
+            with self.lock:
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
-            except Exception as error:  # zipfile and zlib have classes of their own
-                reason = f"damaged at sample {index}: {reason_of(error)}"
-                raise self._error(reason, "file-damaged") from error
-        if len(data) != self.row_bytes:
-            reason = f"the file is cut off at sample {index}; copy it again"
-            raise self._error(reason, "file-damaged")
-        return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+            return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+        except Exception as error:  # numpy, zipfile and zlib have classes of their own
+            reason = f"cut off or damaged at sample {index}: {reason_of(error)}"
+            raise self._error(reason, "file-damaged") from error
 
 
-class StackedSource(Source):
+class StackedSource(SampleSource):
     """Rows of the arrays in an npz file, one array for each input, or of an npy file.
 
     An array with the rank of the input is stacked along the batch dimension. An array with one more
@@ -173,9 +167,11 @@ class StackedSource(Source):
         return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.rows)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         row = self.rows[index]
         sample = {}
         for spec in self.inputs:
@@ -189,9 +185,11 @@ class StackedSource(Source):
         return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
 
     def identity(self, index: int) -> bytes:
+        """Return the digest of all files behind a sample."""
         return self.rows[index].to_bytes(8, "big") + self._file_digest
 
     def portion(self, indices: Sequence[int]) -> StackedSource:
+        """Return some samples for another process."""
         if not self.random_access:
             reason = (
                 "is compressed, so that workers cannot begin in the middle; save it with "
@@ -204,7 +202,8 @@ class StackedSource(Source):
         return part
 
     def name(self, index: int) -> str:
-        return f"{printable(self.path.name)}[{self.rows[index]}]"
+        """Return the name of a sample for messages."""
+        return f"{escape_path(self.path.name)}[{self.rows[index]}]"
 
 
 class SampleFilesSource(FilesSource):
@@ -218,13 +217,14 @@ class SampleFilesSource(FilesSource):
             record_input(path)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         path = self.paths[index]
         if path.suffix.lower() == ".npz":
             with Archive(path) as archive:
                 arrays = {name: archive.read(name) for name in archive.members}
         else:
             arrays = {self.inputs[0].name: _read_npy(path)}
-        return fit_all(arrays, self.inputs, str(path))
+        return fit_inputs(arrays, self.inputs, str(path))
 
 
 def _read_npy(path: Path) -> Array:
@@ -235,28 +235,25 @@ def _read_npy(path: Path) -> Array:
         return read_values(file, header, str(path))
 
 
-# Memory ----------------------------------------------------------------------------------------------
+# Memory -------------------------------------------------------------------------------------------
 
 
 def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Return stacked arrays as samples of one row each (views), other arrays as one sample."""
     with _user_errors("an array of the calibration data"):
-        sample = _check_sample(arrays, "the calibration data")
-        named = {name: np.asarray(array) for name, array in sample.items()}
+        named = {name: np.asarray(array) for name, array in arrays.items()}
     lengths = set()
     for spec in inputs:
         array = named.get(spec.name)
-        if array is None or not spec.shape or spec.shape[0] not in (1, None):
-            return [named]
-        if array.ndim != len(spec.shape):
+        has_batch = spec.shape and spec.shape[0] in (1, None)
+        if array is None or not has_batch or array.ndim != len(spec.shape):
             return [named]
         lengths.add(len(array))
     if len(lengths) != 1:
         return [named]
-    stacked = {spec.name: named[spec.name] for spec in inputs}
+    (length,) = lengths
     return [
-        {name: array[row : row + 1] for name, array in stacked.items()}
-        for row in range(lengths.pop())
+        {spec.name: named[spec.name][row : row + 1] for spec in inputs} for row in range(length)
     ]
 
 
@@ -288,20 +285,13 @@ def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
     if not isinstance(sample, Mapping):
         reason = f"{subject} is a {type(sample).__name__}; give a dict of name to array"
         raise DataError(reason, code="wrong-type", parameter="data")
-    for key in sample:
-        if not isinstance(key, str):
-            reason = (
-                f"{subject} has the key {brief_repr(key)}, which is no text; "
-                "give a dict of name to array"
-            )
-            raise DataError(reason, code="key-not-text", parameter="data")
     return sample
 
 
 _END = object()
 
 
-class MemorySource(Source):
+class MemorySource(SampleSource):
     """Dictionaries of arrays from an iterable. A list can be read again, an iterator once."""
 
     def __init__(self, source: Iterable[object], inputs: Sequence[InputSpec]) -> None:
@@ -314,10 +304,12 @@ class MemorySource(Source):
         self.used = False
 
     def count(self) -> int | None:
+        """Return the number of samples."""
         with _user_errors("the number of calibration samples"):
             return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
+        """Prepare for another pass."""
         if self.samples is not None:
             return
         if self.used and not self.repeatable:
@@ -328,6 +320,7 @@ class MemorySource(Source):
         self.used = True
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         label = f"calibration sample {index}"
         with _user_errors(label):
             if self.samples is not None:
@@ -336,15 +329,15 @@ class MemorySource(Source):
                 assert self.iterator is not None
                 sample = next(self.iterator, _END)
             if sample is not _END:
-                return fit_all(_check_sample(sample, label), self.inputs, label)
+                return fit_inputs(_check_sample(sample, label), self.inputs, label)
         raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
         """Return some samples, which travel with the source."""
         if self.samples is None:
             raise DataError(
-                "calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
-                "folder that all machines share",
+                "calibration data from an iterator cannot be shared out to a cluster; give a list, "
+                "or a folder that all machines share",
                 code="not-shareable",
                 parameter="data",
             )
@@ -352,6 +345,7 @@ class MemorySource(Source):
             return MemorySource([self.samples[i] for i in indices], self.inputs)
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         if self.samples is None:
             return b""
         label = f"calibration sample {index}"
@@ -367,10 +361,7 @@ class MemorySource(Source):
         return digest.digest()
 
 
-# Opening data ----------------------------------------------------------------------------------------
-
-
-__all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
+# Opening data -------------------------------------------------------------------------------------
 
 
 def open_data(
@@ -383,12 +374,17 @@ def open_data(
     """Open calibration data for a model.
 
     Args:
-        source: A folder of pictures (searched through, in the order of their paths), a ``.txt`` file with one path a
-            line, one picture; a URL of a folder of pictures that fsspec opens (``s3://bucket/images``); an ``.npz`` of
-            stacked arrays keyed by input name, an ``.npy``, a folder of ``.npz`` or ``.npy`` with one sample each; an
-            iterable of ``{input name: array}``; or a Dataset, returned as it is.
+        source: One of these:
+
+            * a folder of images, with its subfolders, in the order of their paths;
+            * a ``.txt`` file with one image path in each line, or a single image;
+            * a URL of a folder of images that fsspec opens (``s3://bucket/images``);
+            * an ``.npz`` of stacked arrays keyed by input name, or an ``.npy``;
+            * a folder of ``.npz`` or ``.npy`` files with one sample each;
+            * a dictionary of arrays by input name, or an iterable of such dictionaries;
+            * a Dataset, which is returned as it is.
         inputs: The model's inputs.
-        preprocess: How images become inputs; arrays are used as they are.
+        preprocess: Conversion of images to inputs; arrays are used as they are.
         max_images: Maximum number of samples, spread evenly over the data.
         size: Height and width in pixels if the model leaves them open.
 
@@ -409,27 +405,41 @@ def open_data(
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source)
         if is_url(text):
-            return Dataset(url_source(text, inputs, preprocess, size), inputs, max_images)
-        path = Path(local_path(text))
-        try:
-            path.exists()
-        except (OSError, ValueError) as error:  # too long, or with a NUL
-            raise DataError(
-                f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
-                code="invalid-path",
-                parameter="data",
-            ) from None
-        return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
+            data: SampleSource = open_url_source(text, inputs, preprocess, size)
+        else:
+            path = _check_path(local_path(text))
+            data = _path_source(path, inputs, preprocess, size, max_images)
+        return Dataset(data, inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
-    if isinstance(source, Iterable):
-        rows = split_rows(source, inputs) if isinstance(source, Mapping) else source
-        return Dataset(MemorySource(rows, inputs), inputs, max_images)
-    raise DataError(
-        f"calibration data of type {type(source).__name__} is not understood; give a folder of images",
-        code="wrong-type",
-        parameter="data",
-    )
+    if isinstance(source, Mapping):
+        source = split_rows(source, inputs)
+    if not isinstance(source, Iterable):
+        raise DataError(
+            f"calibration data of type {type(source).__name__} is not understood; give a folder of "
+            "images",
+            code="wrong-type",
+            parameter="data",
+        )
+    return Dataset(MemorySource(source, inputs), inputs, max_images)
+
+
+def _check_path(text: str) -> Path:
+    """Return a path that the system can look up.
+
+    Raises:
+        DataError: It is too long, or contains a NUL.
+    """
+    path = Path(text)
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
+            code="invalid-path",
+            parameter="data",
+        ) from None
+    return path
 
 
 def _path_source(
@@ -438,7 +448,7 @@ def _path_source(
     preprocess: Preprocess,
     size: tuple[int, int] | None,
     max_images: int,
-) -> Source:
+) -> SampleSource:
     suffix = path.suffix.lower()
     if path.is_dir():
         return _folder_source(path, inputs, preprocess, size)
@@ -463,24 +473,35 @@ def _folder_source(
     inputs: Sequence[InputSpec],
     preprocess: Preprocess,
     size: tuple[int, int] | None,
-) -> Source:
+) -> SampleSource:
     listing = list_files(path, IMAGE_SUFFIXES)
     links, counts = listing.broken_links, listing.suffixes
     formats = [f"{counts[s]} {s[1:]}" for s in OTHER_IMAGE_SUFFIXES if counts[s]]
     kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-    remarks = [Remark.OTHER_FORMATS(formats=formats, kinds=kinds)] if formats else []
+    notes = []
+    if formats:
+        text = f"images of other formats are not read ({', '.join(formats)})"
+        notes.append(
+            Note(
+                f"{text}: convert them to one of {kinds}",
+                code="other-formats",
+                formats=formats,
+                kinds=kinds,
+            )
+        )
     if listing.paths:
         if links:
-            remarks.append(Remark.DEAD_LINKS(count=len(links), first=min(links)))
+            text = f"skipped {counted(len(links), 'broken link')}, first {min(links)}"
+            notes.append(Note(text, code="dead-links", count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
-        source.remarks = remarks
+        source.notes = notes
         return source
     arrays = list_files(path, ARRAY_SUFFIXES)
     if arrays.paths:
         return SampleFilesSource(arrays.paths, path, inputs)
     reason = f"no images ({kinds}) and no npz or npy files in this folder"
-    if remarks:
-        reason = str(remarks[0])
+    if notes:
+        reason = str(notes[0])
     if links:
         example = f"{len(links)} links in it lead nowhere ({min(links)}, ...)"
         reason = f"{reason}; {example}: are the images mounted?"
@@ -490,7 +511,8 @@ def _folder_source(
 def _read_list(path: Path, max_images: int) -> list[Path]:
     """Return the paths in a text file that are used for so many images.
 
-    A relative path begins at the folder of the list, or at the current folder if there is no such file.
+    A relative path begins at the folder of the list, or at the current folder if there is no such
+    file.
     """
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
@@ -506,7 +528,7 @@ def _read_list(path: Path, max_images: int) -> list[Path]:
             names.append(name)
     if not names:
         raise DataError("lists no images", str(path), code="no-images")
-    return [_resolve(names[i], path.parent) for i in spread(len(names), max_images)]
+    return [_resolve(names[i], path.parent) for i in spread_indices(len(names), max_images)]
 
 
 def _resolve(name: str, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Calibration samples, one at a time, with what is worth warning about."""
+"""Calibration samples, and warnings about their values."""
 
 from __future__ import annotations
 
@@ -19,15 +19,30 @@ import numpy.typing as npt
 from calibration.listing import file_digest, read_ahead
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
+from qdqtool.util.text import counted
 
-FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
-_FAR_OUTSIDE = 8.0  # normalised inputs (mean and std) stay well within; 0 to 255 data do not
+FEW_IMAGES = 100  # NVIDIA and Ultralytics advise several hundred; with fewer, the choice matters
+_FAR_INPUT = 8.0  # normalized inputs (mean and std) stay well below; pixels from 0 to 255 do not
+_SMALL_INPUT = 1.5 / 255  # pixels that were divided by 255 twice stay below
+
+Array = npt.NDArray[Any]
+Sample = dict[str, Array]
+Task = Callable[[], tuple[Sample, int] | None]
 
 
 @dataclass
-class Looks:
-    """What was noticed about the samples loaded; ``low`` and ``high`` are over all of them."""
+class DataQuality:
+    """Counts and the range of the samples loaded, for warnings.
+
+    Attributes:
+        total: Number of samples.
+        low: Smallest finite value of image inputs.
+        high: Largest finite value of image inputs.
+        constant: Number of samples with one value everywhere.
+        nonfinite: Number of samples with NaN or infinities.
+        broken: Number of images that could not be read.
+    """
 
     total: int = 0
     low: float = np.inf
@@ -36,8 +51,8 @@ class Looks:
     nonfinite: int = 0
     broken: int = 0
 
-    def merge(self, other: Looks) -> None:
-        """Takes in what was noticed about other samples."""
+    def merge(self, other: DataQuality) -> None:
+        """Add the counts and the range of other samples."""
         self.total += other.total
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.constant += other.constant
@@ -45,26 +60,32 @@ class Looks:
         self.broken += other.broken
 
     def warnings(self) -> Iterator[Note]:
+        """Yield warnings about the samples."""
         total, low, high = self.total, self.low, self.high
         if not total:
             return
         if self.broken:
-            yield Remark.BROKEN_IMAGES(broken=self.broken, total=total + self.broken)
+            images = total + self.broken
+            text = f"{self.broken} of {images} images could not be read and were skipped"
+            yield Note(text, code="broken-images", broken=self.broken, total=images)
         if total < FEW_IMAGES:
-            yield Remark.FEW_IMAGES(images=total, enough=FEW_IMAGES)
-        if max(-low, high) > _FAR_OUTSIDE:  # minus infinity where nothing was finite
-            yield Remark.FAR_INPUTS(low=low, high=high)
-        elif low >= 0 and 0 < high < 1.5 / 255:
-            yield Remark.SMALL_INPUTS(high=high)
+            text = f"only {counted(total, 'calibration image')}"
+            text = f"{text}; {FEW_IMAGES} or more give steadier ranges"
+            yield Note(text, code="few-images", images=total, enough=FEW_IMAGES)
+        if max(-low, high) > _FAR_INPUT:  # minus infinity if nothing was finite
+            text = f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1"
+            text = f"{text}: is the division by 255 missing (scale 1/255)?"
+            yield Note(text, code="far-inputs", low=low, high=high)
+        elif low >= 0 and 0 < high < _SMALL_INPUT:
+            text = f"inputs never exceed {high:g}; YOLO models take 0 to 1"
+            text = f"{text}: were they divided by 255 twice?"
+            yield Note(text, code="small-inputs", high=high)
         if self.constant:
-            yield Remark.CONSTANT_IMAGES(constant=self.constant, total=total)
+            text = f"{self.constant} of {total} images are constant (every value the same)"
+            yield Note(text, code="constant-images", constant=self.constant, total=total)
         if self.nonfinite:
-            yield Remark.NONFINITE_SAMPLES(nonfinite=self.nonfinite, total=total)
-
-
-Array = npt.NDArray[Any]
-Sample = dict[str, Array]
-Task = Callable[[], tuple[Sample, int] | None]
+            text = f"{self.nonfinite} of {total} samples contain NaN or infinities"
+            yield Note(text, code="nonfinite-samples", nonfinite=self.nonfinite, total=total)
 
 
 @dataclass(frozen=True)
@@ -72,9 +93,9 @@ class InputSpec:
     """A model input.
 
     Attributes:
-        name: Its name.
+        name: Name of the input.
         shape: Dimensions, None for an open one.
-        dtype: A numpy type name: ``float32``, ``float16``, ``uint8``, ...
+        dtype: Name of a numpy type: ``float32``, ``float16``, ``uint8``, ...
     """
 
     name: str
@@ -83,167 +104,176 @@ class InputSpec:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the input."""
         return np.dtype(self.dtype)
 
     @property
     def batch(self) -> int:
-        """The first dimension, 1 where it is open or there is none."""
+        """First dimension, 1 if it is open or missing."""
         return (self.shape[0] or 1) if self.shape else 1
 
     def shape_text(self) -> str:
+        """Return the shape for a message; open dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
     def fit(self, array: Array, what: str) -> Array:
-        """The array as this input takes it, with a batch dimension added where that is all that is missing.
+        """Convert an array to the type of this input, and add a missing batch dimension.
+
+        Args:
+            array: Array of the user.
+            what: Name of the array for messages.
 
         Raises:
-            DataError: Its shape or type does not fit; ``what`` names it.
+            DataError: Its shape or type does not fit.
         """
         if array.ndim == len(self.shape) - 1:
             array = array[None]
-        if array.ndim != len(self.shape) or any(
-            wanted not in (None, have)
-            for wanted, have in zip(self.shape[1:], array.shape[1:], strict=True)
-        ):
-            have = "[" + ", ".join(map(str, array.shape)) + "]"
-            raise DataError(
-                f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}",
-                code="wrong-shape",
-                node=self.name,
-            )
+        takes = f"the model's input '{self.name}' takes"
+        sizes = zip(self.shape[1:], array.shape[1:], strict=False)
+        if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
+            shape = "[" + ", ".join(map(str, array.shape)) + "]"
+            reason = f"{what} is {shape}, {takes} {self.shape_text()}"
+            raise DataError(reason, code="wrong-shape", node=self.name)
         if not array.size:
-            raise DataError(
-                f"{what} holds no values: its shape is {list(array.shape)}",
-                code="empty",
-                node=self.name,
-            )
-        wanted = self.numpy_dtype
-        if array.dtype != wanted:
-            if array.dtype.kind not in "fiub" or (wanted.kind in "iub" and array.dtype.kind == "f"):
-                raise DataError(
-                    f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}",
-                    code="wrong-type",
-                    node=self.name,
-                )
-            with np.errstate(
-                over="ignore"
-            ):  # infinities are counted and reported with the tensor's name
-                array = array.astype(wanted)
+            reason = f"{what} holds no values: its shape is {list(array.shape)}"
+            raise DataError(reason, code="empty", node=self.name)
+        dtype = self.numpy_dtype
+        if array.dtype != dtype:
+            rounds = dtype.kind in "iub" and array.dtype.kind == "f"
+            if array.dtype.kind not in "fiub" or rounds:
+                reason = f"{what} holds {array.dtype}, {takes} {dtype}"
+                raise DataError(reason, code="wrong-type", node=self.name)
+            # Infinities are counted and reported with the tensor's name.
+            with np.errstate(over="ignore"):
+                array = array.astype(dtype)
         return np.asarray(array, order="C")  # ascontiguousarray would make [1] of a scalar
 
 
-class Source(ABC):
-    """Where samples come from. A sample may have several rows along the batch dimension."""
+class SampleSource(ABC):
+    """Source of samples. A sample may have several rows along the batch dimension."""
 
-    #: False where samples can be had once only, in order.
+    #: Whether the samples can be read more than once.
     repeatable = True
-    #: False where samples must be read in ascending order.
+    #: Whether samples can be read in any order.
     random_access = True
-    #: Whether a sample is one row of the batch, to be joined with others; else it is all that the model takes at once.
+    #: Whether a sample is one row of a batch. Otherwise it is all that the model takes at once.
     single_rows = False
     #: Whether a broken sample is skipped (images) or an error (arrays).
     is_images = False
-    #: What a user should know of them, in one line each.
-    remarks: Sequence[Note] = ()
+    #: Notes about the source for the user.
+    notes: Sequence[Note] = ()
 
     @abstractmethod
     def count(self) -> int | None:
-        """Samples there are; None where that is not known before the end."""
+        """Return the number of samples; None if it is unknown before the end."""
 
     @abstractmethod
     def load(self, index: int) -> Sample:
-        """Sample ``index``, with a batch dimension.
+        """Return a sample with a batch dimension.
 
         Raises:
-            DataError: It is broken; for images the message is the reason alone.
-            IndexError: There are no more (unknown length only).
+            DataError: It is broken. For images the message is the reason without the name.
+            IndexError: There is no such sample, if the number of samples is unknown.
         """
 
     @abstractmethod
     def digest(self, index: int) -> bytes:
-        """Bytes that change when the sample changes; empty where that is not known."""
+        """Return bytes that change if the sample changes; empty if unknown."""
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return f"sample {index}"
 
     def settings(self) -> str:
-        """What else the samples depend on."""
+        """Return further settings on which the samples depend."""
         return ""
 
     def identity(self, index: int) -> bytes:
-        """As :meth:`digest`, of all that sample ``index`` is read from: another machine has to see the same."""
+        """Return the digest of all files behind a sample, which must be equal on all machines."""
         return self.digest(index)
 
-    def portion(self, indices: Sequence[int]) -> Source:
-        """These samples alone, in this order, as another process can open them: what Dask can send.
+    def portion(self, indices: Sequence[int]) -> SampleSource:
+        """Return some samples, in this order, as a source that another process can open.
 
         Raises:
-            DataError: They are in this process only.
+            DataError: The samples exist in this process only.
         """
         raise DataError(
-            "this calibration data cannot be read by the workers of a cluster; give a folder, a list file, "
-            "npz or npy on a path that all machines share",
+            "this calibration data cannot be read by the workers of a cluster; give a folder, a "
+            "list file, npz or npy on a path that all machines share",
             code="not-shareable",
             parameter="data",
         )
 
     def restart(self) -> None:  # noqa: B027 - most sources have nothing to do
-        """Called before each pass."""
+        """Prepare for another pass."""
 
 
-def fit_all(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -> Sample:
-    """One sample for all inputs.
+def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Sample:
+    """Return one sample for all inputs.
+
+    Args:
+        arrays: Arrays by input name; a single array fits a single input under any name.
+        inputs: Inputs of the model.
+        label: Name of the sample for messages.
 
     Raises:
         DataError: An input has no array, or one that does not fit.
     """
-    missing = [i.name for i in inputs if i.name not in arrays]
+    missing = [spec.name for spec in inputs if spec.name not in arrays]
     if missing and len(inputs) == 1 and len(arrays) == 1:
         arrays, missing = {inputs[0].name: next(iter(arrays.values()))}, []
     if missing:
-        found = ", ".join(f"'{n}'" for n in arrays) or "nothing"
+        names = ", ".join(f"'{name}'" for name in arrays) or "nothing"
         raise DataError(
-            f"{what} has no array for the model's input '{missing[0]}'; it has {found}",
+            f"{label} has no array for the model's input '{missing[0]}'; it has {names}",
             code="missing-input",
             node=missing[0],
         )
-    return {i.name: i.fit(np.asarray(arrays[i.name]), f"{what}: array '{i.name}'") for i in inputs}
+    return {
+        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
+        for spec in inputs
+    }
 
 
-class FilesSource(Source):
+class FilesSource(SampleSource):
     """One file for each sample."""
 
     paths: Sequence[Path]
     root: Path
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.paths)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         path = self.paths[index]
-        return printable(
-            path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
-        )
+        if path.is_relative_to(self.root):
+            return escape_path(path.relative_to(self.root).as_posix())
+        return escape_path(str(path))
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         return self.name(index).encode() + file_digest(self.paths[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
+        """Return some samples for another process."""
         part = copy.copy(self)
         part.root = Path(os.path.abspath(self.root))
         part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
         return part
 
 
-def printable(path: str) -> str:
-    """A file name as UTF-8 can hold it: bytes that are not UTF-8 are written ``\\xff``."""
+def escape_path(path: str) -> str:
+    r"""Return a file name as valid UTF-8; other bytes are written ``\xff``."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-class Part(Source):
-    """Some samples of another source, in the order given."""
+class SubsetSource(SampleSource):
+    """Some samples of another source, in a given order."""
 
-    def __init__(self, whole: Source, indices: Sequence[int]) -> None:
+    def __init__(self, whole: SampleSource, indices: Sequence[int]) -> None:
         self.whole = whole
         self.indices = list(indices)
         self.repeatable = whole.repeatable
@@ -252,81 +282,89 @@ class Part(Source):
         self.is_images = whole.is_images
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.indices)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         return self.whole.load(self.indices[index])
 
     def digest(self, index: int) -> bytes:
-        return self.whole.identity(
-            self.indices[index]
-        )  # a digest may be of the file with its first sample alone
+        """Return bytes that change if the sample changes."""
+        # A digest may cover the file only with its first sample.
+        return self.whole.identity(self.indices[index])
 
-    def portion(self, indices: Sequence[int]) -> Source:
+    def portion(self, indices: Sequence[int]) -> SampleSource:
+        """Return some samples for another process."""
         return self.whole.portion([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the files itself; samples in memory go along."""
+        """Pickle as a portion, which another process opens itself, or else with the samples."""
         try:
-            return _opened, (self.whole.portion(self.indices),)
+            return _unpickle_source, (self.whole.portion(self.indices),)
         except DataError:
-            return Part, (self.whole, self.indices)
+            return SubsetSource, (self.whole, self.indices)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return self.whole.name(self.indices[index])
 
     def settings(self) -> str:
+        """Return further settings on which the samples depend."""
         return self.whole.settings()
 
 
-def _opened(source: Source) -> Source:
+def _unpickle_source(source: SampleSource) -> SampleSource:
     return source
 
 
-def spread(total: int, wanted: int) -> Sequence[int]:
-    """At most ``wanted`` of ``total`` indices, evenly spread, ascending, the first and last included."""
-    if total <= wanted:
+def spread_indices(total: int, count: int) -> Sequence[int]:
+    """Return at most `count` of `total` indices, ascending and evenly spread.
+
+    They include the first and the last one.
+    """
+    if total <= count:
         return range(total)
-    gaps = max(wanted - 1, 1)
-    return array(
-        "q", ((i * (total - 1) + gaps // 2) // gaps for i in range(wanted))
-    )  # millions are eight bytes each
+    gaps = max(count - 1, 1)
+    # An array, because millions of integers would take much memory.
+    return array("q", ((i * (total - 1) + gaps // 2) // gaps for i in range(count)))
 
 
 class Dataset:
-    """Samples of the model's batch size, as often as wanted (a one-time iterator: once).
+    """Samples of the model's batch size. They can be read again, except those of an iterator.
 
-    Where the model has a fixed batch of n, n images make one sample; the last one is filled up by repeating images.
+    If the model has a fixed batch of n, n images are one sample. The last one is filled up with
+    repeated images.
 
     Attributes:
-        inputs: The model's inputs.
-        skipped: Broken images met so far, and why.
+        inputs: Inputs of the model.
+        skipped: Name and reason of each broken image so far.
     """
 
     _lock = threading.Lock()  # of all datasets: it is held for a few additions
 
-    def __init__(self, source: Source, inputs: Sequence[InputSpec], max_images: int) -> None:
+    def __init__(self, source: SampleSource, inputs: Sequence[InputSpec], max_images: int) -> None:
         self.source = source
         self.inputs = list(inputs)
         self.skipped: list[tuple[str, str]] = []
         self.max_images = max_images
-        self.batch = max(i.batch for i in self.inputs) if source.single_rows else 1
+        self.batch = max(spec.batch for spec in self.inputs) if source.single_rows else 1
         if self.batch > limits.SAMPLE_ROWS:
             raise DataError(
-                f"the model has a fixed batch of {self.batch}; the most is {limits.SAMPLE_ROWS}: export "
-                "it with a batch of 1, or a dynamic one",
+                f"the model has a fixed batch of {self.batch}; the most is {limits.SAMPLE_ROWS}: "
+                "export it with a batch of 1, or a dynamic one",
                 code="batch-too-large",
             )
-        known = source.count()
-        self.indices = None if known is None else spread(known, max_images)
+        total = source.count()
+        self.indices = None if total is None else spread_indices(total, max_images)
         self._exhausted = False
         self._fingerprint: str | None = None
         self._digests: list[bytes] | None = None
         self._seen: set[int] = set()
-        self.looks = Looks()
+        self.quality = DataQuality()
 
     def __len__(self) -> int:
-        """Samples of one pass, broken ones included.
+        """Return the number of samples of one pass, with broken ones.
 
         Raises:
             TypeError: The source is an iterable without a length.
@@ -342,10 +380,10 @@ class Dataset:
                 yield sample[0]
 
     def tasks(self, done: Set[int] = frozenset()) -> Iterator[tuple[int, Task]]:
-        """The work of one pass: a sample's number and a function that loads it, which any thread may call.
+        """Yield the number of each sample of a pass and a function that loads it in any thread.
 
-        The function gives the sample and the number of images in it, or None when all of them are broken. Where
-        samples must be read in order, they are already read when this yields.
+        The function returns the sample and its number of images, or None if all of them are broken.
+        If samples must be read in order, they are read before they are yielded.
 
         Args:
             done: Numbers to leave out.
@@ -353,42 +391,43 @@ class Dataset:
         self.source.restart()
         self._exhausted = False
         for number, group in enumerate(self._groups()):
-            if number not in done:
-                if self.source.random_access:
-                    yield number, lambda group=group: self._load(group)  # type: ignore[misc]
-                else:
-                    loaded = self._load(group)
-                    yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
+            if number in done:
+                continue
+            if self.source.random_access:
+                yield number, lambda group=group: self._load(group)  # type: ignore[misc]
+            else:
+                loaded = self._load(group)
+                yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
 
     def group(self, number: int) -> list[int]:
-        """The source's indices in sample ``number``; only where the length is known."""
+        """Return the source's indices of a sample. The source must have a length."""
         assert self.indices is not None
         return list(self.indices[number * self.batch : (number + 1) * self.batch])
 
-    def take(self, looks: Looks, skipped: Iterable[tuple[str, str]]) -> None:
-        """Notes what was noticed about samples that were loaded elsewhere."""
+    def take(self, looks: DataQuality, skipped: Iterable[tuple[str, str]]) -> None:
+        """Add quality and skipped images of samples that were loaded by another process."""
         with self._lock:
-            self.looks.merge(looks)
+            self.quality.merge(looks)
             self.skipped.extend(skipped)
 
     def load(self, number: int) -> Sample | None:
-        """Sample ``number`` of a source that has a length; None when all of its images are broken."""
+        """Return a sample of a source that has a length; None if all of its images are broken."""
         loaded = self._load(self.group(number))
         return None if loaded is None else loaded[0]
 
     def name(self, number: int) -> str:
-        """What the (first) image of a sample is called."""
+        """Return the name of the (first) image of a sample."""
         return self.source.name(self.group(number)[0])
 
     def _groups(self) -> Iterator[list[int]]:
         if self.indices is not None:
             yield from map(self.group, range(len(self)))
             return
-        taken = 0
-        while taken < self.max_images and not self._exhausted:
-            count = min(self.batch, self.max_images - taken)
-            yield list(range(taken, taken + count))
-            taken += count
+        start = 0
+        while start < self.max_images and not self._exhausted:
+            end = min(start + self.batch, self.max_images)
+            yield list(range(start, end))
+            start = end
 
     def _load(self, group: list[int]) -> tuple[Sample, int] | None:
         parts: list[Sample] = []
@@ -404,94 +443,90 @@ class Dataset:
                 with self._lock:
                     if index not in self._seen:
                         self._seen.add(index)
-                        self.looks.broken += 1
+                        self.quality.broken += 1
                         self.skipped.append((self.source.name(index), str(error)))
                 continue
-            self._look(index, sample)
+            self._check_quality(index, sample)
             parts.append(sample)
         if not parts:
             return None
-        return self._joined(parts), len(parts)
+        return self._join(parts), len(parts)
 
-    def _joined(self, parts: list[Sample]) -> Sample:
-        """The parts as one sample; a fixed batch that they do not fill is filled up with the same rows again."""
+    def _join(self, parts: list[Sample]) -> Sample:
+        """Join samples; a fixed batch is filled up with the same rows again."""
         result: Sample = {}
         for spec in self.inputs:
             rows = parts[0][spec.name]
             if len(parts) > 1:
-                rows = np.concatenate([p[spec.name] for p in parts])
-            wanted = spec.shape[0] if spec.shape else None
-            if wanted is not None and len(rows) != wanted:
-                if len(rows) > wanted:
-                    raise DataError(
-                        f"a calibration sample has {len(rows)} rows, input '{spec.name}' takes {spec.shape_text()}",
-                        code="wrong-shape",
-                        node=spec.name,
-                    )
-                rows = rows[np.arange(wanted) % len(rows)]
+                rows = np.concatenate([part[spec.name] for part in parts])
+            batch = spec.shape[0] if spec.shape else None
+            if batch is not None and len(rows) > batch:
+                raise DataError(
+                    f"a calibration sample has {len(rows)} rows, input '{spec.name}' takes "
+                    f"{spec.shape_text()}",
+                    code="wrong-shape",
+                    node=spec.name,
+                )
+            if batch is not None and len(rows) < batch:
+                rows = rows[np.arange(batch) % len(rows)]
             result[spec.name] = rows
         return result
 
-    def _look(self, index: int, sample: Sample) -> None:
-        """Notes the range of the picture-like inputs of a sample, for the warnings."""
-        low, high, constant, nonfinite = np.inf, -np.inf, False, False
+    def _check_quality(self, index: int, sample: Sample) -> None:
+        """Record the range of the image inputs of a sample, for the warnings."""
+        quality = DataQuality(total=1)
         for spec in self.inputs:
             if len(spec.shape) == 4 and spec.numpy_dtype.kind == "f":
                 array = sample[spec.name]
-                least, most = float(array.min()), float(array.max())
-                if not (np.isfinite(least) and np.isfinite(most)):
-                    nonfinite = True
+                low, high = float(array.min()), float(array.max())
+                if not (np.isfinite(low) and np.isfinite(high)):
+                    quality.nonfinite = 1
                     finite = array[np.isfinite(array)]
-                    least, most = (
-                        (float(finite.min()), float(finite.max()))
-                        if finite.size
-                        else (np.inf, -np.inf)
-                    )
-                elif least == most:
-                    constant = True
-                low, high = min(low, least), max(high, most)
+                    low = float(finite.min(initial=np.inf))
+                    high = float(finite.max(initial=-np.inf))
+                elif low == high:
+                    quality.constant = 1
+                quality.low, quality.high = min(quality.low, low), max(quality.high, high)
         with self._lock:
             if index not in self._seen:
                 self._seen.add(index)
-                self.looks.merge(Looks(1, low, high, constant, nonfinite))
+                self.quality.merge(quality)
 
     @property
     def fingerprint(self) -> str:
-        """Identifies data and preprocessing, in hexadecimal; empty where the data has no identity (an iterator)."""
+        """Hash of data and preprocessing, in hexadecimal; empty for an iterator."""
         if self._fingerprint is None:
             for _ in self.digests():
                 pass
         return self._fingerprint or ""
 
     def digests(self) -> Iterator[bytes]:
-        """The digest of each image or row that is used, in order; read once.
+        """Yield the digest of each image or row that is used, in order.
 
-        When all were taken, the :attr:`fingerprint` is known.
+        Each is read once. At the end, the :attr:`fingerprint` is known.
         """
         if self._digests is not None:
             yield from self._digests
             return
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"1 {self.source.settings()} batch {self.batch} {self.inputs}".encode())
-        known = bool(self.indices)
-        kept = []
+        parts = []
         for part in read_ahead(self.source.digest, self.indices or ()):
             digest.update(len(part).to_bytes(4, "big") + part)
-            kept.append(part)
-            known = known and bool(part)
+            parts.append(part)
             yield part
-        self._fingerprint = digest.hexdigest() if known else ""
-        self._digests = kept
+        self._fingerprint = digest.hexdigest() if parts and all(parts) else ""
+        self._digests = parts
 
     @property
     def warnings(self) -> list[Note]:
-        """What looks wrong with the samples loaded so far, in one line each, with numbers."""
+        """Warnings about the samples loaded so far."""
         with self._lock:
-            return [*self.source.remarks, *self.looks.warnings()]
+            return [*self.source.notes, *self.quality.warnings()]
 
     def forget(self) -> None:
-        """Starts counting skipped images and warnings again, for data that is used once more."""
+        """Reset skipped images and warnings, if the data is used once more."""
         with self._lock:
             self._seen.clear()
             self.skipped.clear()
-            self.looks = Looks()
+            self.quality = DataQuality()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import struct
 from collections.abc import Sequence
@@ -19,15 +18,14 @@ from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.options import YOLO_PREPROCESS, Preprocess
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
-from qdqtool.util.files import read_all, reading_problem, record_input
-from qdqtool.util.said import said
+from qdqtool.util.files import reading_problem, record_input
 from qdqtool.util.text import reason_of
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
     ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
 )
-# Files are recognized by content. The other decoders of Pillow stay unused: that of EPS starts Ghostscript.
+# Files are recognized by content. Other decoders of Pillow are not used: EPS starts Ghostscript.
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,
     PngImagePlugin.PngImageFile.format,
@@ -49,7 +47,7 @@ _TRANSPOSITIONS = {
 ImageFile = str | os.PathLike[str] | IO[bytes]
 
 
-# Decoding --------------------------------------------------------------------------------------------
+# Decoding -----------------------------------------------------------------------------------------
 
 
 def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
@@ -63,27 +61,25 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
         RGB values, uint8 [height, width, 3].
 
     Raises:
-        DataError: It cannot be read, is damaged, is not a regular file, or has more than
-            :data:`qdqtool.util.limits.IMAGE_PIXELS` pixels.
+        DataError: It cannot be read, is damaged, is not a regular file, or is above one of the
+            limits :data:`qdqtool.util.limits.IMAGE_FILE` and
+            :data:`qdqtool.util.limits.IMAGE_PIXELS`.
     """
     return np.array(read_image(source, name))
 
 
-def read_image(source: ImageFile, name: str = "", *, halve: bool = False) -> Image.Image:
-    """Decode an image as an RGB image of Pillow; see :func:`decode`.
-
-    Args:
-        source: Path, or open file.
-        name: Name of an open file for messages.
-        halve: Whether a large JPEG is decoded at half its sides instead of being rejected.
-    """
+def read_image(source: ImageFile, name: str = "") -> Image.Image:
+    """Decode an image as an RGB image of Pillow; see :func:`decode`."""
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(source, str | os.PathLike):
                 name = Path(source).name
                 source = stack.enter_context(_open_file(source))
-            image = stack.enter_context(_open_image(_seekable(source), name))
-            _check_pixels(image, halve)
+            image = stack.enter_context(_open_image(source, name))
+            width, height = image.size
+            if width * height > limits.IMAGE_PIXELS:  # checked before the pixels are decoded
+                reason = f"{width}x{height} pixels; the limit is {limits.IMAGE_PIXELS}"
+                raise DataError(reason, code="image-too-large")
             return _to_upright_rgb(image)
         except QdqtoolError:
             raise
@@ -98,19 +94,8 @@ def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     if problem:
         code = "file-unreadable" if os.path.exists(path) else "file-missing"
         raise DataError(problem, code=code)
+    limits.check_size(os.path.getsize(path), limits.IMAGE_FILE, "the file has", DataError)
     return open(path, "rb")
-
-
-def _seekable(file: IO[bytes]) -> IO[bytes]:
-    """Return the file, or its contents if it is a stream, and check the size."""
-    if not file.seekable():
-        data = read_all(file, limits.IMAGE_FILE)
-        if data is None:
-            limit = limits.format_bytes(limits.IMAGE_FILE)
-            raise DataError(f"it has more than {limit}, the limit", code="file-too-large")
-        return io.BytesIO(data)
-    limits.check_size(file.seek(0, os.SEEK_END), limits.IMAGE_FILE, "the file has", DataError)
-    return file
 
 
 def _open_image(file: IO[bytes], name: str) -> Image.Image:
@@ -130,20 +115,6 @@ def _open_image(file: IO[bytes], name: str) -> Image.Image:
     raise DataError(f"cannot identify image file {name!r}", code="wrong-format")
 
 
-def _check_pixels(image: Image.Image, halve: bool) -> None:
-    """Reject an image that is too large, before its pixels are decoded."""
-    width, height = image.size
-    limit = limits.IMAGE_PIXELS
-    # The decoder holds a progressive JPEG in its full size.
-    is_jpeg = isinstance(image, JpegImagePlugin.JpegImageFile)
-    if halve and is_jpeg and width * height > limit and "progressive" not in image.info:
-        limit = limits.LARGE_JPEG_PIXELS
-        image.draft(None, (width // 2, height // 2))
-    if width * height > limit:
-        reason = f"{width}x{height} pixels; the limit for {image.format} is {limit}"
-        raise DataError(reason, code="image-too-large")
-
-
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
     transposition = _TRANSPOSITIONS.get(image.getexif().get(_ORIENTATION, 1))
     if image.mode.startswith("I"):  # 16 bits: the high byte, as imread does
@@ -155,7 +126,7 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
     return image if transposition is None else image.transpose(transposition)
 
 
-# Preprocessing ---------------------------------------------------------------------------------------
+# Preprocessing ------------------------------------------------------------------------------------
 
 
 def prepare(
@@ -197,8 +168,8 @@ def prepare(
 def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.NDArray[np.uint8]:
     """Fit an image into the input like Ultralytics' LetterBox with auto=False.
 
-    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The odd
-    pixel of the padding is at the right and at the bottom.
+    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The
+    odd pixel of the padding is at the right and at the bottom.
     """
     if image.size == (width, height):
         return np.asarray(image)
@@ -213,7 +184,7 @@ def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.ND
 
 
 def _stretch(image: Image.Image, height: int, width: int, fill: int = 0) -> npt.NDArray[np.uint8]:
-    """Resize like OpenCV's INTER_LINEAR: bilinear without antialiasing, as for YOLO's training."""
+    """Resize like OpenCV's INTER_LINEAR: bilinear, without antialiasing."""
     if image.size != (width, height):
         extent = (0, 0, image.width, image.height)
         size, method = (width, height), Image.Transform.EXTENT
@@ -231,7 +202,7 @@ def describe(preprocess: Preprocess) -> str:
     return ", ".join(parts)
 
 
-# Image files as samples ------------------------------------------------------------------------------
+# Image files as samples ---------------------------------------------------------------------------
 
 
 class ImageSource(FilesSource):
@@ -259,7 +230,7 @@ class ImageSource(FilesSource):
 
     def configure(
         self,
-        where: str,
+        path: str,
         inputs: Sequence[InputSpec],
         preprocess: Preprocess,
         size: tuple[int, int] | None,
@@ -273,7 +244,7 @@ class ImageSource(FilesSource):
             names = ", ".join(f"'{i.name}'" for i in inputs)
             raise DataError(
                 f"images cannot feed a model with {len(inputs)} inputs ({names}); give npz files",
-                where,
+                path,
                 code="input-count",
             )
         self.spec = inputs[0]
@@ -285,14 +256,16 @@ class ImageSource(FilesSource):
         self.nhwc, self.channels, self.height, self.width = _find_layout(self.spec, size)
 
     def settings(self) -> str:
+        """Return further settings on which the samples depend."""
         return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
 
     def load(self, index: int) -> dict[str, Array]:
+        """Return a sample with a batch dimension."""
         return self.load_image(self.paths[index])
 
     def load_image(self, source: ImageFile, name: str = "") -> dict[str, Array]:
         """Return an image as the network's input; see :func:`decode`."""
-        image = read_image(source, name, halve=True)
+        image = read_image(source, name)
         array = prepare(image, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
@@ -338,12 +311,8 @@ def _complete_size(
     """Return the height and width of an input whose shape leaves one of them open."""
     if size is None:
         raise DataError(
-            said(
-                "input '{name}' {shown} leaves the image size open; give {`size`}, for example "
-                "640x640",
-                name=spec.name,
-                shown=spec.shape_text(),
-            ),
+            f"input '{spec.name}' {spec.shape_text()} leaves the image size open; give `size`, for "
+            "example 640x640",
             code="missing-argument",
             parameter="size",
             node=spec.name,

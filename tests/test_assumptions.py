@@ -14,7 +14,7 @@ from qdqtool.trt import pipeline
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Prediction
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.findings.test_causes import residual
 from tests.verification.synthetic import log_of
 
@@ -128,9 +128,7 @@ def test_verify_takes_the_outcome_of_the_build(built: str, tmp_path: Path) -> No
     result = qdqtool.verify(OPEN, log)
     assert result.mismatches == [] and result.prediction is not None
     assert result.prediction.assumptions[0].value == built
-    shown = [
-        n for n in result.notes if n.remark in (Remark.SHOWN_AS_ASSUMED, Remark.SHOWN_OTHERWISE)
-    ]
+    shown = [n for n in result.notes if n.code in ("shown-as-assumed", "shown-otherwise")]
     assert [(n.values["name"], n.values["value"]) for n in shown] == [("silu-add", built)]
 
 
@@ -145,7 +143,7 @@ def test_verify_assumption_hides_no_mismatch(tmp_path: Path) -> None:
     log.write_text("\n".join(broken))
     result = qdqtool.verify(OPEN, log)
     assert any("c1" in m.name for m in result.mismatches)
-    assert {Remark.NEAREST_AS_ASSUMED, Remark.NEAREST_OTHERWISE} & set(remarks(result.notes))
+    assert {"nearest-as-assumed", "nearest-otherwise"} & set(note_codes(result.notes))
 
 
 def test_assumption_changes_nothing_if_both_inputs_are_quantized() -> None:

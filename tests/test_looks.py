@@ -301,7 +301,7 @@ def test_answers_for_a_detector_are_short(
         ("use one method, or {`unify`:False}", "use one method, or --no-unify"),
         ("{`exclude_op`} Conv: no such", "--exclude-op Conv: no such"),
         ("give images ({`data`})", "give images (--calib)"),
-        ("`head='a thing'` stays", "`head='a thing'` stays"),
+        ("`thing='a head'` stays", "`thing='a head'` stays"),
         ("run `pip install qdqtool`", "run `pip install qdqtool`"),
         ("`Model` is a class", "`Model` is a class"),
         ("nothing to say", "nothing to say"),
@@ -349,7 +349,7 @@ def test_names_and_words_of_compilers_stay_as_they_are() -> None:
         (Fault.ZERO_POINT, ("z",), "has `zero_point` which is not an initializer"),
         (Fault.FLOAT_TYPES, ("Conv", "Half", "Float"), "`input` and `kernel` must be of same type"),
     ):
-        cause = Cause(CompilerFault("", "at `exclude`", fault, values))
+        cause = Cause(CompilerFault("", "at `excluded`", fault, values))
         prediction.findings[:] = [
             Finding(
                 "BUILD-FAILS",
@@ -362,4 +362,4 @@ def test_names_and_words_of_compilers_stay_as_they_are() -> None:
             )
         ]
         text = " ".join(render(prediction).split())
-        assert quoted in text and "at `exclude`" in text
+        assert quoted in text and "at `excluded`" in text

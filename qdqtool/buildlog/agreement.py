@@ -1,6 +1,6 @@
-"""What the parts of a verification hold: a build's facts, and how much of each part of a prediction it confirms.
+"""Parts of a verification: facts of the build, counts of agreement, and mismatches.
 
-``as_json()`` gives the published fields.
+``as_json()`` returns the published fields.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ JsonValue: TypeAlias = (
     "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 )
 MismatchSide: TypeAlias = dict[str, JsonValue]
-"""What one side says of a mismatch: published fields with small values."""
+"""Prediction or build in a mismatch: published fields with small values."""
 
 
 class MismatchKind(StrEnum):
-    """What a mismatch is about."""
+    """Subject of a mismatch."""
 
     CONVOLUTION = "convolution"
     LAYER = "layer"
@@ -31,7 +31,7 @@ class MismatchKind(StrEnum):
 
 
 class BuildSource(StrEnum):
-    """Where the facts of a build come from."""
+    """Source of the facts of a build."""
 
     NONE = ""
     TRTEXEC_LOG = "trtexec-log"
@@ -46,12 +46,12 @@ class BuildSource(StrEnum):
 
     @property
     def is_log(self) -> bool:
-        """Whether it is the text that a builder printed."""
+        """Whether it is text that a builder printed."""
         return self in (BuildSource.TRTEXEC_LOG, BuildSource.LOG)
 
 
 class _SubscriptableRecord:
-    """Fields by name as well: 0.1 handed out dictionaries, and scripts subscript them."""
+    """Record whose fields can be subscripted, because version 0.1 returned dictionaries."""
 
     __slots__ = ()
 
@@ -62,21 +62,22 @@ class _SubscriptableRecord:
             raise KeyError(name) from None
 
     def as_json(self) -> dict[str, Any]:
+        """Return the published fields."""
         return published(self)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts(_SubscriptableRecord):
-    """Which build a verification refers to.
+    """Build that a verification refers to.
 
     Attributes:
-        source: Where the facts come from.
-        tensorrt: Version, None where not stated.
-        device: GPU, None where not stated.
-        complete: Whether the engine listing is there and whole.
-        status: What a builder that was run here made of the model (``built``, ``refused``, ``crashed``); None for a
-            build that was read.
-        message: Its own words, with ``status``.
+        source: Source of the facts.
+        tensorrt: Version, None if not stated.
+        device: GPU, None if not stated.
+        complete: Whether the engine listing is complete.
+        status: Result of a builder that ran on this machine (``built``, ``refused``, ``crashed``).
+            None for a build that was read from files.
+        message: Reason that the builder gave for its status.
     """
 
     source: BuildSource
@@ -89,13 +90,20 @@ class BuildFacts(_SubscriptableRecord):
     message: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """Return the published fields."""
         ran = () if self.status is None else ("status", "message")
         return published(self, "source", "files", "tensorrt", "device", "complete", "missing", *ran)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCounts(_SubscriptableRecord):
-    """Convolutions predicted, those that the build confirms, and those of which it does not say enough."""
+    """Numbers of convolutions.
+
+    Attributes:
+        total: Predicted convolutions.
+        agree: Convolutions that the build confirms.
+        unknown: Convolutions that the build does not describe well enough.
+    """
 
     total: int = 0
     agree: int = 0
@@ -105,7 +113,12 @@ class ConvolutionCounts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts(_SubscriptableRecord):
-    """Engine layers built, and those predicted with the same name and types; None where nothing is listed."""
+    """Numbers of engine layers. None if the build lists no layers.
+
+    Attributes:
+        total: Built layers.
+        agree: Built layers that were predicted with the same name and types.
+    """
 
     total: int | None = None
     agree: int | None = None
@@ -113,9 +126,13 @@ class LayerCounts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class TraceCounts(_SubscriptableRecord):
-    """Lines predicted, lines logged (None where the build has none), and lines in common.
+    """Numbers of optimizer lines. None if the build has none.
 
-    ``agree`` counts those as a multiset, wherever they stand, ``in_order`` the longest common subsequence.
+    Attributes:
+        predicted: Predicted lines.
+        built: Logged lines.
+        agree: Common lines in any order, as a multiset.
+        in_order: Length of the longest common subsequence.
     """
 
     predicted: int | None = None
@@ -126,14 +143,18 @@ class TraceCounts(_SubscriptableRecord):
 
 @dataclass(frozen=True, slots=True)
 class ConversionCounts(_SubscriptableRecord):
-    """Q and DQ that stay in the engine; ``predicted`` is None where that depends on scales that are not known."""
+    """Numbers of Q and DQ that remain in the engine.
+
+    Attributes:
+        predicted: None if it depends on unknown scales.
+    """
 
     predicted: int | None = None
     built: int | None = None
 
 
 class Difference(StrEnum):
-    """How prediction and build part: the words, with places for the values."""
+    """Difference between prediction and build, as a template of the message."""
 
     STATUS = "predicted to be {}, the compiler says {}"
     PRECISION = "predicted {}, built {}"
@@ -160,23 +181,23 @@ class Difference(StrEnum):
     GONE = "predicted to stay, the engine has none"
 
 
-Said: TypeAlias = tuple[Difference, tuple[object, ...]]
-"""A difference and its values."""
+DetailedDifference: TypeAlias = tuple[Difference, tuple[object, ...]]
+"""Difference with the values of its template."""
 
 
 @dataclass(slots=True)
 class Mismatch:
-    """One place where prediction and build part.
+    """Difference between prediction and build at one place.
 
     Attributes:
-        kind: What it is about.
-        name: The convolution, layer, line or tensor.
-        predicted: What the prediction says; empty where it says nothing.
-        built: What the build says.
-        differs: What differs.
-        values: What is said of it.
-        line: The log's line number, None where there is none.
-        rule: What the prediction rests on: a pass, with the reason of its refusal, or a layer.
+        kind: Subject of the mismatch.
+        name: Name of the convolution, layer, line or tensor.
+        predicted: Facts of the prediction; empty if it has none.
+        built: Facts of the build.
+        differs: Difference between both.
+        values: Values of the template of `differs`.
+        line: Line number in the log, None if there is none.
+        rule: Rule of the prediction: a pass, with the reason why it did not fire, or a layer.
     """
 
     kind: MismatchKind
@@ -190,12 +211,13 @@ class Mismatch:
 
     @property
     def why(self) -> str:
-        """The difference in words."""
+        """Description of the difference."""
         return self.differs.format(*self.values) + (
             f" (predicted {self.rule})" if self.rule else ""
         )
 
     def as_json(self) -> dict[str, Any]:
+        """Return the published fields."""
         return {
             **published(self, "kind", "name", "predicted", "built"),
             "why": self.why,

@@ -1,8 +1,8 @@
-"""TensorRT's fused layer names, taken apart.
+"""Parser of the names that TensorRT gives to fused layers.
 
-A fused name joins what it absorbed with `` + ``; layers merged side by side are joined with `` || ``; pointwise
-layers are written ``PWN(a, b)`` and nest. Node names may hold any of these signs themselves, so joints count only
-outside brackets, and a set of known names, where given, wins over the signs.
+A fused name joins the absorbed nodes with `` + ``. Layers merged side by side are joined with
+`` || ``. Pointwise layers are written ``PWN(a, b)`` and nest. Node names may contain any of these
+signs, so joints count only outside brackets, and a known name is never split.
 
 Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7; ``_quantize_scale_node`` is 8.0 to 8.2.
 """
@@ -23,20 +23,18 @@ _BRACKET = re.compile(r"[()\[\]{}]")
 _CLONE = "_clone_"
 SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
-_MAX_LENGTH = (
-    20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
-)
+_MAX_LENGTH = 20_000  # the longest merges seen have some hundred characters per node
 
 
 class NameSet(frozenset[str]):
-    """Names of nodes, initializers and parser layers that a fused name may hold, joints in them or not."""
+    """Names of nodes, initializers and parser layers that may be parts of a fused name."""
 
     def names_with(self, joint: str) -> tuple[str, ...]:
-        """Those that hold a joint: few or none, looked for once, not for each layer."""
-        found: tuple[str, ...] | None = self.__dict__.get(joint)
-        if found is None:
-            found = self.__dict__[joint] = tuple(name for name in self if joint in name)
-        return found
+        """Return the names that contain a joint. The search runs once per joint."""
+        names: tuple[str, ...] | None = self.__dict__.get(joint)
+        if names is None:
+            names = self.__dict__[joint] = tuple(name for name in self if joint in name)
+        return names
 
 
 NO_NAMES = NameSet()
@@ -44,15 +42,16 @@ NO_NAMES = NameSet()
 
 @dataclass(frozen=True, slots=True)
 class FusedName:
-    """A layer name taken apart.
+    """Parsed name of an engine layer.
 
     Attributes:
         name: The whole name.
-        kind: ``layer``; ``reformat-input``, ``reformat-output`` (of the layer ``of``, tensor number ``index``);
-            ``reformat-network`` (of the network's input or output ``of``); ``copy`` (of the tensor ``of``);
-            ``foreign`` (Myelin, ``components`` are the first and the last node); ``myelin`` (a kernel inside Myelin);
-            ``station`` (host synchronisation).
-        alternatives: For each layer merged with ``||`` its components, pointwise members expanded; one list otherwise.
+        kind: ``layer``; ``reformat-input``, ``reformat-output`` (of the layer ``of``, tensor number
+            ``index``); ``reformat-network`` (of the network's input or output ``of``); ``copy`` (of
+            the tensor ``of``); ``foreign`` (Myelin, ``components`` are the first and the last
+            node); ``myelin`` (a kernel inside Myelin); ``station`` (host synchronization).
+        alternatives: Components of each layer merged with ``||``, pointwise members expanded. One
+            list if nothing was merged.
         of: See ``kind``.
         index: See ``kind``.
     """
@@ -70,7 +69,7 @@ class FusedName:
 
     @property
     def bases(self) -> list[str]:
-        """The components without the suffixes that TensorRT adds to copies of a node."""
+        """Components without the suffixes that TensorRT adds to copies of a node."""
         return [base_name(part) for part in self.components]
 
     @property
@@ -80,46 +79,57 @@ class FusedName:
 
 
 def is_copy(name: str) -> bool:
-    """Whether a layer of this name only moves data; most names need not be taken apart for that."""
+    """Return whether a layer of this name only moves data."""
+    # Most names need no parsing to tell.
     return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parse_layer_name(
         name
     ).is_copy
 
 
 def base_name(component: str) -> str:
-    """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
-    stripped = component[: _find_clone_suffix(component)] if _CLONE in component else component
-    stripped = stripped.removesuffix(SCALE_NODE)
-    return stripped[: _find_clone_suffix(stripped)] if _CLONE in stripped else stripped
+    """Remove the suffixes ``_clone_1_clone_2`` and ``_quantize_scale_node`` from a component."""
+    return _strip_clones(_strip_clones(component).removesuffix(SCALE_NODE))
 
 
-def _find_clone_suffix(name: str) -> int:
-    """Where the ``_clone_1_clone_2`` at the end of a name begins; its length where it has none. Reads from the end."""
+def _strip_clones(name: str) -> str:
+    """Remove ``_clone_1_clone_2`` from the end of a name. Reads from the end."""
+    if _CLONE not in name:
+        return name
     end = len(name)
     while True:
         digits = end
         while digits > 0 and name[digits - 1].isdecimal():
             digits -= 1
         if digits == end or not name.endswith(_CLONE, 0, digits):
-            return end
+            return name[:end]
         end = digits - len(_CLONE)
 
 
-def parse_layer_name(name: str, known: NameSet = NO_NAMES) -> FusedName:
-    """Takes TensorRT's name of a layer apart.
+def parse_layer_name(name: str, known_names: NameSet = NO_NAMES) -> FusedName:
+    """Split TensorRT's name of a layer into the nodes that the layer absorbed.
 
-    A stretch of it that is one of the ``known`` names of nodes, initializers and parser layers is kept whole.
+    Args:
+        name: Name as TensorRT prints it.
+        known_names: Names of nodes, initializers and parser layers. They are never split.
     """
-    if name in known or len(name) > _MAX_LENGTH:
+    if name in known_names or len(name) > _MAX_LENGTH:
         return FusedName(name, "layer", [[name]])
-    reformats = name.startswith(_REFORMATTING)  # few do
-    if reformats and (match := _REFORMAT.fullmatch(name)):
-        inner = parse_layer_name(match[3], known)
-        return FusedName(
-            name, f"reformat-{match[1].lower()}", inner.alternatives, match[3], int(match[2][:9])
-        )
-    if reformats and (match := _NETWORK.fullmatch(name)):
-        return FusedName(name, "reformat-network", [], match[2])
+    special = _parse_special_name(name, known_names)
+    if special is not None:
+        return special
+    groups = split_outside_brackets(name, " || ", known_names)
+    return FusedName(name, "layer", [_parse_components(group, known_names, 0) for group in groups])
+
+
+def _parse_special_name(name: str, known_names: NameSet) -> FusedName | None:
+    """Parse the name of a layer that is not a fusion of nodes: copies, Myelin, stations."""
+    if name.startswith(_REFORMATTING):
+        if match := _REFORMAT.fullmatch(name):
+            layer = parse_layer_name(match[3], known_names)
+            kind, index = f"reformat-{match[1].lower()}", int(match[2][:9])
+            return FusedName(name, kind, layer.alternatives, match[3], index)
+        if match := _NETWORK.fullmatch(name):
+            return FusedName(name, "reformat-network", [], match[2])
     if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
@@ -129,92 +139,100 @@ def parse_layer_name(name: str, known: NameSet = NO_NAMES) -> FusedName:
         return FusedName(name, "copy", [], name[: -len(_COPY)])
     if "_myl" in name and (match := _MYELIN.fullmatch(name)):
         return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
-    return FusedName(
-        name,
-        "layer",
-        [
-            _parse_components(group, known, 0)
-            for group in split_outside_brackets(name, " || ", known)
-        ],
-    )
+    return None
 
 
-def _parse_components(text: str, known: NameSet, depth: int) -> list[str]:
+def _parse_components(text: str, known_names: NameSet, depth: int) -> list[str]:
     result: list[str] = []
-    for part in split_outside_brackets(text, " + ", known):
-        inner = _pointwise_members(part) if part not in known and depth < _MAX_DEPTH else None
-        if inner is not None:
-            for member in split_outside_brackets(inner, ", ", known):
-                result.extend(_parse_components(member, known, depth + 1))
+    for part in split_outside_brackets(text, " + ", known_names):
+        members = None
+        if part not in known_names and depth < _MAX_DEPTH:
+            members = _pointwise_members(part)
+        if members is not None:
+            for member in split_outside_brackets(members, ", ", known_names):
+                result.extend(_parse_components(member, known_names, depth + 1))
         elif part:
             result.append(part)
     return result
 
 
 def _pointwise_members(part: str) -> str | None:
-    """What is inside ``PWN(...)`` when the bracket closes at the very end."""
+    """Return the text inside ``PWN(...)`` if that bracket closes at the very end."""
     if not (part.startswith("PWN(") and part.endswith(")")):
         return None
     depths = itertools.accumulate((sign == "(") - (sign == ")") for sign in part[3:-1])
     return part[4:-1] if all(depths) else None
 
 
-def split_outside_brackets(text: str, joint: str, known: NameSet = NO_NAMES) -> list[str]:
-    """Splits at ``joint`` outside brackets, keeping stretches that are known names whole.
+def split_outside_brackets(text: str, joint: str, known_names: NameSet = NO_NAMES) -> list[str]:
+    """Split a text at `joint` outside brackets. Known names are never split.
 
-    Where the brackets of the text do not close (a node name holds a lone one), every joint counts.
+    If the brackets of the text do not match (a node name has a single one), every joint counts.
     """
     if joint not in text:
         return [text]
     pieces = _split(text, joint)
-    if not known or (len(pieces) == 1 and text in known):
+    if not known_names or (len(pieces) == 1 and text in known_names):
         return pieces
-    # Where a known name holds the joint, cutting at every joint could break it.
-    holding = known.names_with(joint)
-    if not any(name in text for name in holding):
+    # Splitting at every joint would break a known name that contains one.
+    names = known_names.names_with(joint)
+    if not any(name in text for name in names):
         return pieces
-    return _join_names(
-        text.split(joint), known, joint, max(name.count(joint) + 1 for name in holding)
-    )
+    longest = max(name.count(joint) + 1 for name in names)
+    return _join_names(text.split(joint), known_names, joint, longest)
 
 
 def _split(text: str, joint: str) -> list[str]:
-    if not _BRACKET.search(text):  # as of most
+    if not _BRACKET.search(text):
         return text.split(joint)
     pieces: list[str] = []
     depth = start = 0
-    for found in re.finditer(rf"[(\[{{]|([)\]}}])|{re.escape(joint)}", text):
-        if found[0] == joint:
+    for match in re.finditer(rf"[(\[{{]|([)\]}}])|{re.escape(joint)}", text):
+        if match[0] == joint:
             if not depth:
-                pieces.append(text[start : found.start()])
-                start = found.end()
+                pieces.append(text[start : match.start()])
+                start = match.end()
         else:
-            depth += -1 if found[1] else 1
+            depth += -1 if match[1] else 1
             if depth < 0:
                 break
     return text.split(joint) if depth else [*pieces, text[start:]]
 
 
-def _join_names(tokens: list[str], known: NameSet, joint: str, longest: int) -> list[str]:
-    """Glues neighbouring tokens: to the longest known name, of at most so many tokens, else until brackets close."""
+def _join_names(tokens: list[str], known_names: NameSet, joint: str, longest: int) -> list[str]:
+    """Join neighboring tokens that form a known name or close each other's brackets.
+
+    `longest` is the largest number of tokens in a known name.
+    """
     result: list[str] = []
-    at = 0
-    while at < len(tokens):
-        for width in range(min(longest, len(tokens) - at), 1, -1):
-            glued = joint.join(tokens[at : at + width])
-            if glued in known:
-                result.append(glued)
-                at += width
-                break
-        else:
-            width = 1
-            glued = tokens[at]
-            while glued not in known and _has_open_bracket(glued) and at + width < len(tokens):
-                glued += joint + tokens[at + width]
-                width += 1
-            result.append(glued if not _has_open_bracket(glued) or width == 1 else tokens[at])
-            at += width if not _has_open_bracket(glued) or width == 1 else 1
+    position = 0
+    while position < len(tokens):
+        width = _known_name_width(tokens[position : position + longest], known_names, joint)
+        if width == 0:
+            width = _closed_width(tokens, position, known_names, joint)
+        result.append(joint.join(tokens[position : position + width]))
+        position += width
     return result
+
+
+def _known_name_width(tokens: list[str], known_names: NameSet, joint: str) -> int:
+    """Return the number of first tokens in the longest known name of two or more, else 0."""
+    for width in range(len(tokens), 1, -1):
+        if joint.join(tokens[:width]) in known_names:
+            return width
+    return 0
+
+
+def _closed_width(tokens: list[str], start: int, known_names: NameSet, joint: str) -> int:
+    """Return how many tokens from `start` on close their brackets; 1 if they never close."""
+    name = tokens[start]
+    width = 1
+    while name not in known_names and _has_open_bracket(name):
+        if start + width == len(tokens):
+            return 1
+        name += joint + tokens[start + width]
+        width += 1
+    return 1 if _has_open_bracket(name) else width
 
 
 def _has_open_bracket(text: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, cast
 
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.layers import read_json
+from qdqtool.buildlog.json_files import read_json
 from qdqtool.buildlog.log import LogPrefixStripper, LogReader
 from qdqtool.buildlog.summary import set_build_status
 from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, TacticCounts

@@ -1,4 +1,7 @@
-"""The parts of a log that are not timing: each line goes to the handler of its first word, or of the open block."""
+"""Reader of all log lines except timing lines.
+
+The first word of a line, or the block that is open, decides which method reads it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from qdqtool.util.notes import Remark
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
 _BANNER = re.compile(
-    r"&&&& (RUNNING|PASSED|FAILED|WAIVED) (\S+)(?: \[(.{0,40}?) ?v(\d{1,8})\](?: \[\w+\])?)?(?: # (.*))?"
+    r"&&&& (RUNNING|PASSED|FAILED|WAIVED) (\S+)"
+    r"(?: \[(.{0,40}?) ?v(\d{1,8})\](?: \[\w+\])?)?(?: # (.*))?"
 )
 _BLOCK = re.compile(r"=== (.{1,60}?) ===")
 _PLACED = re.compile(r"\[(Gpu|Dla|DLA)Layer\] (?:([A-Z_]+): )?(.*)")
@@ -34,33 +38,42 @@ _ADDED = "Adding reformat layer: "
 _LONG_STRIDED = " long-strided"
 _SECONDS = re.compile(r"(.{3,60}?)(?: completed in| in|:) ([\d.e+-]{1,20}) sec(?:onds|\.)?\.?")
 _OPTION = re.compile(
-    r"(?:Max batch|Precision|Input\(s\)s? format|Output\(s\)s? format|Batch|Calibration|Sparsity): ?[\w+: ]{0,60}"
+    r"(?:Max batch|Precision|Input\(s\)s? format|Output\(s\)s? format|Batch|Calibration|Sparsity)"
+    r": ?[\w+: ]{0,60}"
 )
+_VERSION = re.compile(r"TensorRT version: \s*(\d{1,3}(?:\.\d{1,4}){1,4})(?: |\s*$)")
 _NUMBERS = frozenset("0123456789.eE+- \tnaif")
 _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
-_OPENS = {
+_BLOCK_STARTS = {  # start of a line to the block that it opens
     "Bindings:": "bindings",
     "I/O Tensors:": "io",
     "SYMBOLIC CHECKS": "dump",
     "Output Tensors:": "values",
     "Input Tensors:": "values",
-}  # line to the block that it opens
-UNSTAMPED = (
-    "bindings",
-    "io",
-    "metadata",
-)  # blocks whose lines have no stamp, and that end with an empty one
+}
+_BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
+UNSTAMPED = ("bindings", "io", "metadata")  # blocks of lines without stamps, ended by an empty line
 _MAX_RECORDS = 300_000
-_MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
+_MAX_CHARACTERS = 24 << 20  # of all records: limits the memory that a hostile log can take
+_MAX_BINDINGS = 10_000
+_MAX_BLOCKS = 20
+_MAX_OPTIONS = 200  # of one block
+_MAX_DEVICE_FIELDS = 100
+_MAX_SECONDS = 100
 
 
 class SectionReader:
-    """Keeps what the lines say in a Build."""
+    """Reader that stores the contents of log lines in a Build.
+
+    Attributes:
+        build: Build to fill.
+        block: Name of the open block, empty if there is none.
+    """
 
     def __init__(self, build: Build) -> None:
         self.build = build
-        self.parse = lines.ParseReader(build.parse)
+        self.parse = lines.ParseReader(build.parse, self._keep)
         self.trace = TraceReader()
         self.block = ""
         self._records = 0
@@ -68,9 +81,19 @@ class SectionReader:
         self._full = False
         self._messages = lines.MessageCollector(build, self._keep)
         self._lines_listing: list[BuiltLayer] = []
-        self._listed: set[int] = set()
+        self._line_hashes: set[int] = set()
         self._info_listing: list[BuiltLayer] = []
-        self._by_word: dict[str, Callable[[str, int], bool]] = {
+        self._block_readers: dict[str, Callable[[str, str], bool]] = {
+            "bindings": self._read_binding,
+            "io": self._read_tensor_name,
+            "dump": self._read_dump,
+            "values": self._read_values,
+            "metadata": lambda _level, text: text.startswith(" "),
+            "explanations": lambda _level, text: ": the " in text,
+            "trace": self._read_trace_details,
+            "device": self._read_device,
+        }
+        self._word_readers: dict[str, Callable[[str, int], bool]] = {
             "&&&&": self._read_banner,
             "===": self._read_heading,
             "QDQ": self._read_optimizer_heading,
@@ -86,14 +109,19 @@ class SectionReader:
             "Original:": self._read_milestone,
             "After": self._read_milestone,
             "----------": lambda _text, _line: True,
-            **{
-                start.split(" ", 1)[0]: functools.partial(self._open_block, block, start)
-                for start, block in _OPENS.items()
-            },
         }
+        for start, block in _BLOCK_STARTS.items():
+            reader = functools.partial(self._open_block, block, start)
+            self._word_readers[start.split(" ", 1)[0]] = reader
 
     def read(self, level: str, text: str, line: int) -> None:
-        """Takes one message; ``level`` is V, I, W, E or an empty string for a line without a prefix."""
+        """Read a message.
+
+        Args:
+            level: V, I, W, E, or an empty string for a line without a prefix.
+            text: Message without its prefix.
+            line: Line number.
+        """
         if not text.strip():
             self.build.lines.blank += 1
             if level or self.block in UNSTAMPED:
@@ -103,7 +131,7 @@ class SectionReader:
             self._messages.add(level, text, line)
         elif not (
             self._read_message(level, text, line)
-            # Polygraphy indents what belongs to a step of its own.
+            # Polygraphy indents the lines of a step.
             or (level and text[:1] == " " and self._read_message(level, text.lstrip(), line))
             or (not level and self._messages.continue_message(text, line))
         ):
@@ -112,46 +140,54 @@ class SectionReader:
             self._messages.end()
 
     def _read_message(self, level: str, text: str, line: int) -> bool:
-        if self.block and self._read_in_block(level, text, line):
+        if self.block and self._read_in_block(level, text):
             return True
-        if level == "I" and lines.is_profile_head(
-            text
-        ):  # an excerpt without the heading of its block
+        if level == "I" and lines.is_profile_head(text):
+            # An excerpt without the heading of its block.
             self.block = "profile"
             return lines.read_profile_row(self.build, text)
         if text.startswith("Layer("):
-            if self._full:  # nothing more is kept
-                return layers.is_engine_line(text)
-            layer = layers.parse_engine_line(text, line)
-            again = (
-                hash(text) in self._listed
-            )  # an excerpt that quotes a line twice; TensorRT's listings never do
-            if layer is not None and not again and self._keep(text):
-                self._listed.add(hash(text))
-                self._lines_listing.append(layer)
-            return layer is not None
+            return self._read_engine_line(text, line)
         word = text.split(" ", 1)[0]
-        handler = self._by_word.get(word)
-        if handler is None or not handler(text, line):
-            if word not in lines.PARSER_WORDS and (said := self.trace.read(text)) is not None:
-                if self._keep(text):
-                    self.build.trace.append(
-                        LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line)
-                    )
+        reader = self._word_readers.get(word)
+        if reader is None or not reader(text, line):
+            if word not in lines.PARSER_WORDS and self._read_event(text, line):
                 return True
-            if self.build.milestones and text.startswith(
-                _PARSE_BEGINS
-            ):  # after an optimizer run: another network
+            if self.build.milestones and text.startswith(_PARSE_BEGINS):
+                # Another network is parsed after a run of the optimizer.
                 self._begin_again(parse=True)
-            if self.parse.read(text, line, self._keep):
+            if self.parse.read(text, line):
                 return True
             if not (self._read_other(text, line) or lines.is_chatter(text)):
                 return False
-        self.build.lines.marked += not level and lines.is_unmistakable(text)
+        if not level and lines.is_unmistakable(text):
+            self.build.lines.marked += 1
+        return True
+
+    def _read_engine_line(self, text: str, line: int) -> bool:
+        if self._full:
+            return layers.is_engine_line(text)
+        layer = layers.parse_engine_line(text, line)
+        if layer is None:
+            return False
+        # TensorRT lists no line twice, but an excerpt may quote one twice.
+        if hash(text) not in self._line_hashes and self._keep(text):
+            self._line_hashes.add(hash(text))
+            self._lines_listing.append(layer)
+        return True
+
+    def _read_event(self, text: str, line: int) -> bool:
+        event = self.trace.read(text)
+        if event is None:
+            return False
+        if self._keep(text):
+            self.build.trace.append(
+                LogEvent(event.pass_name, event.kind, event.subject, event.object, line=line)
+            )
         return True
 
     def _read_other(self, text: str, line: int) -> bool:
-        """Lines that are known by more than their first word."""
+        """Read a line that is not recognized by its first word alone."""
         build = self.build
         if text.startswith("[") and (match := _PLACED.match(text)):
             if self._keep(text):
@@ -161,70 +197,85 @@ class SectionReader:
             return True
         if lines.read_memory(build.memory, text) or lines.read_metric(build.performance, text):
             return True
-        if _OPTION.match(text):  # an excerpt without the heading of its block
+        if _OPTION.match(text):
+            # An excerpt without the heading of its block.
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
         if self._read_seconds(text, line):
             return True
-        # A row of the profile in an excerpt without its heading: indented, a name and at least three numbers.
+        # A profile row in an excerpt without heading: indented, a name and at least three numbers.
         is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
         return is_excerpt and lines.read_profile_row(build, text)
 
-    def _read_in_block(self, level: str, text: str, line: int) -> bool:
-        """Whether the line belongs to the block that is open; a line that does not closes the block."""
-        block, build = self.block, self.build
+    def _read_in_block(self, level: str, text: str) -> bool:
+        """Read a line of the open block. The first line of another kind closes the block."""
+        block = self.block
+        if block in ("profile", "device") and text.startswith("==="):
+            return False
         if block == "profile":
-            return not text.startswith("===") and lines.read_profile_row(build, text)
-        unstamped, settings = block in UNSTAMPED, block in ("device", "trace", *build.options)
-        if text.startswith("&&&&"):  # torn
+            return lines.read_profile_row(self.build, text)
+        if text.startswith("&&&&"):
             self.block = ""
             return False
-        if (unstamped and level) or (settings and level != "I"):
+        if block in UNSTAMPED and level:
             return False
-        inside, stripped = False, text.strip()
-        if unstamped:
-            bare = block == "io" and " " not in stripped and not stripped.endswith(":")
-            name = (
-                text
-                if block == "bindings"
-                else stripped.removeprefix("Name: ").split(", IOMode: ")[0]
-            )
-            if block == "bindings" or bare or (block == "io" and stripped.startswith("Name: ")):
-                if len(build.bindings) < 10_000 and self._keep(text):
-                    build.bindings.append(name)
-            inside = block == "bindings" or text.startswith(" ") or bare
-        elif block == "dump":
-            inside = (
-                not level or text[:1] in " \t" or text.split(" ", 1)[0].replace("_", "").isupper()
-            )
-        elif block == "values":
-            named = len(text) < 200 and text.endswith(")") and ": (" in text
-            inside = named or _NUMBERS.issuperset(text[:4000])
-        elif block == "explanations":
-            inside = ": the " in text
-        elif block in build.options:
-            key, separator, value = text.partition(":")
-            inside = bool(separator) and not text.startswith("=== ")
-            if inside and len(build.options[block]) < 200 and self._keep(text):
-                build.options[block][key.strip()] = value.strip()
-        elif block == "device":
-            if text.startswith("==="):
-                return False
-            key, separator, value = text.partition(": ")
-            inside = bool(separator) or text.startswith("Available")
-            if separator and len(build.gpu) < 100:
-                build.gpu[key] = value.strip()
-                build.device = value.strip() if key == "Selected Device" else build.device
-        else:
-            inside = block == "trace" and text.startswith(("Trace averages", "Average on"))
-        self.block = block if inside else ""
-        return inside
+        if (block in ("device", "trace") or block in self.build.options) and level != "I":
+            return False
+        is_inside = self._block_readers.get(block, self._read_option)(level, text)
+        if not is_inside:
+            self.block = ""
+        return is_inside
+
+    def _read_binding(self, _level: str, text: str) -> bool:
+        self._add_binding(text, text)
+        return True
+
+    def _read_tensor_name(self, _level: str, text: str) -> bool:
+        stripped = text.strip()
+        is_name = " " not in stripped and not stripped.endswith(":")
+        if is_name or stripped.startswith("Name: "):
+            self._add_binding(stripped.removeprefix("Name: ").split(", IOMode: ")[0], text)
+        return is_name or text.startswith(" ")
+
+    def _add_binding(self, name: str, text: str) -> None:
+        if len(self.build.bindings) < _MAX_BINDINGS and self._keep(text):
+            self.build.bindings.append(name)
+
+    def _read_dump(self, level: str, text: str) -> bool:
+        word = text.split(" ", 1)[0].replace("_", "")
+        return not level or text[:1] in " \t" or word.isupper()
+
+    def _read_values(self, _level: str, text: str) -> bool:
+        is_tensor = len(text) < 200 and text.endswith(")") and ": (" in text
+        return is_tensor or _NUMBERS.issuperset(text[:4000])
+
+    def _read_trace_details(self, _level: str, text: str) -> bool:
+        return text.startswith(("Trace averages", "Average on"))
+
+    def _read_device(self, _level: str, text: str) -> bool:
+        build = self.build
+        key, separator, value = text.partition(": ")
+        if separator and len(build.gpu) < _MAX_DEVICE_FIELDS:
+            build.gpu[key] = value.strip()
+            if key == "Selected Device":
+                build.device = value.strip()
+        return bool(separator) or text.startswith("Available")
+
+    def _read_option(self, _level: str, text: str) -> bool:
+        options = self.build.options.get(self.block)
+        key, separator, value = text.partition(":")
+        if options is None or not separator or text.startswith("=== "):
+            return False
+        if len(options) < _MAX_OPTIONS and self._keep(text):
+            options[key.strip()] = value.strip()
+        return True
 
     def _open_block(self, block: str, start: str, text: str, _line: int) -> bool:
-        if opens := text.startswith(start):
-            self.block = block
-        return opens
+        if not text.startswith(start):
+            return False
+        self.block = block
+        return True
 
     def _read_banner(self, text: str, _line: int) -> bool:
         match = _BANNER.match(text)
@@ -239,7 +290,7 @@ class SectionReader:
             build.command, build.tensorrt = "", None
             build.flags.clear()
         self.block = ""
-        build.is_rtx = build.is_rtx or "RTX" in f"{match[2]} {match[3]}".upper()
+        build.is_rtx |= "RTX" in f"{match[2]} {match[3]}".upper()
         if match[4] and build.tensorrt is None:
             build.tensorrt = parse_version_digits(match[4])
         if match[5] and not build.command and self._keep(match[5]):
@@ -260,10 +311,10 @@ class SectionReader:
         return True
 
     def _read_targets(self, text: str, _line: int) -> bool:
-        """Only TensorRT for RTX builds for a list of GPU generations."""
-        known = text.startswith("Number of target compute capabilities")
-        self.build.is_rtx = self.build.is_rtx or known
-        return known
+        # Only TensorRT for RTX builds for a list of GPU generations.
+        has_targets = text.startswith("Number of target compute capabilities")
+        self.build.is_rtx |= has_targets
+        return has_targets
 
     def _read_heading(self, text: str, _line: int) -> bool:
         match = _BLOCK.match(text)
@@ -272,18 +323,17 @@ class SectionReader:
         title = match[1]
         if title.endswith(" Options"):
             self.block = title.removesuffix(" Options")
-            if self.block not in self.build.options and len(self.build.options) < 20:
-                self.build.options[self.block] = {}
+            if len(self.build.options) < _MAX_BLOCKS:
+                self.build.options.setdefault(self.block, {})
         elif title.startswith("Profile ("):
             self.block = "profile"
             self.build.profile_rows.clear()
             digits = title[len("Profile (") :].split(" ", 1)[0]
             self.build.iterations = int(digits) if digits.isdecimal() and len(digits) < 12 else None
+        elif title.startswith("Explanations"):
+            self.block = "explanations"
         else:
-            blocks = {"Device Information": "device", "Trace details": "trace"}
-            self.block = (
-                "explanations" if title.startswith("Explanations") else blocks.get(title, "")
-            )
+            self.block = _BLOCK_TITLES.get(title, "")
         return True
 
     def _read_optimizer_heading(self, text: str, line: int) -> bool:
@@ -295,23 +345,27 @@ class SectionReader:
         return True
 
     def _read_version(self, text: str, _line: int) -> bool:
-        match = re.match(r"TensorRT version: \s*(\d{1,3}(?:\.\d{1,4}){1,4})(?: |\s*$)", text)
-        self.build.tensorrt = match[1] if match else self.build.tensorrt
+        match = _VERSION.match(text)
+        if match is not None:
+            self.build.tensorrt = match[1]
         return text.startswith("TensorRT version: ")
 
     def _begin_again(self, parse: bool = False) -> None:
-        """Another build in this file, ``parse`` of another network: the last one counts."""
+        """Start another build, because the last one in a log counts.
+
+        `parse` says whether it is of another network.
+        """
         self.build.begin_again()
         if parse:
             self.build.parse = ParseSection()
-            self.parse = lines.ParseReader(self.build.parse)
+            self.parse = lines.ParseReader(self.build.parse, self._keep)
         self._lines_listing, self._info_listing = [], []
-        self._listed.clear()
+        self._line_hashes.clear()
 
     def _read_engine(self, text: str, line: int) -> bool:
         if text.startswith("Engine Layer Information:"):
             self._lines_listing = []
-            self._listed.clear()
+            self._line_hashes.clear()
             self.trace.reset()
             return True
         if text.startswith("Engine Metadata"):
@@ -332,14 +386,17 @@ class SectionReader:
         return layer is not None
 
     def _read_seconds(self, text: str, _line: int) -> bool:
-        match = _SECONDS.match(text) if " sec" in text and len(self.build.seconds) < 100 else None
+        if " sec" not in text or len(self.build.seconds) >= _MAX_SECONDS:
+            return False
+        match = _SECONDS.match(text)
         value = lines.parse_number(match[2]) if match else None
-        if match is not None and value is not None:
-            self.build.seconds[match[1]] = value
-        return value is not None
+        if match is None or value is None:
+            return False
+        self.build.seconds[match[1]] = value
+        return True
 
     def _read_added_reformat(self, text: str, line: int) -> bool:
-        """``NAME (TENSOR) from FORMAT to FORMAT``; from 8.6 on the target may be ``long-strided``."""
+        # NAME (TENSOR) from FORMAT to FORMAT; from 8.6 on the target may be long-strided.
         if not text.startswith(_ADDED):
             return False
         edge, cut, formats = text[len(_ADDED) :].removesuffix(_LONG_STRIDED).rpartition(") from ")
@@ -352,7 +409,7 @@ class SectionReader:
         return True
 
     def _keep(self, text: str) -> bool:
-        """Whether there is room for another record of this length; says so once when there is none."""
+        """Return whether there is room for another record. If not, add a note once."""
         self._records += 1
         self._characters += len(text)
         if self._records <= _MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
@@ -364,7 +421,7 @@ class SectionReader:
         return False
 
     def finish(self) -> None:
-        """Puts the listings in place and judges what is missing."""
+        """Select the listing, and set the status of the build."""
         build = self.build
         if self._info_listing and len(self._info_listing) >= len(self._lines_listing):
             build.layers, build.listing = self._info_listing, ListingSource.LAYER_INFO
@@ -372,20 +429,21 @@ class SectionReader:
         elif self._lines_listing:
             build.layers, build.listing = self._lines_listing, ListingSource.ENGINE_LINES
             build.second_layers = self._info_listing
+        has_only_layers = not (build.trace or build.parse.nodes or build.milestones)
         if (
-            not build.trace
-            and not build.parse.nodes
+            has_only_layers
             and build.listing == ListingSource.LAYER_INFO
-            and not build.milestones
+            and build.source == BuildSource.LOG
         ):
-            build.source = (
-                BuildSource.LAYER_INFO if build.source == BuildSource.LOG else build.source
-            )
+            build.source = BuildSource.LAYER_INFO
         set_build_status(build)
 
 
 def parse_version_digits(digits: str) -> str:
-    """``8502`` is 8.5.2, ``8510`` 8.5.10, ``101303`` 10.13.3 (the way trtexec prints NV_TENSORRT_VERSION)."""
+    """Parse NV_TENSORRT_VERSION as trtexec prints it.
+
+    ``8502`` is 8.5.2, ``8510`` is 8.5.10, ``101303`` is 10.13.3.
+    """
     number = int(digits)
     if number >= 100_000:
         return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"

@@ -58,13 +58,17 @@ def set_build_status(build: Build) -> None:
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         gaps.append(Gap(Section.END))
     harmless = [Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST)]
-    cut = any(g.kind.is_torn and g.section != Section.PROFILE and g not in harmless for g in gaps)
+    cut = any(
+        g.kind.is_truncation and g.section != Section.PROFILE and g not in harmless for g in gaps
+    )
     build.complete = bool(build.layers) and not build.names_only and not cut
 
 
 def find_truncations(build: Build) -> list[Gap]:
     """What is cut off or torn, among the gaps: sections that were never asked for are no holes."""
-    return [g for g in build.gaps if g.kind.is_unread or (not build.complete and g.kind.is_torn)]
+    return [
+        g for g in build.gaps if g.kind.is_unread or (not build.complete and g.kind.is_truncation)
+    ]
 
 
 _CONSTANT = re.compile(r"__mye\d[\w.]*")  # what Myelin makes of weights and numbers
@@ -349,7 +353,7 @@ def describe_contents(build: Build) -> list[str]:
         (tactics.combinations, "format combination tried"),
         (tactics.reformat_timings, "reformat costed"),
         (len(tactics.layers) + len(tactics.reformats), "layer or reformat tuned"),
-        (tactics.chosen.total(), "kernel chosen"),
+        (tactics.runners.total(), "kernel chosen"),
         (len(tactics.costed), "layer whose costs were computed"),
         (tactics.cached, "timing from the cache"),
         (tactics.skipped, "kernel or kind of kernels passed over"),
@@ -470,7 +474,7 @@ def _summarize_tuning(build: Build) -> Json:
             for (runner, layer), count in tactics.refused.most_common(SLOWEST)
         ],
         "layers": len(tactics.layers),
-        "chosen": dict(tactics.chosen.most_common()),
+        "chosen": dict(tactics.runners.most_common()),
         "added_reformats": len(build.reformats),
         "slowest": [
             published(t, "name", "seconds", "tactics", "best_ms", "runner") for t in slowest

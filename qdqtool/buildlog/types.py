@@ -1,13 +1,13 @@
-"""What a real TensorRT build said, as data: the answer of :func:`qdqtool.buildlog.read.read_build`.
+"""Contents of a TensorRT build log or layer listing.
 
-Nothing here imports onnx or numpy.
+:func:`qdqtool.buildlog.read.read_build` returns them. Nothing here imports onnx or numpy.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -19,18 +19,18 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import published
 
 Shape = tuple[int | None, ...]
-"""Dimensions as printed (NCHW for images); None where TensorRT prints a dynamic one as a negative number."""
+"""Dimensions as printed (NCHW for images). None is a dynamic one, which TensorRT prints as -1."""
 
-MAX_DIMENSION = 1 << 40  # a larger one is damage, and is taken as unknown
+MAX_DIMENSION = 1 << 40  # a larger one is damage and counts as unknown
 
 
 def static_shape(shape: Shape | None) -> list[int] | None:
-    """Dimensions where all of them are known."""
+    """Return the dimensions if all of them are known, else None."""
     return None if shape is None or None in shape else [d for d in shape if d is not None]
 
 
 class Section(StrEnum):
-    """A part of what a builder printed."""
+    """Section of a build log."""
 
     LISTING = "engine listing"
     PROFILE = "profile"
@@ -41,7 +41,7 @@ class Section(StrEnum):
 
 
 class GapKind(StrEnum):
-    """How a part lacks, with the words for it."""
+    """How a section is incomplete, as a template of the message."""
 
     ABSENT = "{section}"
     NOT_REACHED = "no {section}"
@@ -50,7 +50,7 @@ class GapKind(StrEnum):
     LAST = "{section} (the end)"
     CUT = "{section} (cut off)"
     CUT_AFTER_NODE = "{section} (cut off after node {count})"
-    FEWER_LAYERS = "{section} (cut off: {count} of {of} layers)"
+    FEWER_LAYERS = "{section} (cut off: {count} of {expected} layers)"
     UNWRITTEN = "{section} (a layer is missing: {name} reads {tensor}, which none writes)"
     IDLE_BINDING = "{section} (a layer is missing: none reads or writes the binding {tensor})"
     CUT_FILE = "{section} (cut off: the end of {name})"
@@ -59,23 +59,23 @@ class GapKind(StrEnum):
 
     @property
     def is_unread(self) -> bool:
-        """Whether the reader found it, so that no later look at the build does."""
+        """Whether the reader stopped there. The build itself does not show such a gap."""
         return self in (GapKind.CUT_FILE, GapKind.BEYOND_LINE, GapKind.BEYOND_RECORDS)
 
     @property
-    def is_torn(self) -> bool:
-        """Whether something is cut off or torn, other than a part that was never asked for."""
+    def is_truncation(self) -> bool:
+        """Whether content was lost. False for a section that nobody requested."""
         return self not in (GapKind.ABSENT, GapKind.NAMES_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What a build does not show: a part, how it lacks, and what the words for that name."""
+    """Incomplete section of a build, with the values of the message."""
 
     section: Section
     kind: GapKind = GapKind.ABSENT
     count: int = 0
-    of: int = 0
+    expected: int = 0
     name: str = ""
     tensor: str = ""
 
@@ -85,7 +85,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTensor:
-    """A tensor of the ONNX graph as the parser printed it; ``dtype`` is ONNX's word (``FLOAT``, ``INT64``)."""
+    """Tensor of the ONNX graph as the parser printed it.
+
+    Attributes:
+        dtype: Data type as ONNX writes it (``FLOAT``, ``INT64``).
+    """
 
     name: str
     shape: Shape | None
@@ -94,12 +98,13 @@ class ParsedTensor:
 
 @dataclass(slots=True)
 class ParsedNode:
-    """An ONNX node of the parse section.
+    """ONNX node of the parse section.
 
     Attributes:
-        inputs: In order; a None is an optional input that is not set.
-        line: Where its parsing begins.
-        details: What the parser says of it: ``kernel``, ``strides``, ``prepadding``, ``axis``, ...
+        inputs: In order. None is an optional input that is not set.
+        line: Line at which its parsing begins.
+        details: Attributes that the parser printed: ``kernel``, ``strides``, ``prepadding``,
+            ``axis``, ...
     """
 
     name: str
@@ -112,7 +117,7 @@ class ParsedNode:
 
 @dataclass(slots=True)
 class ParseSection:
-    """What the ONNX parser printed, in order.
+    """Everything the ONNX parser printed, in order.
 
     Attributes:
         outputs: Tensor names marked as outputs.
@@ -132,13 +137,13 @@ class ParseSection:
 
     @property
     def names(self) -> NameSet:
-        """Every node and initializer name, and the layer names made of them: to settle doubtful cuts in fused names."""
+        """Names of nodes, initializers and parser layers, which fused names consist of."""
         return NameSet({*(n.name for n in self.nodes), *self.initializers, *self.layers})
 
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """``After tensor merging: 82 layers``."""
+    """Number of layers after a step of the optimizer (``After tensor merging: 82 layers``)."""
 
     name: str
     layers: int
@@ -147,7 +152,7 @@ class Milestone:
 
 @dataclass(slots=True)
 class LogMessage:
-    """A warning or error, once for each wording, with the first line and how often it came."""
+    """Warning or error, with its first line and the number of its occurrences."""
 
     level: str
     text: str
@@ -157,11 +162,11 @@ class LogMessage:
 
 @dataclass(slots=True)
 class TunedLayer:
-    """What the builder timed for one layer.
+    """Tactic timing of one layer.
 
     Attributes:
         name: The layer, or ``<in> -> tensor`` of an optional reformat.
-        best_ms: Fastest time seen, over all formats; None where none was printed.
+        best_ms: Fastest time over all formats. None if none was printed.
         seconds: Wall-clock time spent, from the log's timestamps (whole seconds).
         runner: The runner chosen last.
     """
@@ -181,11 +186,13 @@ class TacticCounts:
         reformat_timings: Reformats timed or costed (``Autotuning Reformat``).
         skipped: Runners without a valid tactic.
         cached: Layers whose timing came from the cache.
-        costed: Layers whose costs were computed, where the line names them (8.6 and later).
-        reasons: Why tactics were passed over (``Skipping tactic ... due to``) to how often; the first hundred wordings.
-        refused: (runner, layer) without a valid tactic to how often; the first few hundred.
-        chosen: Runner type to how often it was chosen.
-        layers: By name; optional reformats apart.
+        costed: Layers whose costs were computed, if the line names them (8.6 and later).
+        reasons: Number of skipped tactics for each reason (``Skipping tactic ... due to``), for the
+            first hundred reasons.
+        refused: Number of failures for each (runner, layer) without a valid tactic, for the first
+            few hundred.
+        runners: Number of times each runner type was chosen.
+        layers: Layers by name, without optional reformats.
         reformats: The builder's trial reformats (``Optimizer Reformat``), by name.
     """
 
@@ -197,27 +204,32 @@ class TacticCounts:
     costed: set[str] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    chosen: Counter[str] = field(default_factory=Counter)
+    runners: Counter[str] = field(default_factory=Counter)
     layers: dict[str, TunedLayer] = field(default_factory=dict)
     reformats: dict[str, TunedLayer] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forgets everything: another build begins."""
+        """Reset all counts, because another build begins in the log."""
         self.timed = self.combinations = self.reformat_timings = self.skipped = self.cached = 0
-        for kept in (
+        for table in (
             self.costed,
             self.reasons,
             self.refused,
-            self.chosen,
+            self.runners,
             self.layers,
             self.reformats,
         ):
-            kept.clear()
+            table.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class AddedReformat:
-    """``Adding reformat layer: Reformatted Input Tensor 0 to L (T) from A to B``; formats as printed."""
+    """Line ``Adding reformat layer: Reformatted Input Tensor 0 to L (T) from A to B``.
+
+    Attributes:
+        source: Format A as printed.
+        target: Format B as printed.
+    """
 
     name: str
     tensor: str
@@ -228,7 +240,11 @@ class AddedReformat:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """Time of one layer in the profile; milliseconds, ``median_ms`` None before TensorRT 8.4."""
+    """Time of one layer in the profile.
+
+    Attributes:
+        median_ms: None before TensorRT 8.4.
+    """
 
     name: str
     total_ms: float
@@ -238,13 +254,13 @@ class ProfileRow:
 
     @property
     def ms(self) -> float:
-        """The median, which one slow execution does not move; the average where there is none."""
+        """Median, which one slow execution does not change; the average if there is no median."""
         return self.median_ms or self.average_ms
 
 
 @dataclass(slots=True)
 class MemoryUse:
-    """Memory as the builder reports it: bytes, but for the ``_mib`` fields; None where not printed."""
+    """Memory as the builder reports it, in bytes unless a name says MiB. None if not printed."""
 
     host_persistent: int | None = None
     device_persistent: int | None = None
@@ -258,9 +274,12 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class LineCounts:
-    """How the lines of the files were understood. Timing lines are those that the autotuner and the timer repeat.
+    """Numbers of lines by how the reader understood them.
 
-    ``marked`` are lines that say themselves that TensorRT wrote them, but for most timing lines.
+    Attributes:
+        timing: Lines that the autotuner and the timer repeat.
+        marked: Lines that name TensorRT as their writer, without most timing lines.
+        unexplained: Lines of no known form.
     """
 
     total: int = 0
@@ -270,12 +289,15 @@ class LineCounts:
     unexplained: int = 0
 
 
-REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at run time
+REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp does nothing at run time
 _MAX_ELEMENTS = 1 << 50
 
 
 class LayerRole(StrEnum):
-    """What an engine layer does: change the data type only, the layout only, convolve, or something else."""
+    """Purpose of an engine layer.
+
+    A conversion changes only the data type, a reformat only the memory layout.
+    """
 
     CONVERSION = "conversion"
     REFORMAT = "reformat"
@@ -284,7 +306,7 @@ class LayerRole(StrEnum):
 
 
 class ListingSource(StrEnum):
-    """Where an engine listing came from."""
+    """Source of an engine listing."""
 
     NONE = ""
     ENGINE_LINES = "engine-lines"
@@ -294,24 +316,24 @@ class ListingSource(StrEnum):
 
 @dataclass(unsafe_hash=True, slots=True)
 class LogEvent(Event):
-    """An optimizer event with the number of the log line that says it (counted from 1; 0 where there is none)."""
+    """Optimizer event with the number of its log line (counted from 1; 0 if there is none)."""
 
     line: int = 0
 
     @property
     def event(self) -> Event:
-        """The event without its place, to compare with a simulated one."""
+        """Event without its line number, to compare with a simulated one."""
         return Event(self.pass_name, self.kind, self.subject, self.object)
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTensor:
-    """A tensor at the edge of an engine layer.
+    """Input or output of an engine layer.
 
     Attributes:
         shape: Dimensions without the vectorization.
         vector: Channels per element of a vectorized layout (32 for ``64:32``), 1 otherwise.
-        format: The layout in TensorRT's words, empty where not stated.
+        format: Layout as TensorRT describes it; empty if not stated.
     """
 
     tensor: str
@@ -328,23 +350,25 @@ class BuiltTensor:
         return count if count < _MAX_ELEMENTS else None
 
     def as_json(self) -> dict[str, Any]:
+        """Return the published fields."""
         return published(self)
 
 
 @dataclass(slots=True)
 class BuiltLayer:
-    """One layer of the engine that was built.
+    """Layer of an engine.
 
     Attributes:
         name: TensorRT's fused name.
-        type: TensorRT's layer type (``CaskConvolution``, ``Reformat``, ``kgen``, ...); empty in a names-only listing.
-        inputs: As listed (a residual second).
+        type: TensorRT's layer type (``CaskConvolution``, ``Reformat``, ``kgen``, ...); empty in a
+            names-only listing.
+        inputs: In the order of the listing (a residual second).
         constants: Weights that TensorRT 10 and later list as tensors.
         tactic: Tactic number or name as printed.
         onnx_names: ONNX nodes that the metadata names (TensorRT 10 and later), else empty.
-        origin: The ``Origin`` field: ``QDQ`` for a Q or DQ that stayed.
-        line: Number of the log line, 0 where it came from JSON.
-        extras: The other fields as they were listed: Kernel, Stride, Groups, Weights, Activation, ...
+        origin: The ``Origin`` field: ``QDQ`` for a Q or DQ that remains.
+        line: Number of the log line, 0 for a layer of a JSON file.
+        extras: Other listed fields: Kernel, Stride, Groups, Weights, Activation, ...
     """
 
     name: str
@@ -358,20 +382,23 @@ class BuiltLayer:
     line: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
 
-    def parse_name(self, known: NameSet = NO_NAMES) -> FusedName:
-        """The name taken apart; ``known`` are ONNX node and initializer names that settle doubtful cuts."""
-        return parse_layer_name(self.name, known)
+    def parse_name(self, known_names: NameSet = NO_NAMES) -> FusedName:
+        """Split the name into its nodes; see :func:`qdqtool.buildlog.names.parse_layer_name`."""
+        return parse_layer_name(self.name, known_names)
 
     @property
     def input_precision(self) -> Precision:
+        """Precision of the first input."""
         return self.inputs[0].precision if self.inputs else Precision.UNKNOWN
 
     @property
     def output_precision(self) -> Precision:
+        """Precision of the first output."""
         return self.outputs[0].precision if self.outputs else Precision.UNKNOWN
 
     @property
     def is_convolution(self) -> bool:
+        """Whether it computes a convolution or deconvolution."""
         lower = self.type.lower()
         return (
             "conv" in lower
@@ -381,17 +408,19 @@ class BuiltLayer:
 
     @property
     def is_deconvolution(self) -> bool:
+        """Whether it computes a deconvolution."""
         return "deconv" in self.type.lower()
 
     @property
     def is_qdq(self) -> bool:
-        """Whether it is a Q or DQ of the model that stayed as a layer of its own, or a DQ with the Q behind it."""
+        """Whether it is a Q or DQ of the model that remains, or a DQ with the Q after it."""
         if self.origin:
             return self.origin == "QDQ"
+        # Most layers need no parsing of their names, which takes longer.
         if (
             self.type not in ("Reformat", "Scale", "Quantize", "Dequantize", "Copy", "")
             or "uantizeLinear" not in self.name
-        ):  # as of most: to take a name apart takes longer
+        ):
             return False
         fused = self.parse_name()
         return (
@@ -402,57 +431,60 @@ class BuiltLayer:
 
     @property
     def kind(self) -> LayerRole:
-        """``conversion`` (changes the data type only), ``reformat`` (the layout only), ``convolution`` or ``other``."""
+        """Purpose of the layer: ``conversion``, ``reformat``, ``convolution`` or ``other``."""
         if self.is_qdq:
             return LayerRole.CONVERSION
         if self.type in REFORMAT_TYPES or (not self.type and is_copy(self.name)):
             types = {self.input_precision, self.output_precision}
-            return (
-                LayerRole.CONVERSION
-                if len(types) == 2 and Precision.UNKNOWN not in types
-                else LayerRole.REFORMAT
-            )
+            changes_type = len(types) == 2 and Precision.UNKNOWN not in types
+            return LayerRole.CONVERSION if changes_type else LayerRole.REFORMAT
         return LayerRole.CONVOLUTION if self.is_convolution else LayerRole.OTHER
 
     def as_json(self) -> dict[str, Any]:
+        """Return the published fields."""
         first = published(self, "name", "type", "kind", "inputs", "outputs", "tactic")
         return {**first, "onnx": list(self.onnx_names), "origin": self.origin, "line": self.line}
 
 
 @dataclass(slots=True)
 class Build:
-    """One TensorRT build, read from one or several files; the last one of those in a file.
+    """One TensorRT build, read from one or several files. The last one if a file has several.
 
     Attributes:
-        source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (``--dumpLayerInfo`` text alone),
-            ``layer-json`` or ``profile-json``.
-        tensorrt: Version (``8.5.2``), None where no line states it.
-        version_hint: Where no line states the version: the earliest one that spells its lines this way (``8.5``).
+        source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (only
+            ``--dumpLayerInfo`` text), ``layer-json`` or ``profile-json``.
+        tensorrt: Version (``8.5.2``), None if no line states it.
+        version_hint: Earliest version that spells its lines this way (``8.5``), if no line states
+            the version.
         is_rtx: Whether it is TensorRT for RTX.
-        targets: The compute capabilities that it was built for, 86 for 8.6, where a table of ``qdqtool build`` says so.
+        targets: Compute capabilities that it was built for (86 for 8.6), if a table of
+            ``qdqtool build`` lists them.
         device: GPU name.
-        gpu: The lines of ``Device Information``: key to value.
-        flags: Of the trtexec command line: name without dashes to value (an empty string for a switch).
-        precision_flags: The precisions that the builder may use: of ``fp32``, ``fp16``, ``bf16``, ``fp8``, ``int8``,
-            ``best``, ``stronglyTyped``; empty where not stated.
+        gpu: Lines of ``Device Information``: key to value.
+        flags: Flags of the trtexec command line: name without dashes to value (an empty string for
+            a switch).
+        precision_flags: Precisions that the builder may use: ``fp32``, ``fp16``, ``bf16``, ``fp8``,
+            ``int8``, ``best``, ``stronglyTyped``; empty if not stated.
         options: Option blocks: block (``Build``) to key to value.
-        passed: True for ``&&&& PASSED``, False for ``&&&& FAILED``, None when neither was printed.
+        passed: True for ``&&&& PASSED``, False for ``&&&& FAILED``, None if neither was printed.
         trace: Every optimizer line, in order.
-        headings: The optimizer's headings (``QDQ graph optimizer backward pass``) with their line.
-        milestones: ``Original: 730 layers`` and the like, in order.
+        headings: Headings of the optimizer (``QDQ graph optimizer backward pass``) with their line.
+        milestones: Layer counts of the optimizer (``Original: 730 layers``), in order.
         placement: (``GPU`` or ``DLA``, layer type or empty, name) of the layers before tuning.
-        layers: The engine listing.
-        second_layers: The same engine listed a second time, in another spelling or another file; empty for none.
-        listing: Where the listing came from: ``engine-lines``, ``layer-info`` or ``layer-json``; empty for none.
+        layers: Engine listing.
+        second_layers: Second listing of the same engine, in another spelling or file.
+        listing: Source of the listing: ``engine-lines``, ``layer-info`` or ``layer-json``; empty
+            if there is none.
         bindings: Names of the network's inputs and outputs.
-        profile_rows: The profile, in order.
-        profile_total_ms: Average time of a query over all layers, from the Total line; None where not printed.
+        profile_rows: Profile, in order.
+        profile_total_ms: Average time of a query over all layers, from the Total line; None if not
+            printed.
         iterations: Iterations profiled.
-        performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``, ``value``) to number; ms, qps
-            for the throughput, s for the totals.
-        gaps: SectionReader that are absent or cut off.
-        complete: Whether the engine listing is there, whole, with precisions, and no section is cut.
-        names_only: Whether the listing has layer names and nothing else.
+        performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``,
+            ``value``) to number: ms, qps for the throughput, s for the totals.
+        gaps: Sections that are missing or cut off.
+        complete: Whether the engine listing is complete and has precisions, and no section is cut.
+        names_only: Whether the listing has only names of layers.
     """
 
     source: BuildSource = BuildSource.NONE
@@ -493,8 +525,8 @@ class Build:
     notes: list[Note] = field(default_factory=list)
 
     def begin_again(self) -> None:
-        """Forgets what was read of a build, for another one begins in the same file; its parse section stays."""
-        for kept in (
+        """Drop everything except the parse section, because another build begins in the log."""
+        for items in (
             self.trace,
             self.headings,
             self.milestones,
@@ -507,34 +539,34 @@ class Build:
             self.performance,
             self.seconds,
         ):
-            kept.clear()
+            items.clear()
         self.profile_total_ms = self.iterations = self.passed = None
         self.memory = MemoryUse()
         self.tactics.clear()
 
     @property
     def display_name(self) -> str:
-        """What messages call it: by the files that it was read from."""
+        """Name for messages: the files that it was read from."""
         return ", ".join(self.files) or "build"
 
     @property
     def missing(self) -> list[str]:
-        """The gaps in words."""
+        """Descriptions of the gaps."""
         return [str(g) for g in self.gaps]
 
     def has_gap(self, section: Section) -> bool:
-        """Whether a section is absent or not whole."""
+        """Return whether a section is missing or incomplete."""
         return any(g.section == section for g in self.gaps)
 
     @property
     def gpu_ms(self) -> float | None:
-        """Milliseconds on the GPU that the log states for one execution, the median where it has one."""
+        """GPU time of one execution in milliseconds: the median, else the mean."""
         performance = self.performance.get("GPU Compute Time", {})
         return performance.get("median", performance.get("mean"))
 
     @property
     def title(self) -> str:
-        """``TensorRT 8.5.2``; where the version is not stated, what its spelling gives away."""
+        """Product and version: ``TensorRT 8.5.2``, or the version that the spelling suggests."""
         product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
         if self.tensorrt:
             return f"{product} {self.tensorrt}"
@@ -544,38 +576,40 @@ class Build:
 
     @property
     def warnings(self) -> list[LogMessage]:
+        """Messages of level warning."""
         return [m for m in self.messages if m.level == "W"]
 
     @property
     def errors(self) -> list[LogMessage]:
+        """Messages of level error."""
         return [m for m in self.messages if m.level == "E"]
 
     @property
     def merged_layers(self) -> list[list[str]]:
-        """The layers that TensorRT merged side by side (``A || B``)."""
+        """Groups of layers that TensorRT merged side by side (``A || B``)."""
         return [e.subject.split(" || ") for e in self.trace if e.kind == "Merging layers"]
 
     @property
     def profile(self) -> dict[str, float]:
-        """Layer name to average milliseconds; layers that share a name are summed."""
-        result: dict[str, float] = {}
+        """Average milliseconds by layer name; layers of one name are summed."""
+        times: dict[str, float] = defaultdict(float)
         for row in self.profile_rows:
-            result[row.name] = result.get(row.name, 0.0) + row.average_ms
-        return result
+            times[row.name] += row.average_ms
+        return dict(times)
 
     @property
     def conversions(self) -> list[BuiltLayer]:
-        """Layers that change a data type: Q and DQ that stayed, and reformats between types."""
+        """Layers that change a data type: remaining Q and DQ, and reformats between types."""
         return [layer for layer in self.layers if layer.kind == LayerRole.CONVERSION]
 
     @property
     def layout_reformats(self) -> list[BuiltLayer]:
-        """Layers that change a memory layout and nothing else."""
+        """Layers that change only the memory layout."""
         return [layer for layer in self.layers if layer.kind == LayerRole.REFORMAT]
 
     @property
     def facts(self) -> BuildFacts:
-        """Which build it is, for a verification."""
+        """Description of the build in a verification."""
         return BuildFacts(
             self.source,
             tuple(self.files),
@@ -586,9 +620,9 @@ class Build:
         )
 
     def milestone(self, name: str) -> int | None:
-        """Number of layers at the last milestone of that name (``After tensor merging``)."""
+        """Return the number of layers at the last milestone of that name."""
         return next((m.layers for m in reversed(self.milestones) if m.name == name), None)
 
     def as_json(self) -> dict[str, Any]:
-        """The ``build`` object of a verification."""
+        """Return the ``build`` object of a verification."""
         return self.facts.as_json()

@@ -84,7 +84,7 @@ def command(
 
 
 def _text(result: BuiltModel, model: str) -> str:
-    from qdqtool.verification.convolutions import ATTENTION
+    from qdqtool.verification.kernels import ATTENTION
 
     version = f" {result.version}" if result.version else ""
     where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""

@@ -96,14 +96,13 @@ def command(
     Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a --fail-on that these files
     cannot answer.
     """
-    from qdqtool.comparison.api import compare
-    from qdqtool.comparison.result import is_model
+    from qdqtool.comparison.api import compare, is_model_file
     from qdqtool.formats.build_text import render_comparison
     from qdqtool.util.files import reserve_output
 
     reserve_output(answer.output, "-o")
     reserve_output(page, "--report")
-    models = [is_model(path) for path in (a, b)]
+    models = [is_model_file(path) for path in (a, b)]
     if (more_a and models[0]) or (more_b and models[1]):
         raise UsageError(
             "--with-a and --with-b add files to a build, not to a model",

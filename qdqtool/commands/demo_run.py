@@ -35,9 +35,9 @@ from qdqtool.types import Precision
 from qdqtool.util import limits
 from qdqtool.util.notes import Remark
 from qdqtool.util.said import said
-from qdqtool.verification.build_model import Pair
+from qdqtool.verification.build_model import ConvolutionPair
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.lines import Verification, of_pairs
+from qdqtool.verification.lines import Verification, verification_from_pairs
 
 STRIDES = (8, 16, 32)
 REG_MAX = 16  # bins of the distribution over each box side (DFL)
@@ -647,10 +647,10 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
                 output=Precision(row["output"]),
             )
         )
-        pairs.append(Pair(conv, node))
+        pairs.append(ConvolutionPair(conv, node))
     facts = BuildFacts(
         BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True
     )
-    result = of_pairs(prediction, pairs, facts)
+    result = verification_from_pairs(prediction, pairs, facts)
     result.notes.append(Remark.BUILT_BEFORE())
     return result

@@ -1,28 +1,34 @@
-"""``qdqtool.compare``: two models, two builds, or what a model asks for and what its build made of that."""
+"""``qdqtool.compare``: compare two models, two builds, or a model and its build."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from qdqtool.buildlog.costs import EngineReport, analyze, compare_engines
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
-from qdqtool.comparison import builds, models, words
-from qdqtool.comparison.matching import ALIKE, match
-from qdqtool.comparison.models import Asked
+from qdqtool.comparison.build_side import (
+    add_profile_layers,
+    map_nodes,
+    pair_layers,
+    summarize_build,
+)
+from qdqtool.comparison.matching import MIN_LIKENESS, NodeMatching, match
+from qdqtool.comparison.model_side import ModelSide, collect_nodes, summarize_model
 from qdqtool.comparison.result import (
     NO_LISTING,
-    Change,
+    ChangeKind,
     Comparison,
-    Lost,
+    LossReason,
     NodeChange,
     NodeSide,
+    SideSummary,
     compare_sides,
-    is_model,
 )
+from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.coded import codes_of
 from qdqtool.findings.messages import obstacles
@@ -34,17 +40,24 @@ from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
-from qdqtool.util.files import record_inputs
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import Parameter, said
-from qdqtool.verification.api import check_told, choose_target
+from qdqtool.util import compression, file_types
+from qdqtool.util.files import open_input, record_inputs
+from qdqtool.util.notes import Note
+from qdqtool.verification.api import check_not_empty, choose_target
 
-_ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
-Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
+_MIN_SAME_NETWORK = 0.9  # likeness from which the result has no note about it
+_IR_VERSION = b"\x08"  # first field of an ONNX file
+CompareInput: TypeAlias = (
+    ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
+)
 
 
 def compare(
-    a: Side, b: Side, *, target: str | Target | None = None, gpu: str | None = None
+    a: CompareInput,
+    b: CompareInput,
+    *,
+    target: str | Target | None = None,
+    gpu: str | None = None,
 ) -> Comparison:
     """Compare two models, two builds, or a model and a build; losses come first.
 
@@ -66,27 +79,34 @@ def compare(
         QdqtoolError: The target or the GPU is unknown, or two models have no layer in common.
     """
     with record_inputs() as inputs:
-        comparison = _compare(a, b, target, gpu)
+        comparison = _compare(_load_side(a, "a"), _load_side(b, "b"), target, gpu)
     comparison.read = inputs
     return comparison
 
 
-def _compare(a: Side, b: Side, target: str | Target | None, gpu: str | None) -> Comparison:
-    one, two = _read(a, "a"), _read(b, "b")
-    if isinstance(one, Model) and isinstance(two, Model):
-        return _models(one, two, target, gpu)
+def _compare(
+    first: Model | EngineReport,
+    second: Model | EngineReport,
+    target: str | Target | None,
+    gpu: str | None,
+) -> Comparison:
+    if isinstance(first, Model) and isinstance(second, Model):
+        return _compare_models(first, second, target, gpu)
     if gpu is not None:
         raise QdqtoolError(
-            said("{`gpu`} is for two models; a build has the times that were measured"),
+            "`gpu` is for two models; a build has the times that were measured",
             code="option-without-effect",
             parameter="gpu",
         )
-    if isinstance(one, EngineReport) and isinstance(two, EngineReport):
-        return _builds(one, two)
-    return _model_and_build(one, two, target)
+    if isinstance(first, Model):
+        assert isinstance(second, EngineReport)
+        return _compare_with_build(first, second, target, build_first=False)
+    if isinstance(second, Model):
+        return _compare_with_build(second, first, target, build_first=True)
+    return _compare_builds(first, second)
 
 
-def _read(source: Side, name: str) -> Model | EngineReport:
+def _load_side(source: CompareInput, parameter: str) -> Model | EngineReport:
     if isinstance(source, (Model, EngineReport)):
         return source
     if isinstance(source, Build):
@@ -94,302 +114,366 @@ def _read(source: Side, name: str) -> Model | EngineReport:
     if isinstance(source, (list, tuple)):
         if not source:
             raise QdqtoolError(
-                said("{side}: no file given", side=Parameter(name)),
+                f"`{parameter}`: no file given",
                 code="missing-argument",
-                parameter=name,
+                parameter=parameter,
             )
         if len(source) > 1:
             return analyze(read_build(*source))
         source = source[0]
-    known: Any = source
-    if isinstance(source, (str, os.PathLike)) and not is_model(source):
+    model: Any = source
+    if isinstance(source, (str, os.PathLike)) and not is_model_file(source):
         return analyze(read_build(source))
-    return load(known)
+    return load(model)
 
 
-# Two models -------------------------------------------------------------------------------------------------------
+def is_model_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is an ONNX model, by its ending or its first byte.
+
+    Raises:
+        QdqtoolError: The file is neither a model nor a build (a PyTorch file, an engine, ...).
+    """
+    name = os.fspath(path)
+    if file_types.is_model_name(name):
+        return True
+    if name == "-":
+        return False
+    with open_input(path) as file:
+        head = file.read(compression.HEAD)
+    if head[:1] == _IR_VERSION:
+        return True
+    file_type = file_types.recognize(name, head) if not compression.find_magic(head) else None
+    if file_type is not None and not file_type.of_build:
+        raise file_types.not_a_model(name, head, error=QdqtoolError)
+    return False
 
 
-def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None) -> Comparison:
-    chosen = target_named(target if target is not None else DEFAULT_TARGET)
-    names = distinct_names([one.path or "first model"], [two.path or "second model"])
-    first, second = (
-        _asked(model, chosen, gpu, name) for model, name in zip((one, two), names, strict=True)
+def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
+    """Return names for two sets of files, with as many folders as make them different."""
+
+    def join_names(paths: Sequence[str], parts: int) -> str:
+        return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
+
+    depth = max((path.count(os.sep) + 1 for path in (*first, *second)), default=1)
+    for parts in range(1, depth + 1):
+        names = join_names(first, parts), join_names(second, parts)
+        if names[0] != names[1]:
+            return names
+    return join_names(first, 1), join_names(second, 1)
+
+
+# Two models
+
+
+def _compare_models(
+    first: Model, second: Model, target: str | Target | None, gpu: str | None
+) -> Comparison:
+    resolved = target_named(target if target is not None else DEFAULT_TARGET)
+    titles = distinct_names([first.path or "first model"], [second.path or "second model"])
+    predictions = [_predict(model, resolved, gpu) for model in (first, second)]
+    a, b = (
+        ModelSide(View(model), prediction, title)
+        for model, prediction, title in zip((first, second), predictions, titles, strict=True)
     )
-    matching = match(first.view, second.view)
-    weighted = [n.index for n in first.view.weighted]
-    common = any(i in matching.pairs for i in weighted)
-    if matching.likeness < ALIKE or (not common and (weighted or second.view.weighted)):
-        for asked in (first, second):
-            findings = asked.prediction.findings if asked.prediction is not None else []
-            if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
-                raise QdqtoolError(
-                    f"{asked.title} has {obstacles(findings)}; there are no layers to compare",
-                    code="unsupported",
-                )
-        reason = (
-            f"only {matching.likeness:.0%} of the layers have their like"
-            if common
-            else "no layer in common"
+    matching = match(a.view, b.view)
+    _check_same_network(a, b, matching)
+    result = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
+    if matching.likeness < _MIN_SAME_NETWORK:
+        result.notes.append(
+            Note(
+                f"only {matching.likeness:.0%} of the layers have a counterpart with the same "
+                "neighbors: these are two versions of a network, or two networks",
+                code="few-alike",
+                likeness=matching.likeness,
+            )
         )
-        raise QdqtoolError(
-            f"{first.title} and {second.title} are models of different networks: {reason}",
-            code="different-models",
-        )
-    result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
-    if matching.likeness < _ONE_NETWORK:
-        result.notes.append(Remark.FEW_ALIKE(likeness=matching.likeness))
-    left, right = models.nodes_of(first), models.nodes_of(second)
-    for whole, nodes in (
-        (result.a, left),
-        (result.b, right),
-    ):  # what is quantized to UINT8 does not count
-        int8 = [n for n in nodes.values() if n.is_int8]
-        whole.int8, whole.int8_to_int8 = len(int8), sum(n.output == Precision.INT8 for n in int8)
-    reasons = _Reasons(second.prediction)
-    for index, other in matching.pairs.items():
-        a, b = left.get(index), right.get(other.index)
-        if a is not None or b is not None:
-            a = a or NodeSide(one.nodes[index].name, one.nodes[index].op, data=False)
-            b = b or NodeSide(other.name, other.op, data=False)
-            result.nodes.append(reasons.explained(compare_sides(a, b)))
-    taken = {other.index for other in matching.pairs.values()}
+    left, right = collect_nodes(a), collect_nodes(b)
+    # The prediction counts convolutions that are quantized to UINT8 as INT8.
+    _count_int8(result.a, left.values())
+    _count_int8(result.b, right.values())
+    explainer = _ChangeExplainer(predictions[1])
+    for index, partner in matching.pairs.items():
+        if index in left or partner.index in right:
+            node = first.nodes[index]
+            ours = left.get(index) or NodeSide(node.name, node.op, data=False)
+            theirs = right.get(partner.index) or NodeSide(partner.name, partner.op, data=False)
+            result.nodes.append(explainer.explain(compare_sides(ours, theirs)))
+    paired = {partner.index for partner in matching.pairs.values()}
     result.nodes += [
-        _alone(side, None) for index, side in left.items() if index not in matching.pairs
+        _one_sided_change(side, None) for i, side in left.items() if i not in matching.pairs
     ]
-    result.nodes += [_alone(None, side) for index, side in right.items() if index not in taken]
-    places = {node.name: node.index for node in one.nodes}
-    result.nodes.sort(
-        key=lambda n: places.get(n.a.name, len(places)) if n.a is not None else len(places)
-    )
+    result.nodes += [_one_sided_change(None, side) for i, side in right.items() if i not in paired]
+    order = {node.name: node.index for node in first.nodes}
+    result.nodes.sort(key=lambda n: order.get(n.a.name, len(order)) if n.a else len(order))
     return result
 
 
-def _asked(model: Model, target: Target, gpu: str | None, title: str) -> Asked:
+def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
     if gpu is None:
-        return Asked(View(model), predict(model, target), title)
-    from qdqtool.timing.estimate import predict_on
+        return predict(model, target)
+    from qdqtool.timing.estimate import predict_on_gpu
 
-    prediction, _ = predict_on(model, target, TimingOptions(gpu=gpu))
-    return Asked(View(model), prediction, title)
+    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[0]
 
 
-def distinct_names(one: Sequence[str], two: Sequence[str]) -> tuple[str, str]:
-    """What to call two sets of files: their names, with as many folders in front as make them differ."""
-
-    def named(paths: Sequence[str], parts: int) -> str:
-        return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
-
-    deepest = max((path.count(os.sep) + 1 for path in (*one, *two)), default=1)
-    named_apart = ((named(one, parts), named(two, parts)) for parts in range(1, deepest + 1))
-    return next(
-        (pair for pair in named_apart if pair[0] != pair[1]), (named(one, 1), named(two, 1))
+def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:
+    """Reject models of different networks, and models without layers to compare."""
+    has_weights = bool(a.view.weighted or b.view.weighted)
+    has_pairs = any(n.index in matching.pairs for n in a.view.weighted)
+    if matching.likeness >= MIN_LIKENESS and (has_pairs or not has_weights):
+        return
+    for side in (a, b):
+        findings = side.prediction.findings if side.prediction is not None else []
+        if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
+            raise QdqtoolError(
+                f"{side.title} has {obstacles(findings)}; there are no layers to compare",
+                code="unsupported",
+            )
+    reason = "no layer in common"
+    if has_pairs:
+        reason = f"only {matching.likeness:.0%} of the layers have their like"
+    raise QdqtoolError(
+        f"{a.title} and {b.title} are models of different networks: {reason}",
+        code="different-models",
     )
 
 
-def _alone(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
-    """A node of one side: a convolution, or another one with Q/DQ."""
-    changes = (
-        (Change.ONLY_IN_A, Change.LOST_QDQ) if b is None else (Change.ONLY_IN_B, Change.GAINED_QDQ)
-    )
+def _count_int8(summary: SideSummary, nodes: Iterable[NodeSide]) -> None:
+    int8 = [node for node in nodes if node.is_int8]
+    summary.int8 = len(int8)
+    summary.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
+
+
+def _one_sided_change(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
+    """Return the change of a node that one model lacks."""
     is_convolution = any(side is not None and side.precision is not None for side in (a, b))
-    node = NodeChange(a, b, (changes[0 if is_convolution else 1],))
-    node.why = words.why(node)
+    kind = ChangeKind.ONLY_IN_A if is_convolution else ChangeKind.LOST_QDQ
+    if a is None:
+        kind = ChangeKind.ONLY_IN_B if is_convolution else ChangeKind.GAINED_QDQ
+    node = NodeChange(a, b, (kind,))
+    node.why = describe_changes(node)
     return node
 
 
-class _Reasons:
-    """Why convolutions lost INT8, as far as the prediction of the model, or of the second of two, shows it.
+class _ChangeExplainer:
+    """Explains changes by the findings of a prediction.
 
-    ``fallback`` is what to say where that has them in INT8; ``said`` how what A and B write is told.
+    Args:
+        prediction: Prediction of the model, or of the second of two models.
+        fallback: Reason of a loss that the prediction does not contain.
+        verbs: Verbs for the outputs of A and B.
     """
 
     def __init__(
         self,
-        prediction: Prediction | None,
-        fallback: Lost | None = None,
-        said: tuple[str, str] = ("wrote", "writes"),
+        prediction: Prediction,
+        fallback: LossReason | None = None,
+        verbs: tuple[str, str] = ("wrote", "writes"),
     ) -> None:
-        self.fallback, self.said = fallback, said
-        convolutions = prediction.convolutions if prediction is not None else ()
-        # A finding explains what the prediction has in float; one about the output says nothing of what computes.
-        self.int8 = {c.name for c in convolutions if c.is_int8}
-        self.to_int8 = {c.name for c in convolutions if c.int8_in_int8_out}
-        self.findings: dict[str, Finding] = {}
-        findings = prediction.findings if prediction is not None else ()
-        for finding in sorted(findings, key=lambda found: list(Severity).index(found.severity)):
+        self._fallback, self._verbs = fallback, verbs
+        # A finding explains a convolution that the prediction has in float. A finding about the
+        # output does not explain the type in which it computes.
+        self._int8 = {c.name for c in prediction.convolutions if c.is_int8}
+        self._int8_to_int8 = {c.name for c in prediction.convolutions if c.int8_in_int8_out}
+        self._findings: dict[str, Finding] = {}
+        severities = list(Severity)
+        for finding in sorted(prediction.findings, key=lambda f: severities.index(f.severity)):
             for name in finding.convolutions:
-                self.findings.setdefault(name, finding)
+                self._findings.setdefault(name, finding)
 
-    def explained(self, node: NodeChange) -> NodeChange:
-        """The node with the reason, and in words."""
+    def explain(self, node: NodeChange) -> NodeChange:
+        """Set the reason and the description of a change, and return it."""
         name, message = node.b.name if node.b is not None else "", ""
-        lost = Change.LOST_INT8 in node.changes
+        is_lost = ChangeKind.LOST_INT8 in node.changes
+        is_output_lost = ChangeKind.LOST_INT8_OUTPUT in node.changes
+        finding = None
+        if (is_lost and name not in self._int8) or (
+            is_output_lost and name not in self._int8_to_int8
+        ):
+            finding = self._findings.get(name)
         if (
-            node.lost == Lost.UNKNOWN
-            and self.fallback is not None
-            and (name in self.int8 or self.fallback == Lost.FLOAT_BUILD)
+            node.lost == LossReason.UNKNOWN
+            and self._fallback is not None
+            and (name in self._int8 or self._fallback == LossReason.FLOAT_BUILD)
         ):
-            node.lost = self.fallback
-        elif lost and node.b is not None and node.b.is_unsigned:
-            node.finding, node.lost = (
-                codes_of(UnsignedZeroPoint)[-1],
-                Lost.FINDING,
-            )  # what holds always
-        elif (finding := self.findings.get(name)) is not None and (
-            (lost and name not in self.int8)
-            or (Change.LOST_INT8_OUTPUT in node.changes and name not in self.to_int8)
-        ):
+            node.lost = self._fallback
+        elif is_lost and node.b is not None and node.b.is_unsigned:
+            node.lost, node.finding = LossReason.FINDING, codes_of(UnsignedZeroPoint)[-1]
+        elif finding is not None:
             node.finding, message = finding.code, finding.message
-            if node.lost == Lost.UNKNOWN:
-                node.lost = Lost.FINDING
-        node.why = words.why(node, message, self.said)
+            if node.lost == LossReason.UNKNOWN:
+                node.lost = LossReason.FINDING
+        node.why = describe_changes(node, message, self._verbs)
         return node
 
 
-# Builds -----------------------------------------------------------------------------------------------------------
+# Two builds
 
 
-def _builds(one: EngineReport, two: EngineReport) -> Comparison:
-    profiles = [
-        not report.build.layers and bool(report.build.profile_rows) for report in (one, two)
-    ]
-    if any(profiles):  # names and times are all that both have
-        one, two = (analyze(builds.with_profile_rows(report.build)) for report in (one, two))
-    for build in (one.build, two.build):
-        if build.names_only and not build.profile_rows:
-            raise BuildLogError(
-                "layer names without precisions; build with --profilingVerbosity=detailed",
-                build.display_name,
-                code="no-precisions",
-            )
-        if not build.layers:
-            raise BuildLogError(
-                "no engine listing; give a layer JSON or a verbose build log",
-                build.display_name,
-                code="no-layer-listing",
-            )
-    engines = compare_engines(one, two)
-    names = distinct_names(one.build.files, two.build.files)
-    first, second = (builds.side_of(r, name) for r, name in zip((one, two), names, strict=True))
-    result = Comparison(first, second, matched_by=engines.by, engines=engines)
-    for node in builds.changes_of(engines):
+def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
+    profiles = [not r.build.layers and bool(r.build.profile_rows) for r in (first, second)]
+    if any(profiles):  # both have only names and times
+        first, second = (analyze(add_profile_layers(r.build)) for r in (first, second))
+    for report in (first, second):
+        _check_listing(report.build)
+    engines = compare_engines(first, second)
+    titles = distinct_names(first.build.files, second.build.files)
+    result = Comparison(
+        summarize_build(first, titles[0]),
+        summarize_build(second, titles[1]),
+        matched_by=engines.by,
+        engines=engines,
+    )
+    for node in pair_layers(engines):
         if node.a is not None and node.b is not None:
             node = compare_sides(node.a, node.b, scales=False)
-        node.why = words.why(node)
+        node.why = describe_changes(node)
         result.nodes.append(node)
-    if (result.nodes or any(profiles)) and not any(p.first and p.second for p in engines.pairs):
+    has_pairs = any(p.first and p.second for p in engines.pairs)
+    if not has_pairs and (result.nodes or any(profiles)):
         raise BuildLogError(
-            f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks",
+            f"{titles[0]} and {titles[1]} have no layer in common: they are builds of different "
+            "networks",
             code="different-models",
         )
-    alone = [name for profile, name in zip(profiles, names, strict=True) if profile]
-    if alone:
-        result.notes.append(Remark.UNTYPED_TIMES(files=alone))
-    if one.has_times != two.has_times:
-        result.notes.append(Remark.ONE_UNTIMED())
+    untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]
+    if untyped:
+        text = (
+            f"{' and '.join(untyped)}: layer times without data types; "
+            "give the layer JSON or the log as well"
+        )
+        result.notes.append(Note(text, code="untyped-times", files=untyped))
+    if first.has_times != second.has_times:
+        text = "one build has layer times, the other has none: give its profile as well"
+        result.notes.append(Note(text, code="one-untimed"))
     return result
 
 
-def _model_and_build(
-    one: Model | EngineReport, two: Model | EngineReport, target: str | Target | None
+def _check_listing(build: Build) -> None:
+    """Reject a build without data types, unless it has times."""
+    if build.names_only and not build.profile_rows:
+        raise BuildLogError(
+            "layer names without precisions; build with --profilingVerbosity=detailed",
+            build.display_name,
+            code="no-precisions",
+        )
+    if not build.layers:
+        raise BuildLogError(
+            "no engine listing; give a layer JSON or a verbose build log",
+            build.display_name,
+            code="no-layer-listing",
+        )
+
+
+# A model and its build
+
+
+def _compare_with_build(
+    model: Model, report: EngineReport, target: str | Target | None, build_first: bool
 ) -> Comparison:
-    """What the file asks for, and what the engine realized."""
-    model = one if isinstance(one, Model) else two
-    report = two if isinstance(one, Model) else one
-    assert isinstance(model, Model) and isinstance(report, EngineReport)
+    """Compare the Q/DQ of a model with the data types in its engine."""
     build = report.build
-    check_told(build)
-    chosen, notes = choose_target(build, target)
-    prediction = predict(model, chosen)
-    names = distinct_names([model.path or "model in memory"], build.files)
-    asked = Asked(View(model), None, names[0])
-    requested = models.nodes_of(asked)
-    realized, by = builds.nodes_of(asked.view, prediction, build)
+    check_not_empty(build)
+    resolved, notes = choose_target(build, target)
+    prediction = predict(model, resolved)
+    titles = distinct_names([model.path or "model in memory"], build.files)
+    side = ModelSide(View(model), None, titles[0])
+    requested = collect_nodes(side)
+    realized, matched_by = map_nodes(side.view, prediction, build)
     if not realized and prediction.convolutions:
         raise BuildLogError(
             "shows no data type of any of the model's convolutions; "
             "build with --profilingVerbosity=detailed",
-            names[1],
+            titles[1],
             code="no-precisions",
         )
-    file, engine = models.side_of(asked), builds.side_of(report, names[1])
+    file, engine = summarize_model(side), _summarize_engine(report, titles[1], model)
+    prediction, assumptions = _choose_assumptions(
+        model, prediction, resolved, realized, engine.conversions
+    )
+    weighted = [c for c in prediction.convolutions if c.index in requested]
+    for conv in weighted:
+        if requested[conv.index].is_int8 and conv.is_int8:
+            requested[conv.index].output = conv.output
+    _count_int8(file, [requested[c.index] for c in weighted])
+    _count_int8(engine, realized.values())
+    for summary in (file, engine):
+        summary.convolutions = len(prediction.convolutions)
+        summary.products = sum(c.is_product for c in prediction.convolutions)
+        summary.plain = summary.convolutions - summary.products
+    file.conversions = _predicted_conversions(prediction, engine.conversions)
+    file.obstacle = obstacles(prediction.findings)
+    sides = (engine, file) if build_first else (file, engine)
+    result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
+    is_float = is_float_build(build) and file.quantized
+    if is_float and build_first:
+        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
+    if build_first:
+        explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+    else:
+        fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
+        explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
+    for conv in weighted:
+        unknown = NodeSide(conv.name, conv.op, Precision.UNKNOWN)
+        pair = (requested[conv.index], realized.get(conv.index, unknown))
+        change = compare_sides(*(pair[::-1] if build_first else pair), scales=False)
+        result.nodes.append(explainer.explain(change))
+    return result
+
+
+def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSummary:
+    """Return the totals of a build, with the parts that it lacks according to its model."""
+    engine, build = summarize_build(report, title), report.build
     if not build.layers:
         engine.gaps.append(NO_LISTING)
     if not (engine.gaps or build.bindings or build.parse.inputs):
         hole = find_listing_hole(build, model.inputs)
         engine.gaps += [] if hole is None else [hole]
     engine.conversions = None if engine.gaps else sum(layer.is_qdq for layer in build.layers)
-    prediction, said = _nearest(model, prediction, chosen, realized, engine.conversions)
-    weighted = [c for c in prediction.convolutions if c.index in requested]
-    for conv in weighted:
-        if requested[conv.index].is_int8 and conv.is_int8:
-            requested[conv.index].output = conv.output
-    file.int8 = sum(requested[c.index].is_int8 for c in weighted)
-    file.int8_to_int8 = sum(requested[c.index].output == Precision.INT8 for c in weighted)
-    file.conversions = _conversions(prediction, engine.conversions)
-    file.obstacle = obstacles(prediction.findings)
-    file.convolutions = engine.convolutions = len(prediction.convolutions)
-    file.products = engine.products = sum(c.is_product for c in prediction.convolutions)
-    file.plain = engine.plain = file.convolutions - file.products
-    engine.int8 = sum(side.is_int8 for side in realized.values())
-    engine.int8_to_int8 = sum(
-        side.is_int8 and side.output == Precision.INT8 for side in realized.values()
-    )
-    swapped = isinstance(one, EngineReport)
-    sides = (engine, file) if swapped else (file, engine)
-    result = Comparison(*sides, matched_by=by, notes=notes + said)
-    is_float = is_float_build(build) and file.quantized
-    if is_float and swapped:
-        result.notes.append(Remark.OF_FLOAT_MODEL())
-    fallback = None if swapped else Lost.FLOAT_BUILD if is_float else Lost.UNEXPLAINED
-    asks, shows = "is predicted to write", "writes"
-    reasons = _Reasons(prediction, fallback, (shows, asks) if swapped else (asks, shows))
-    for conv in weighted:
-        a, b = (
-            requested[conv.index],
-            realized.get(conv.index) or NodeSide(conv.name, conv.op, Precision.UNKNOWN),
-        )
-        result.nodes.append(
-            reasons.explained(compare_sides(*((b, a) if swapped else (a, b)), scales=False))
-        )
-    return result
+    return engine
 
 
-def _conversions(prediction: Prediction, built: int | None) -> int | None:
-    """The predicted number; of a range (what Myelin takes in is not always known) the one nearest to the build's."""
+def _predicted_conversions(prediction: Prediction, built: int | None) -> int | None:
+    """Return the predicted number; of a range, the number nearest to the build's.
+
+    The number is a range if it is unknown what Myelin fuses.
+    """
     if built is None or prediction.conversions is None or not prediction.regions:
         return prediction.conversions
     few, many = prediction.conversions_range or (prediction.conversions, prediction.conversions)
     return min(max(built, few), many)
 
 
-def _nearest(
+def _choose_assumptions(
     model: Model,
     prediction: Prediction,
     target: Target,
     realized: dict[int, NodeSide],
-    built: int | None,
+    conversions: int | None,
 ) -> tuple[Prediction, list[Note]]:
-    """The prediction under the assumption that the build contradicts least, and what to say of it."""
-
-    def wrong(one: Prediction) -> int:
-        outputs = sum(
-            c.output != r.output
-            for c in one.convolutions
-            if (r := realized.get(c.index)) is not None
-            and c.is_int8
-            and r.is_int8
-            and r.output is not None
-        )
-        return outputs + (
-            abs(built - one.conversions) if built is not None and one.conversions is not None else 0
-        )
-
+    """Return the prediction whose assumptions fit the build best, and a note about them."""
     best, notes = prediction, []
+    fewest = _count_differences(best, realized, conversions)
     for assumption in prediction.assumptions:
         for value in assumption.alternatives:
             other = predict(model, target, assume={assumption.name: value})
-            if wrong(other) < wrong(best):
-                best, notes = other, [Remark.COMPARED_WITH(name=assumption.name, value=value)]
+            differences = _count_differences(other, realized, conversions)
+            if differences < fewest:
+                best, fewest = other, differences
+                text = f"{assumption.name}: compared with {value}, which the build shows"
+                notes = [Note(text, code="compared-with", name=assumption.name, value=value)]
     return best, notes
+
+
+def _count_differences(
+    prediction: Prediction, realized: dict[int, NodeSide], conversions: int | None
+) -> int:
+    """Count the INT8 convolutions with another output, and the difference in conversions."""
+    count = 0
+    if conversions is not None and prediction.conversions is not None:
+        count = abs(conversions - prediction.conversions)
+    for conv in prediction.convolutions:
+        built = realized.get(conv.index)
+        if built is not None and built.output is not None and conv.is_int8 and built.is_int8:
+            count += conv.output != built.output
+    return count

@@ -1,11 +1,13 @@
-"""Which node of one ONNX graph is which of another: by structure, and by names where these agree with it.
+"""Match the nodes of two ONNX graphs by structure, and by names that agree with it.
 
-Exporters that number their nodes give one name to different nodes of two exports. A name counts where structure leaves
-a choice, and only if the nodes that structure alone distinguishes have equal names too.
+Exporters that number their nodes give one name to different nodes of two exports. Names therefore
+decide only what structure leaves open, and only if the nodes that structure alone distinguishes
+have equal names too.
 
-Q and DQ are looked through, so that a float model, its Q/DQ versions and what an exporter or a simplifier made of them
-have the same structure. Nodes with weights are the anchors: each has a color made of its own shape and, round by round,
-of the colors around it (Weisfeiler and Leman's refinement).
+Q and DQ are skipped, so that a float model, its Q/DQ versions, and the output of an exporter or a
+simplifier have the same structure. Nodes with weights are the anchors. Each anchor has a color that
+starts with its own shape and is refined in rounds by the colors of its neighbors (Weisfeiler and
+Leman).
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ from qdqtool.ir.graph import Node
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.patterns.view import View
 
-_ROUNDS = 24
-_DISTINCTIVE = 4  # rounds from which on a class of several nodes is paired in order
-_NEIGHBOURS = (
-    32  # anchors remembered for each tensor: a Concat of a thousand needs no more to be recognised
-)
-_TRUSTED = 0.8  # share of equal names among pairs found by structure from which on names decide what is left
-_COMMON = 0.5  # the same where structure finds no pair at all: share of names that both have
-_SEQUENCE = 3000  # nodes left over that are still aligned in order
-ALIKE = 0.6  # likeness from which on two graphs are of one network: exports of one have 1.0, YOLOv8n and YOLO11n 0.2
+_MAX_ROUNDS = 24
+_MIN_ORDERED_ROUND = 4  # first round whose classes of several nodes are paired in order
+_MAX_NEIGHBORS = 32  # anchors stored for each tensor; a Concat of a thousand needs no more
+_MIN_EQUAL_NAMES = 0.8  # share of equal names among pairs found by structure for names to be used
+_MIN_COMMON_NAMES = 0.5  # the same if structure finds no pair: share of names in both graphs
+_MAX_SEQUENCE = 3000  # unpaired nodes that are still aligned in order
+# Likeness of two graphs of one network: exports of one network have 1.0, YOLOv8n and YOLO11n 0.2.
+MIN_LIKENESS = 0.6
 _PRODUCTS = ("Gemm", "MatMul")
+_UNPAIRED = -(10**6)  # color of an anchor without a partner
 
 
 @dataclass(slots=True)
-class Matching:
-    """Pairs of nodes: index of a node of the first graph to the node of the second.
+class NodeMatching:
+    """Partners of the nodes of the first graph, by their index.
 
     Attributes:
-        by: ``names`` where most pairs have the same name, otherwise ``structure``.
-        likeness: Share of the smaller graph's nodes with weights that have a partner in the same surroundings.
+        by: ``names`` if most pairs have the same name, otherwise ``structure``.
+        likeness: Share of the smaller graph's anchors that have a partner with the same neighbors.
     """
 
     pairs: dict[int, Node] = field(default_factory=dict)
@@ -46,15 +48,15 @@ class Matching:
 
 
 @dataclass(slots=True)
-class Skeleton:
-    """A graph without its Q and DQ.
+class AnchorGraph:
+    """A graph of anchors, the nodes with weights, without its Q and DQ.
 
     Attributes:
         anchors: Nodes with weights, in order.
-        signatures: Anchor to what it is by itself: family, dimensions of the weights, strides, groups.
-        above: Node index to the anchors (and network inputs, as negative numbers) that it reads, directly or through
-            other nodes.
-        below: Node index to the anchors that read it.
+        signatures: Operator, shape of the weights, strides and groups of each anchor.
+        above: Nearest anchors upstream of each node, by node index; inputs of the network are
+            negative.
+        below: Nearest anchors downstream of each node, by node index.
     """
 
     view: View
@@ -63,249 +65,268 @@ class Skeleton:
     above: dict[int, frozenset[int]]
     below: dict[int, frozenset[int]]
 
+    def name(self, index: int) -> str:
+        """Return the name of the node with this index."""
+        return self.view.model.nodes[index].name
 
-def skeleton_of(view: View) -> Skeleton:
-    """The graph as matching sees it."""
+
+def build_anchor_graph(view: View) -> AnchorGraph:
+    """Find the anchors of a graph and their neighbors."""
     model = view.model
     anchors = [n for n in view.weighted if n.input(1) and view.weights(n).folded]
-    known = {n.index for n in anchors}
+    indices = {n.index for n in anchors}
     above: dict[int, frozenset[int]] = {}
-    tensors: dict[str, frozenset[int]] = {
-        name: frozenset({-1 - i}) for i, name in enumerate(model.inputs)
-    }
+    producers = {name: frozenset({-1 - i}) for i, name in enumerate(model.inputs)}
     for node in model.ordered:
-        read = [t for t in _data_inputs(node, known) if t and t not in view.constants]
-        above[node.index] = _union(tensors.get(t, frozenset()) for t in read)
-        for tensor in node.outputs:
-            tensors[tensor] = frozenset({node.index}) if node.index in known else above[node.index]
-    readers: dict[str, frozenset[int]] = {}
+        inputs = [t for t in _data_inputs(node, indices) if t not in view.constants]
+        above[node.index] = _union(producers.get(t, frozenset()) for t in inputs)
+        source = frozenset({node.index}) if node.index in indices else above[node.index]
+        producers.update(dict.fromkeys(node.outputs, source))
     below: dict[int, frozenset[int]] = {}
+    consumers: dict[str, frozenset[int]] = {}
     for node in reversed(model.ordered):
-        below[node.index] = _union(readers.get(t, frozenset()) for t in node.outputs)
-        seen = frozenset({node.index}) if node.index in known else below[node.index]
-        for tensor in _data_inputs(node, known):
-            if tensor:
-                readers[tensor] = _union([readers.get(tensor, frozenset()), seen])
-    return Skeleton(view, anchors, {n.index: _signature(view, n) for n in anchors}, above, below)
+        below[node.index] = _union(consumers.get(t, frozenset()) for t in node.outputs)
+        sink = frozenset({node.index}) if node.index in indices else below[node.index]
+        for tensor in _data_inputs(node, indices):
+            consumers[tensor] = _union([consumers.get(tensor, frozenset()), sink])
+    return AnchorGraph(view, anchors, {n.index: _signature(view, n) for n in anchors}, above, below)
 
 
-def _data_inputs(node: Node, anchors: set[int]) -> Sequence[str]:
-    return (
-        node.inputs[:1] if node.index in anchors or is_qdq(node) else (*node.inputs, *node.captured)
-    )
+def _data_inputs(node: Node, anchors: set[int]) -> list[str]:
+    has_one = node.index in anchors or is_qdq(node)
+    return [t for t in (node.inputs[:1] if has_one else (*node.inputs, *node.captured)) if t]
 
 
 def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
-    found: set[int] = set()
-    for one in sets:
-        found |= one
-    return frozenset(sorted(found)[:_NEIGHBOURS]) if len(found) > _NEIGHBOURS else frozenset(found)
+    union = frozenset[int]().union(*sets)
+    return frozenset(sorted(union)[:_MAX_NEIGHBORS]) if len(union) > _MAX_NEIGHBORS else union
 
 
 def _signature(view: View, node: Node) -> Hashable:
     shape = tuple(view.model.constant_shape(view.weights(node).source) or ())
     if node.op in _PRODUCTS:
         return "product", tuple(sorted(shape))
-    strides, dilations = (_each(node, name, len(shape) - 2) for name in ("strides", "dilations"))
+    strides, dilations = (
+        _spatial_attribute(node, n, len(shape) - 2) for n in ("strides", "dilations")
+    )
     return node.op, shape, strides, dilations, node.integer("group", 1)
 
 
-def _each(node: Node, name: str, axes: int) -> tuple[int, ...]:
-    """An attribute of each spatial axis, which is 1 where it is not given."""
-    given = node.attributes.get(name)
-    return tuple(given) if isinstance(given, list) else (1,) * axes
+def _spatial_attribute(node: Node, name: str, axes: int) -> tuple[int, ...]:
+    """Return an attribute of each spatial axis; its default is 1."""
+    value = node.attributes.get(name)
+    return tuple(value) if isinstance(value, list) else (1,) * axes
 
 
-def match(first: View, second: View) -> Matching:
-    """Pairs the nodes of two graphs; Q, DQ and constants have no partner."""
-    one, two = skeleton_of(first), skeleton_of(second)
-    rounds = _rounds(one, two)
+def match(first_view: View, second_view: View) -> NodeMatching:
+    """Pair the nodes of two graphs; Q, DQ and constants have no partner."""
+    first, second = build_anchor_graph(first_view), build_anchor_graph(second_view)
+    rounds = _refine_colors(first, second)
     pairs: dict[int, int] = {}
-    distinctive = rounds[: _DISTINCTIVE - 1 : -1]
-    for colors in distinctive:
-        _pair_classes(one, two, *colors, pairs, alone=True)
-    named = _names_agree(one, two, pairs)
-    for colors in distinctive:
-        _pair_classes(one, two, *colors, pairs, named=named)
-    if named:
-        _pair_names(one, two, pairs)
-    for colors in rounds[:_DISTINCTIVE][::-1]:
-        _pair_classes(one, two, *colors, pairs, alone=True)
-    _pair_in_order(one, two, pairs)
-    nodes = {n.index: n for n in second.model.nodes}
-    result = Matching({i: nodes[j] for i, j in pairs.items()}, likeness=_likeness(one, two, pairs))
-    same = sum(first.model.nodes[i].name == n.name for i, n in result.pairs.items())
+    late_rounds = rounds[: _MIN_ORDERED_ROUND - 1 : -1]
+    for colors in late_rounds:
+        _pair_single_nodes(colors, pairs)
+    use_names = _names_agree(first, second, pairs)
+    for colors in late_rounds:
+        _pair_classes(first, second, colors, pairs, use_names)
+    if use_names:
+        _pair_names(first, second, pairs)
+    for colors in rounds[:_MIN_ORDERED_ROUND][::-1]:
+        _pair_single_nodes(colors, pairs)
+    _pair_in_order(first, second, pairs)
+    nodes = {n.index: n for n in second_view.model.nodes}
+    result = NodeMatching({i: nodes[j] for i, j in pairs.items()})
+    result.likeness = _likeness(first, second, pairs)
+    same = sum(first.name(i) == n.name for i, n in result.pairs.items())
     result.by = "names" if 2 * same >= len(pairs) else "structure"
-    _pair_others(one, two, result, named)
+    _pair_nodes_without_weights(first, second, result, use_names)
     return result
 
 
-def _likeness(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> float:
-    """Share of the anchors whose partner has their partners around it, or as little around it as they."""
-
-    def fits(i: int, j: int) -> bool:
-        around = [(one.above[i], two.above[j]), (one.below[i], two.below[j])]
-        agree = sum(
-            bool({pairs.get(x, x if x < 0 else None) for x in mine} & theirs)
-            or not (mine or theirs)
-            for mine, theirs in around
-        )
-        return agree == len(around)
-
-    fewer = min(len(one.anchors), len(two.anchors))
-    return sum(fits(i, j) for i, j in pairs.items()) / fewer if fewer else 1.0
+def _likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
+    """Return the share of anchors whose neighbors are partners of the partner's neighbors."""
+    smaller = min(len(first.anchors), len(second.anchors))
+    if not smaller:
+        return 1.0
+    agree = 0
+    for i, j in pairs.items():
+        sides = ((first.above[i], second.above[j]), (first.below[i], second.below[j]))
+        agree += all(_have_partners(ours, theirs, pairs) for ours, theirs in sides)
+    return agree / smaller
 
 
-def _rounds(one: Skeleton, two: Skeleton) -> list[tuple[dict[int, int], dict[int, int]]]:
-    """Colors of the anchors of both graphs after each round, the coarsest first; equal numbers mean alike."""
+def _have_partners(ours: frozenset[int], theirs: frozenset[int], pairs: Mapping[int, int]) -> bool:
+    """Return whether two sets of neighbors have a pair in common, or are both empty."""
+    if not ours and not theirs:
+        return True
+    partners = {pairs.get(i, i if i < 0 else None) for i in ours}
+    return bool(partners & theirs)
+
+
+Colors = tuple[dict[int, int], dict[int, int]]
+"""Colors of the anchors of the first and the second graph, by node index."""
+
+
+def _refine_colors(first: AnchorGraph, second: AnchorGraph) -> list[Colors]:
+    """Return the colors after each round; equal colors mean equal structure."""
     numbers: dict[Hashable, int] = {}
 
     def number(key: Hashable) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    def start(graph: Skeleton) -> dict[int, int]:
-        return {i: number(("own", s)) for i, s in graph.signatures.items()}
+    def color_set(neighbors: frozenset[int], colors: Mapping[int, int]) -> tuple[int, ...]:
+        return tuple(sorted(colors.get(i, i if i < 0 else _UNPAIRED) for i in neighbors))
 
-    def refine(graph: Skeleton, colors: Mapping[int, int]) -> dict[int, int]:
-        def of(found: frozenset[int]) -> tuple[int, ...]:
-            return tuple(sorted(colors.get(i, i if i < 0 else -(10**6)) for i in found))
+    def refine(graph: AnchorGraph, colors: Mapping[int, int]) -> dict[int, int]:
+        return {
+            i: number((c, color_set(graph.above[i], colors), color_set(graph.below[i], colors)))
+            for i, c in colors.items()
+        }
 
-        return {i: number((c, of(graph.above[i]), of(graph.below[i]))) for i, c in colors.items()}
-
-    colors = start(one), start(two)
-    found = [colors]
+    left, right = (
+        {i: number(("own", signature)) for i, signature in graph.signatures.items()}
+        for graph in (first, second)
+    )
+    rounds = [(left, right)]
     classes = 0
-    for _ in range(_ROUNDS):
-        now = len({*colors[0].values(), *colors[1].values()})
-        if now == classes:
+    for _ in range(_MAX_ROUNDS):
+        refined = len({*left.values(), *right.values()})
+        if refined == classes:
             break
-        classes = now
-        colors = refine(one, colors[0]), refine(two, colors[1])
-        found.append(colors)
-    return found
+        classes = refined
+        left, right = refine(first, left), refine(second, right)
+        rounds.append((left, right))
+    return rounds
+
+
+def _find_unpaired_classes(
+    colors: Colors, pairs: dict[int, int]
+) -> list[tuple[list[int], list[int]]]:
+    """Return the unpaired nodes of each color that is as frequent in both graphs."""
+    classes: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for side, paired in enumerate((set(pairs), set(pairs.values()))):
+        for index, color in colors[side].items():
+            if index not in paired:
+                classes[color][side].append(index)
+    return [sides for sides in classes.values() if len(sides[0]) == len(sides[1])]
+
+
+def _pair_single_nodes(colors: Colors, pairs: dict[int, int]) -> None:
+    for left, right in _find_unpaired_classes(colors, pairs):
+        if len(left) == 1:
+            pairs[left[0]] = right[0]
 
 
 def _pair_classes(
-    one: Skeleton,
-    two: Skeleton,
-    first: Mapping[int, int],
-    second: Mapping[int, int],
+    first: AnchorGraph,
+    second: AnchorGraph,
+    colors: Colors,
     pairs: dict[int, int],
-    *,
-    alone: bool = False,
-    named: bool = False,
+    use_names: bool,
 ) -> None:
-    """Pairs what has the same color and is as often in both: if ``named`` same names first, then in order."""
-    left: dict[int, list[int]] = defaultdict(list)
-    right: dict[int, list[int]] = defaultdict(list)
-    for colors, done, classes in ((first, set(pairs), left), (second, set(pairs.values()), right)):
-        for index, color in colors.items():
-            if index not in done:
-                classes[color].append(index)
-    for color, members in left.items():
-        others = right.get(color, [])
-        if len(members) != len(others) or (alone and len(members) != 1):
-            continue
-        names = {two.view.model.nodes[j].name: j for j in others} if named else {}
-        found = {
-            i: j
-            for i in members
-            if (j := names.pop(one.view.model.nodes[i].name, None)) is not None
-        }
-        used = set(found.values())
-        rest = zip(
-            (i for i in members if i not in found),
-            (j for j in others if j not in used),
-            strict=True,
-        )
-        pairs.update({**found, **dict(rest)})
+    """Pair the nodes of each color: equal names first, if names are used, then in order."""
+    for left, right in _find_unpaired_classes(colors, pairs):
+        names = {second.name(j): j for j in right} if use_names else {}
+        by_name: dict[int, int] = {}
+        for i in left:
+            partner = names.pop(first.name(i), None)
+            if partner is not None:
+                by_name[i] = partner
+        paired = set(by_name.values())
+        rest = [j for j in right if j not in paired]
+        pairs |= by_name
+        pairs |= zip((i for i in left if i not in by_name), rest, strict=True)
 
 
-def _names_agree(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool:
-    """Whether names say what structure says of the nodes that it distinguishes, or of themselves if there is none."""
-    names = {n.name: n.index for n in two.anchors}
+def _names_agree(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> bool:
+    """Return whether equal names mean equal nodes.
+
+    They are checked against the pairs of the structure, or if there are none, against the
+    signatures.
+    """
+    indices = {n.name: n.index for n in second.anchors}
     if pairs:
-        asked = [
-            j == names[name]
-            for i, j in pairs.items()
-            if (name := one.view.model.nodes[i].name) in names
-        ]
-        return bool(asked) and sum(asked) >= _TRUSTED * len(asked)
-    common = [n for n in one.anchors if n.name in names]
-    alike = sum(one.signatures[n.index] == two.signatures[names[n.name]] for n in common)
-    return alike == len(common) and alike >= _COMMON * min(len(one.anchors), len(two.anchors))
+        agree = [j == indices[first.name(i)] for i, j in pairs.items() if first.name(i) in indices]
+        return bool(agree) and sum(agree) >= _MIN_EQUAL_NAMES * len(agree)
+    common = [n for n in first.anchors if n.name in indices]
+    if any(first.signatures[n.index] != second.signatures[indices[n.name]] for n in common):
+        return False
+    return len(common) >= _MIN_COMMON_NAMES * min(len(first.anchors), len(second.anchors))
 
 
-def _left(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> tuple[list[Node], list[Node]]:
-    """The anchors of both that have no partner yet."""
-    taken = set(pairs.values())
-    return [n for n in one.anchors if n.index not in pairs], [
-        n for n in two.anchors if n.index not in taken
-    ]
+def _find_unpaired_anchors(
+    first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]
+) -> tuple[list[Node], list[Node]]:
+    paired = set(pairs.values())
+    left = [n for n in first.anchors if n.index not in pairs]
+    return left, [n for n in second.anchors if n.index not in paired]
 
 
-def _pair_names(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
-    left, right = _left(one, two, pairs)
-    named = {n.name: n.index for n in right}
-    pairs |= {
-        n.index: named[n.name]
-        for n in left
-        if n.name in named and one.signatures[n.index] == two.signatures[named[n.name]]
-    }
+def _pair_names(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]) -> None:
+    left, right = _find_unpaired_anchors(first, second, pairs)
+    indices = {n.name: n.index for n in right}
+    for node in left:
+        partner = indices.get(node.name)
+        if partner is not None and first.signatures[node.index] == second.signatures[partner]:
+            pairs[node.index] = partner
 
 
-def _pair_in_order(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
-    left, right = _left(one, two, pairs)
-    if max(len(left), len(right)) > _SEQUENCE:
+def _pair_in_order(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]) -> None:
+    left, right = _find_unpaired_anchors(first, second, pairs)
+    if max(len(left), len(right)) > _MAX_SEQUENCE:
         return
-    keys: dict[Hashable, int] = {}
-    first = [keys.setdefault(one.signatures[n.index], len(keys)) for n in left]
-    second = [keys.setdefault(two.signatures[n.index], len(keys)) for n in right]
-    for a, b, size in difflib.SequenceMatcher(
-        None, first, second, autojunk=False
-    ).get_matching_blocks():
+    numbers: dict[Hashable, int] = {}
+    ours = [numbers.setdefault(first.signatures[n.index], len(numbers)) for n in left]
+    theirs = [numbers.setdefault(second.signatures[n.index], len(numbers)) for n in right]
+    matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
+    for a, b, size in matcher.get_matching_blocks():
         pairs.update((left[a + k].index, right[b + k].index) for k in range(size))
 
 
-def _pair_others(one: Skeleton, two: Skeleton, result: Matching, named: bool) -> None:
-    """Nodes without weights: by operator and the anchors around them, and if ``named`` by name."""
-    mapped = {i: n.index for i, n in result.pairs.items()}
-    weighted = {n.index for n in one.anchors}, {n.index for n in two.anchors}
-
-    def others(graph: Skeleton, own: set[int]) -> list[Node]:
-        return [
-            n
-            for n in graph.view.model.ordered
-            if n.index not in own
-            and not is_qdq(n)
-            and n.op != "Constant"
-            and n.output not in graph.view.constants
-        ]
-
-    def around(graph: Skeleton, node: Node, names: Mapping[int, int] | None) -> Hashable:
-        def of(found: frozenset[int]) -> frozenset[int]:
-            return (
-                found
-                if names is None
-                else frozenset(names.get(i, i if i < 0 else -(10**6)) for i in found)
-            )
-
-        return node.op, of(graph.above[node.index]), of(graph.below[node.index])
-
-    right = others(two, weighted[1])
-    by_name = {n.name: n for n in right} if named else {}
-    by_place: dict[Hashable, list[Node]] = defaultdict(list)
+def _pair_nodes_without_weights(
+    first: AnchorGraph, second: AnchorGraph, result: NodeMatching, use_names: bool
+) -> None:
+    """Pair by name, if names are used, or by operator and neighboring anchors."""
+    left, right = _nodes_without_weights(first), _nodes_without_weights(second)
+    partners = {i: n.index for i, n in result.pairs.items()}
+    keys = {n.index: _neighbor_key(first, n, partners) for n in left}
+    counts = Counter(keys.values())
+    by_name = {n.name: n for n in right} if use_names else {}
+    by_key: dict[Hashable, list[Node]] = defaultdict(list)
     for node in right:
-        by_place[around(two, node, None)].append(node)
-    taken: set[int] = set()
-    left = others(one, weighted[0])
-    places = Counter(around(one, n, mapped) for n in left)
+        by_key[_neighbor_key(second, node, None)].append(node)
+    paired: set[int] = set()
     for node in left:
-        found = by_name.get(node.name)
-        if found is None or found.op != node.op or found.index in taken:
-            key = around(one, node, mapped)
-            free = [n for n in by_place.get(key, ()) if n.index not in taken]
-            found = free[0] if free and places[key] == len(by_place[key]) else None
-        if found is not None:
-            result.pairs[node.index] = found
-            taken.add(found.index)
+        partner = by_name.get(node.name)
+        if partner is None or partner.op != node.op or partner.index in paired:
+            key = keys[node.index]
+            candidates = by_key.get(key, [])
+            free = (n for n in candidates if n.index not in paired)
+            partner = next(free, None) if counts[key] == len(candidates) else None
+        if partner is not None:
+            result.pairs[node.index] = partner
+            paired.add(partner.index)
+
+
+def _nodes_without_weights(graph: AnchorGraph) -> Sequence[Node]:
+    anchors = {n.index for n in graph.anchors}
+    return [
+        n
+        for n in graph.view.model.ordered
+        if not (
+            n.index in anchors
+            or is_qdq(n)
+            or n.op == "Constant"
+            or n.output in graph.view.constants
+        )
+    ]
+
+
+def _neighbor_key(graph: AnchorGraph, node: Node, partners: Mapping[int, int] | None) -> Hashable:
+    """Return operator and neighboring anchors of a node, as indices of the second graph."""
+    sides = (graph.above[node.index], graph.below[node.index])
+    if partners is None:
+        return node.op, *sides
+    return node.op, *(
+        frozenset(partners.get(i, i if i < 0 else _UNPAIRED) for i in side) for side in sides
+    )

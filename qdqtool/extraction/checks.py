@@ -29,7 +29,13 @@ from qdqtool.util import limits
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Said, said
 from qdqtool.util.subprocesses import run_command, temporary_folder
-from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
+from qdqtool.verification.build_model import (
+    BuiltModel,
+    build_model,
+    is_status_as_predicted,
+    map_build,
+    pair_convolutions,
+)
 
 TIMEOUT = 600.0  # seconds for one build
 PATIENCE, SLOWER = 60.0, 5.0  # seconds, and times the seconds of the whole model
@@ -137,7 +143,7 @@ class BuilderCheck:
             (work / "build.log").unlink(missing_ok=True)
             result = build_with_package(self._child, path, work, self._builder, _SM, TIMEOUT)
             read_log(model, log_names(model), work, result)
-            built = mapped(result)
+            built = map_build(result)
         else:
             built = build_model(path, self._builder, timeout=TIMEOUT)
         message = "" if built.status == "built" else _kind(built.message, model)
@@ -146,7 +152,7 @@ class BuilderCheck:
     def _differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
         prediction = predict(model, self._target, advice=False)
         if self._builder == "tensorrt-rtx":
-            if status_agrees(prediction, built) is False:
+            if is_status_as_predicted(prediction, built) is False:
                 return frozenset({("another status", built.status)})
             if built.status != "built":
                 return frozenset()
@@ -155,7 +161,7 @@ class BuilderCheck:
                     f"{p.predicted.precision} writing {p.predicted.output}",
                     f"{p.built.precision} writing {p.built.output}",
                 )
-                for p in compare(prediction, built)
+                for p in pair_convolutions(prediction, built)
                 if p.built is not None and p.agrees is False
             )
         if built.status != "built" or built.build is None:

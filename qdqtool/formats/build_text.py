@@ -13,13 +13,13 @@ from qdqtool.util.text import counted, layers_counted, middle
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.costs import EngineComparison, LayerPair
-    from qdqtool.comparison.result import Comparison, NodeChange, Side
+    from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
     from qdqtool.verification.lines import Verification
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
 _SHOWN_MS = 5e-5  # what four digits show
-# By qdqtool.comparison.result.Change, the gravest first.
+# By qdqtool.comparison.result.ChangeKind, the gravest first.
 _TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but writing float",
@@ -132,10 +132,10 @@ def _totals(page: Page, key: str, totals: dict[str, LayerTotals], *, timed: bool
 
 def render_comparison(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
     """The answer first, then what happened to which node; ``everything`` lists every node and layer."""
-    from qdqtool.comparison import words
+    from qdqtool.comparison.text import summarize
 
     page = Page(width, everything)
-    page.fill(words.answer(comparison), 0)
+    page.fill(summarize(comparison), 0)
     page.gap()
     _side(page, "A", comparison.a)
     _side(page, "B", comparison.b)
@@ -156,7 +156,7 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
     return str(page)
 
 
-def _side(page: Page, label: str, side: Side) -> None:
+def _side(page: Page, label: str, side: SideSummary) -> None:
     timed = side.kind == "build" and side.int8 is None
     parts = [
         "times of layers, no data types" if timed else layers_counted(side.plain, side.products)

@@ -156,27 +156,38 @@ class Page:
 # Parameters as options ----------------------------------------------------------------------------------------------
 
 
-_REASONS = ("skipped", "refused", "notes", "warnings")  # fields of an answer
-_OPTIONS = {"data": "calib", "evaluation": "eval"}  # called otherwise on the command line
+_NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # fields of an answer
+_NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")  # they hold names of the model
+_OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # where they differ from the parameter
+# Parameters that messages mention. Other words in backticks are those of a model or a compiler.
+_PARAMETERS = """
+    activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
+    check_timeout clock cluster data effort evaluation exclude exclude_op finding gpu head
+    high_precision hops include input_type inputs issue keep layers limit losses max_images mean method
+    method_for metric minimize mixed_cpus node other output outputs overwrite_cache percentile power
+    predict private profile require_gain required residual resize save_calibration scale says shapes size sm smooth
+    state std strongly_typed target time_limit timeout tuning unify weights workers
+""".split()
+_PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 
 
 def as_options(text: str) -> str:
-    """A sentence with each parameter in it as the option of that name: ``--exclude``, ``--head none``."""
-    return told(text, _option)
+    """Spell the parameters in a message as options: ``--exclude`` for `exclude` in backticks."""
+    return _PARAMETER.sub(lambda match: _option(match[1], match[2] or ""), told(text, _option))
 
 
 def _option(name: str, value: str) -> str:
-    option = _OPTIONS.get(name, name).replace("_", "-")
+    option = _OPTION_NAMES.get(name, name).replace("_", "-")
     if value == "False":
         return f"--no-{option}"
     return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
 
 
 def worded(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer as JSON with its reasons, notes and warnings in the words of the command line."""
+    """Return an answer as JSON whose notes, warnings and reasons name options, not parameters."""
     return {
         **answer,
-        **{name: _all_as_options(answer[name]) for name in _REASONS if name in answer},
+        **{name: _all_as_options(answer[name]) for name in _NOTE_FIELDS if name in answer},
     }
 
 
@@ -185,4 +196,6 @@ def _all_as_options(data: Any) -> Any:
         return as_options(data)
     if isinstance(data, list):
         return [_all_as_options(d) for d in data]
-    return {k: _all_as_options(v) for k, v in data.items()} if isinstance(data, dict) else data
+    if isinstance(data, dict):
+        return {k: v if k in _NAME_FIELDS else _all_as_options(v) for k, v in data.items()}
+    return data

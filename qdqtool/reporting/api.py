@@ -24,7 +24,7 @@ from qdqtool.util import limits
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.outputs import write_text
 from qdqtool.util.said import said
-from qdqtool.verification.api import build_of
+from qdqtool.verification.api import load_build
 
 REPORT_SCHEMA = "qdqtool/report/1"
 
@@ -137,7 +137,7 @@ def collect(
         raise QdqtoolError(
             said("{`clock`} needs {`gpu`}"), code="missing-argument", parameter="gpu"
         )
-    build = build_of(builds) if builds else None
+    build = load_build(builds) if builds else None
     chosen = gpu_for(build, gpu)
     subject = look_at(model, inputs, chosen, build)
     collector = Collector(subject, "after" if before is not None else "model")

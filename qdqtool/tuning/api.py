@@ -7,22 +7,19 @@ import hashlib
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from google.protobuf.message import EncodeError
 
-from calibration.cluster import mapping
+from calibration.cluster.connection import Cluster, check_cluster
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
-from qdqtool.insertion import losses
+from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.api import prepared, said_of_half, too_large
-from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -31,6 +28,7 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
@@ -38,39 +36,44 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
-from qdqtool.tuning.expected import expected, fitting, leave_time
-from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local, looked_at
-from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
-from qdqtool.tuning.metrics import Outputs, compared, metric_for
+from qdqtool.tuning import summary
+from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
+from qdqtool.tuning.image_sets import ImageSets, open_sets
+from qdqtool.tuning.measure import (
+    ClusterMapper,
+    TaskMapper,
+    TuningJob,
+    count_default_workers,
+    map_on_threads,
+)
+from qdqtool.tuning.metrics import MetricFunction, find_compared_tensors, metric_for
 from qdqtool.tuning.options import SearchBudget, TuneOptions, TuningGoal
-from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
-from qdqtool.tuning.search import Search
-from qdqtool.tuning.sites import FREE, INT8
+from qdqtool.tuning.planner import Configuration, Planner
+from qdqtool.tuning.result import PlacementResult, Tuning
+from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.store import MeasurementStore
+from qdqtool.tuning.time_plan import count_fitting_samples, estimate_duration, reserve_time
 from qdqtool.types import Json
 from qdqtool.util import limits
 from qdqtool.util.files import record_inputs
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import of_error, said
+from qdqtool.util.notes import Note
 
-_JUDGED_POINTS = 10
-_RANGING = 0.25  # part of a time limit that the pass for ranges may take
-_TIMED = 4  # samples that tell how long it takes
+_RANGES_TIME = 0.25  # part of a time limit that the collection of ranges may take
+_TIMED_SAMPLES = 4  # samples whose collection is timed for that
 
 
 def tune(
     model: ModelSource | Model,
     data: object,
     *,
-    mapper: Mapper | None = None,
+    mapper: TaskMapper | None = None,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
     evaluation: object = None,
     keep: float | None = None,
     budget_ms: float | None = None,
-    metric: str | Callable[[Outputs, Outputs, str], float] | None = None,
+    metric: str | MetricFunction | None = None,
     gpu: str | None = None,
     clock: float | None = None,
     power: str | None = None,
@@ -175,217 +178,314 @@ def tune(
             state, time_limit, check_timeout, whole_front, chosen_on, judged_on, swept_on, workers
         ),
     )
-    with record_inputs() as inputs:
-        tuning = _tune(model, data, target_named(target), options, mapper, progress, say)
+    with record_inputs() as inputs, contextlib.ExitStack() as stack:
+        run = _TuningRun(model, data, target_named(target), options)
+        opened = None
+        if cluster is not None:
+            opened = stack.enter_context(Cluster(cluster, mixed_cpus))
+        run.collect_ranges(progress, None if opened is None else opened.client)
+        if mapper is None and opened is not None:
+            mapper = stack.enter_context(ClusterMapper(opened))
+        workers = workers or (count_default_workers() if opened is None else opened.threads())
+        search = run.make_search(mapper or map_on_threads(workers), workers, progress, say)
+        _run_search(search, estimate=say is not None)
+        tuning = run.make_result(search)
     tuning.read = inputs
     return tuning
 
 
-def _tune(
-    model: ModelSource | Model,
-    data: object,
-    chosen: Target,
-    options: TuneOptions,
-    mapper: Mapper | None,
-    progress: bool,
-    say: Callable[[str], None] | None,
-) -> Tuning:
-    aim, machine, ranges, images = options.goal, options.gpu, options.ranges, options.images
-    placing, remainder, where = options.placement, options.network, options.cluster
-    effort = options.search
-    began, cpu = time.monotonic(), time.process_time()
-    if where.cluster is not None:
-        mapping.check_where(where.cluster)
-    limit = limits.check_seconds(effort.check_timeout, "check_timeout")
-    aim.check_budget(machine.gpu)
-    keep, time_limit = aim.kept_part, effort.time_limit
-    chip = _gpu(machine, chosen)
-    chosen = chosen if chip is None else chosen.with_capability(chip.cc)
-    loaded = load_full(model)
-    described = {
-        "path": loaded.path,
-        "sha256": loaded.sha256,
-        "opset": loaded.opset,
-        "nodes": len(loaded.nodes),
-    }
-    work, half, notes, warnings = prepared(
-        model, loaded, chosen, placing.weights, remainder.high_precision
-    )
-    rules, placement = choose_rules(work, placing, chosen)
-    measure = metric_for(work, aim.metric, limit)
-    sets = open_sets(
-        work,
-        data,
-        aim.evaluation,
-        images,
-        max_images=ranges.max_images,
-        chosen_on=effort.chosen_on,
-        judged_on=effort.judged_on,
-        swept_on=effort.swept_on,
-    )
-    settings = _settings(
-        {**vars(ranges), **vars(placing), **vars(images), **vars(remainder)},
-        chosen,
-        measure.identity,
-    )
-    identity = {
-        "model": hashlib.sha256(_serialized(work)).hexdigest()[:20],
-        "images": sets.fingerprint,
-        "settings": settings,
-    }
-    store = Store(effort.state, identity)  # before anything takes long: it may be another tuning's
-    if remainder.smooth is not None:
-        notes.append(
-            smooth(work, placement or place(work, rules), remainder.smooth, sets.calibration)[1]
+class _TuningRun:
+    """The network, the images and the plans of one call of `tune`."""
+
+    def __init__(
+        self, model: ModelSource | Model, data: object, target: Target, options: TuneOptions
+    ) -> None:
+        self.started = time.monotonic(), time.process_time()
+        self.data = data
+        self.options = options
+        if options.cluster.cluster is not None:
+            check_cluster(options.cluster.cluster)
+        timeout = limits.check_seconds(options.search.check_timeout, "check_timeout")
+        options.goal.check_budget(options.gpu.gpu)
+        self.gpu = _choose_gpu(options.gpu, target)
+        self.target = target if self.gpu is None else target.with_capability(self.gpu.cc)
+        self.source = load_full(model)
+        self.info: Json = {
+            "path": self.source.path,
+            "sha256": self.source.sha256,
+            "opset": self.source.opset,
+            "nodes": len(self.source.nodes),
+        }
+        placing, network = options.placement, options.network
+        self.model, half, self.notes, self.warnings = prepared(
+            model, self.source, self.target, placing.weights, network.high_precision
         )
-    planner = Planner(
-        work, rules, chosen, MethodChoice.from_options(ranges), placing.unify, chip, half
-    )
-    with contextlib.ExitStack() as stack:
-        opened = None
-        if where.cluster is not None:
-            opened = stack.enter_context(mapping.Cluster(where.cluster, where.mixed_cpus))
-        calibration = _calibrate(
-            planner,
-            sets,
-            progress,
-            replace(where, cluster=getattr(opened, "client", None)),
-            time_limit,
-            store,
+        rules, placement = choose_rules(self.model, placing, self.target)
+        self.metric = metric_for(self.model, options.goal.metric, timeout)
+        self.sets = open_sets(
+            self.model,
+            data,
+            options.goal.evaluation,
+            options.images,
+            max_images=options.ranges.max_images,
+            chosen_on=options.search.chosen_on,
+            judged_on=options.search.judged_on,
+            swept_on=options.search.swept_on,
         )
-        scores = find_class_outputs(work)
-        base = planner.plan(Configuration())
-        notes.extend(base.placement.notes)
-        if store.ranged_on:
-            notes.append(Remark.RANGES_ON(room=store.ranged_on, images=len(sets.calibration)))
-        if half:
-            planner.wide = _wide(planner, sets, warnings)
-            notes.extend(said_of_half(work, chosen, planner.wide, remainder.high_precision is None))
-        job = Job(
-            _serialized(work),
-            sets.measured,
-            tuple(compared(work)),
-            scores if set(scores) <= set(compared(work)) else (),
-            measure,
+        # Before anything takes long: the file may be that of another tuning.
+        self.store = MeasurementStore(options.search.state, self._identify())
+        if network.smooth is not None:
+            placement = placement or place(self.model, rules)
+            calibration = self.sets.calibration
+            self.notes.append(smooth(self.model, placement, network.smooth, calibration)[1])
+        self.planner = Planner(
+            self.model,
+            rules,
+            self.target,
+            MethodChoice.from_options(options.ranges),
+            placing.unify,
+            self.gpu,
+            half,
         )
-        count = effort.workers or (default_workers() if opened is None else opened.threads())
-        if mapper is None and opened is not None:
-            mapper = stack.enter_context(ClusterMapper(opened))
-        elif mapper is not None:
-            mapper = looked_at(mapper)
-        bench = Measurements(
-            job,
-            sets,
-            mapper or local(count),
-            store,
-            count,
-            None if time_limit is None else began + time_limit,
-            progress,
+        self.ranges_report: Json = {}
+
+    def _identify(self) -> Json:
+        """Return hashes of everything that measurements depend on."""
+        ranges, placing = self.options.ranges, self.options.placement
+        settings: Json = {
+            "method": ranges.method,
+            "method_for": ranges.method_for,
+            "percentile": ranges.percentile,
+            "head": placing.head,
+            "residual": placing.residual,
+            "attention": placing.attention,
+            "unify": placing.unify,
+            "exclude": placing.exclude,
+            "include": placing.include,
+            "exclude_op": placing.exclude_op,
+            "size": self.options.images.size,
+            "preprocess": self.options.images.preprocess,
+            "smooth": self.options.network.smooth,
+        }
+        lines = [self.target.name, self.metric.identity]
+        lines += [f"{name}={setting!r}" for name, setting in settings.items()]
+        return {
+            "model": _hash(_serialize(self.model)),
+            "images": self.sets.fingerprint,
+            "settings": _hash("\n".join(lines).encode()),
+        }
+
+    def collect_ranges(self, progress: bool, client: object) -> None:
+        """Collect statistics for every method and every tensor that any placement could quantize.
+
+        A time limit reduces the samples. With stored measurements, use as many as these had.
+        """
+        planner = self.planner
+        placement = planner.placement(Configuration())
+        if not placement.inputs:
+            raise nothing_to_quantize(placement.skipped, planner.model.path or "model")
+        groups = planner.groups(placement)
+        planner.methods.check([t for group in groups for t in group.tensors])
+        cluster = replace(self.options.cluster, cluster=client)
+        data = self.sets.calibration
+        room = self._count_range_samples(cluster)
+        self.store.ranged_on = room if 0 < room < len(data) else 0
+        notes = []
+        if self.store.ranged_on:
+            images = len(data)
+            text = f"ranges from {room} of {images} images: more would exceed the time limit"
+            notes.append(Note(text, code="ranges-on", room=room, images=images))
+            data = _take_samples(self.sets, room)
+        statistics, self.ranges_report = collect_statistics(
+            planner.model,
+            data,
+            planner.possible_groups(),
+            max_images=len(data),
+            cluster=cluster,
+            progress=progress,
         )
-        search = Search(
-            planner,
-            bench,
-            keep,
-            aim.budget_ms,
-            effort.whole_front,
+        planner.statistics = statistics.tensors
+        self.notes += [*planner.plan(Configuration()).placement.notes, *notes]
+        if planner.half:
+            planner.wide = self._find_wide_tensors()
+            by_default = self.options.network.high_precision is None
+            self.notes.extend(said_of_half(self.model, self.target, planner.wide, by_default))
+
+    def _count_range_samples(self, cluster: ClusterOptions) -> int:
+        """Return the number of samples that a time limit allows for ranges, 0 for all."""
+        limit = self.options.search.time_limit
+        if limit is None:
+            return 0
+        if self.store.resumed:
+            return self.store.ranged_on
+        if cluster.cluster is not None or len(self.sets.calibration) <= 2 * _TIMED_SAMPLES:
+            return 0
+        start, few = time.monotonic(), _take_samples(self.sets, _TIMED_SAMPLES)
+        groups = self.planner.possible_groups()
+        collect_statistics(self.model, few, groups, max_images=len(few), cluster=cluster)
+        seconds_per_sample = (time.monotonic() - start) / len(few)
+        return count_fitting_samples(_RANGES_TIME * limit, seconds_per_sample)
+
+    def _find_wide_tensors(self) -> dict[str, float]:
+        """Return tensors of all-INT8 near the largest value of FP16, with their largest value."""
+        recipe = self.planner.plan(Configuration()).recipe
+        model, quantized = recipe.build(self.planner.model)
+        largest = {t: s.absmax for t, s in self.planner.statistics.items()}
+        samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
+        return too_large(model, quantized, largest, samples, self.warnings)
+
+    def make_search(
+        self,
+        mapper: TaskMapper,
+        workers: int,
+        progress: bool,
+        say: Callable[[str], None] | None,
+    ) -> PlacementSearch:
+        compared = tuple(find_compared_tensors(self.model))
+        scores = find_class_outputs(self.model)
+        job = TuningJob(
+            _serialize(self.model),
+            self.sets.measured,
+            compared,
+            scores if set(scores) <= set(compared) else (),
+            self.metric,
+        )
+        limit = self.options.search.time_limit
+        deadline = None if limit is None else self.started[0] + limit
+        evaluator = CandidateEvaluator(
+            job, self.sets, mapper, self.store, workers, deadline, progress
+        )
+        goal = self.options.goal
+        return PlacementSearch(
+            self.planner,
+            evaluator,
+            goal.required_part,
+            goal.budget_ms,
+            self.options.search.whole_front,
             say or (lambda line: None),
-            time_limit or 0.0,
+            limit or 0.0,
         )
-        _run(search, say)
-        point, reached = search.choose()
-        shown = _thinned(search.front(), point)
-        search.judge_points([point])
-        bought = [] if search.stopped else search.more_of(point, shown)
-        plan = planner.plan(point.configuration)
-        made, quantized = planner.build(plan, placing.weights)
-        if half:
-            notes.extend(
-                _moved_by_half(
-                    work, [plan.recipe.build(work)[0], made], sets, search.moved_on, warnings
-                )
-            )
-        made.path, made.sha256 = "", None
-        result = Tuning(
-            made.proto,
-            quantized,
-            prediction.predict(made, chosen),
-            reached,
-            keep,
-            aim.budget_ms,
-            point,
-            bought,
-            shown,
-            [p for p in search.points() if not any(p is s for s in shown)],
-            _sites(search, point),
-            planner.cost(search.start),
-            {
-                "name": measure.name,
-                "sentence": measure.sentence,
-                "float": search.float_value(sets.judged_on),
+
+    def make_result(self, search: PlacementSearch) -> Tuning:
+        """Choose a placement, judge it, and build its model."""
+        planner, gpu, weights = self.planner, self.gpu, self.options.placement.weights
+        chosen, reached = search.choose()
+        front = summary.thin_front(search.list_front(), chosen)
+        search.judge_points([chosen])
+        bought = [] if search.stopped else search.judge_in_time(chosen, front)
+        model, quantized = planner.build(planner.plan(chosen.configuration), weights)
+        if planner.half:
+            self._compare_fp16(chosen, model, search.fp16_samples)
+        model.path, model.sha256 = "", None
+        started, cpu_started = self.started
+        base_warnings = planner.plan(Configuration()).warnings
+        return Tuning(
+            model=model.proto,
+            quantized=quantized,
+            prediction=prediction.predict(model, self.target),
+            reached=reached,
+            keep=search.keep,
+            budget_ms=search.budget,
+            chosen=chosen,
+            bought=bought,
+            front=front,
+            others=[p for p in search.list_points() if not any(p is s for s in front)],
+            sites=summary.build_site_results(search, chosen),
+            base=planner.cost(search.start),
+            metric={
+                "name": self.metric.name,
+                "sentence": self.metric.sentence,
+                "float": search.float_value(self.sets.judged_on),
             },
-            _cost_words(chip),
-            _images(sets, data, aim.evaluation, calibration),
-            _effort(search, bench, began, cpu),
-            described,
-            chosen.name,
-            None if chip is None else chip.name,
-            [*notes, *search.notes, *_against_float(search, point)],
-            [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)],
-            loaded.path,
-            builder=lambda configuration: (
-                planner.build(planner.plan(configuration), placing.weights)[0].proto
+            cost=summary.describe_cost(gpu),
+            images=summary.describe_images(
+                self.sets, self.data, self.options.goal.evaluation, self.ranges_report["images"]
             ),
-            float_type="fp16" if half else "fp32",
+            effort=summary.describe_effort(
+                search, time.monotonic() - started, time.process_time() - cpu_started
+            ),
+            info=self.info,
+            target=self.target.name,
+            gpu=None if gpu is None else gpu.name,
+            notes=[
+                *self.notes,
+                *search.notes,
+                *summary.compare_with_float_model(search, chosen),
+            ],
+            warnings=[
+                *self.warnings,
+                *base_warnings,
+                *self.ranges_report.get("warnings", ()),
+                *summary.warn_unread_images(self.sets),
+            ],
+            source=self.source.path,
+            builder=lambda configuration: (
+                planner.build(planner.plan(configuration), weights)[0].proto
+            ),
+            float_type="fp16" if planner.half else "fp32",
             float32=dict(planner.wide),
         )
-    return result
+
+    def _compare_fp16(self, chosen: PlacementResult, model: Model, samples: int) -> None:
+        """Add a note about the output error of a placement in FP32 and in FP16."""
+        fp32_model = self.planner.plan(chosen.configuration).recipe.build(self.model)[0]
+        data = _take_samples(self.sets, samples)
+        try:
+            errors = losses.compare_outputs(self.model, [fp32_model, model], data, samples=samples)
+        except ModelError as error:
+            text = f"agreement of the FP16 model with the float model was not measured: {error}"
+            self.warnings.append(Note(text, code="half-not-measured"))
+            return
+        before, after = (e.error for e in errors) if errors else (math.nan, math.nan)
+        text = (
+            "accuracy was measured with the unquantized part in FP32; the output error is "
+            f"{before:.2%} of the standard deviation of the float model's outputs in FP32, and "
+            f"{after:.2%} in FP16 as written"
+        )
+        self.notes.append(Note(text, code="measured-in-fp32", before=before, after=after))
 
 
-def _run(search: Search, say: Callable[[str], None] | None) -> None:
-    bench = search.bench
+def _run_search(search: PlacementSearch, estimate: bool) -> None:
+    evaluator = search.evaluator
     try:
-        if bench.deadline is None:
-            _require_agreement(search, bench.sets.chosen_on)
+        if evaluator.deadline is None:
+            _require_agreement(search, evaluator.sets.chosen_on)
         search.prepare()
-        if say is not None or bench.deadline is not None:
-            what, each = expected(search)
-            search.say(what)
-            leave_time(search, each)
-        for samples in (
-            bench.sets.chosen_on,
-            bench.sets.judged_on,
-        ):  # of which a time limit may have left few
-            _require_agreement(search, samples)
+        if estimate or evaluator.deadline is not None:
+            text, seconds_per_run = estimate_duration(search)
+            search.report(text)
+            reserve_time(search, seconds_per_run)
+        # A time limit may have left few samples.
+        _require_agreement(search, evaluator.sets.chosen_on)
+        _require_agreement(search, evaluator.sets.judged_on)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(
-            said(
-                "{`time_limit`}: over before everything INT8 was measured once; give more time or fewer images"
-            ),
+            "`time_limit`: over before everything INT8 was measured once; give more time or fewer "
+            "images",
             code="timeout",
             parameter="time_limit",
         ) from None
     search.run()
-    search.bench.deadline = None  # what is left is needed to judge what was found
+    evaluator.deadline = None  # the remaining time is for judging the result
 
 
-def _require_agreement(search: Search, samples: Sequence[int]) -> None:
-    """Looks whether there is anything to agree with at all."""
-    own = search.float_value(samples)
-    if search.keep is not None and own <= 0.0:
+def _require_agreement(search: PlacementSearch, samples: Sequence[int]) -> None:
+    value = search.float_value(samples)
+    if search.keep is not None and value <= 0.0:
         raise QdqtoolError(
-            said(
-                "{`metric`} {name}: gives {own:.4g} for the float model itself; {`keep`} is a part of "
-                "that, which has to be above 0 (higher is better)",
-                name=search.bench.job.metric.name,
-                own=own,
-            ),
+            f"`metric` {search.evaluator.job.metric.name}: gives {value:.4g} for the float model "
+            "itself; `keep` is a part of that, which has to be above 0 (higher is better)",
             code="metric-not-positive",
             parameter="metric",
         )
 
 
-def _serialized(model: Model) -> bytes:
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
+
+
+def _serialize(model: Model) -> bytes:
     try:
         return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):
@@ -396,226 +496,22 @@ def _serialized(model: Model) -> bytes:
         ) from None
 
 
-def _unread(sets: Sets) -> list[Note]:
-    skipped = sorted(set(sets.measured.skipped))
-    if not skipped:
-        return []
-    name, reason = skipped[0]
-    return [Remark.UNREAD_IMAGES(count=len(skipped), file=name, reason=reason)]
-
-
-def _gpu(machine: GpuOptions, target: Target) -> gpus.Gpu | None:
-    name = machine.gpu
-    if name is None:
+def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
+    if options.gpu is None:
         return None
-    found = gpus.chosen(name, machine.clock, machine.power)
-    found = gpus.used_by(target.with_capability(found.cc, found.name), found)
-    if not found.has_int8:
+    gpu = gpus.choose_gpu(options.gpu, options.clock, options.power)
+    gpu = gpus.restrict_to_target(target.with_capability(gpu.cc, gpu.name), gpu)
+    if not gpu.has_int8:
         raise QdqtoolError(
-            said(
-                "{`gpu`} {name}: {gpu} has no INT8 on {target}, so that every placement is slower "
-                "than the float model; deploy that, or name another GPU",
-                name=name,
-                gpu=found.name,
-                target=target.display_name,
-            ),
+            f"`gpu` {options.gpu}: {gpu.name} has no INT8 on {target.display_name}, so that every "
+            "placement is slower than the float model; deploy that, or name another GPU",
             code="no-int8",
             parameter="gpu",
         )
-    return found
+    return gpu
 
 
-def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
-    """What measurements depend on beside model and images."""
-    names = (
-        "method",
-        "method_for",
-        "percentile",
-        "head",
-        "residual",
-        "attention",
-        "unify",
-        "exclude",
-        "include",
-        "exclude_op",
-        "size",
-        "preprocess",
-        "smooth",
-    )
-    parts = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
-
-
-def _calibrate(
-    planner: Planner,
-    sets: Sets,
-    progress: bool,
-    workers: ClusterOptions,
-    time_limit: float | None,
-    store: Store,
-) -> Json:
-    """One pass for every method, and for every tensor that any placement could quantize.
-
-    Where time is limited it takes no more samples than there is time for, or as many as what is in the store had.
-    """
-    base = planner.placement(Configuration())
-    if not base.inputs:
-        raise nothing_to_quantize(base.skipped, planner.model.path or "model")
-    planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
-    groups, data = planner.possible_groups(), sets.calibration
-    room = store.ranged_on if time_limit is not None and store.resumed else 0
-    if (
-        time_limit is not None
-        and not store.resumed
-        and workers.cluster is None
-        and len(data) > 2 * _TIMED
-    ):
-        began, few = time.monotonic(), _some(sets, _TIMED)
-        collect_for(planner.model, few, groups, max_images=len(few), cluster=workers)
-        room = fitting(_RANGING * time_limit, (time.monotonic() - began) / len(few))
-    store.ranged_on = room if 0 < room < len(data) else 0
-    if store.ranged_on:
-        data = _some(sets, room)
-    statistics, report = collect_for(
-        planner.model, data, groups, max_images=len(data), cluster=workers, progress=progress
-    )
-    planner.statistics = statistics.tensors
-    return report
-
-
-def _some(sets: Sets, samples: int) -> Dataset:
-    """So many of the samples that ranges are made from, spread over all."""
+def _take_samples(sets: ImageSets, count: int) -> Dataset:
+    """Return some of the samples for ranges, spread evenly."""
     data = sets.calibration
-    return Dataset(data.source, data.inputs, samples * data.batch)
-
-
-def _wide(planner: Planner, sets: Sets, warnings: list[Note]) -> dict[str, float]:
-    """Tensors that near the largest value of FP16, with everything INT8."""
-    made, quantized = planner.plan(Configuration()).recipe.build(planner.model)
-    seen = {t: s.absmax for t, s in planner.statistics.items()}
-    return too_large(made, quantized, seen, _some(sets, losses.FEW), warnings)
-
-
-def _moved_by_half(
-    work: Model, made: Sequence[Model], sets: Sets, samples: int, warnings: list[Note]
-) -> list[Note]:
-    """How far FP16 moves the outputs of what was measured in FP32: of that, and of the same in FP16."""
-    try:
-        found = losses.compare(work, made, _some(sets, samples), samples=samples)
-    except ModelError as error:
-        warnings.append(Remark.HALF_NOT_MEASURED(error=of_error(error)))
-        return []
-    before, after = (f.error for f in found) if found else (math.nan, math.nan)
-    return [Remark.MEASURED_IN_FP32(before=before, after=after)]
-
-
-def _thinned(front: list[Point], chosen: Point) -> list[Point]:
-    """At most so many points of the front, evenly spread, its ends and the chosen one among them."""
-    if not any(p is chosen for p in front):
-        front = sorted([*front, chosen], key=lambda p: p.cost.value)
-    if len(front) <= _JUDGED_POINTS:
-        return front
-    step = (len(front) - 1) / (_JUDGED_POINTS - 1)
-    kept = {round(i * step) for i in range(_JUDGED_POINTS)} | {
-        next(i for i, p in enumerate(front) if p is chosen)
-    }
-    return [front[i] for i in sorted(kept)]
-
-
-def _sites(search: Search, chosen: Point) -> list[SiteResult]:
-    """Every site, in the order of the network."""
-    taken = {s.name for s in search.parts(chosen.configuration)}
-    by_site: dict[tuple[str, ...], list[Choice]] = defaultdict(
-        list
-    )  # by the nodes: one node and a group share a name
-    lost: dict[tuple[str, ...], float] = {}
-    looked_at = [(j.candidate, j.cost, j.why_not) for j in search.judged]
-    looked_at += [(c, search.planner.cost(search.with_choice(c)), "") for c in search.scales]
-    for candidate, cost, why in looked_at:
-        key = candidate.site.kind, *candidate.site.nodes
-        before, error = (None if why else search.errors_with(candidate)) or (None, None)
-        if (
-            before is not None
-            and error is not None
-            and candidate.choice == FLOAT
-            and not by_site[key]
-        ):
-            lost[key] = before - error
-        by_site[key].append(Choice(candidate.choice, cost, error, why))
-    methods = dict(chosen.configuration.methods)
-    found = []
-    for site in search.sites:
-        key = site.kind, *site.nodes
-        choices, loss = by_site[key], lost.get(key)
-        first = choices[0] if choices else None
-        choice, why = (
-            site.default,
-            "accurate enough in INT8" if site.default == INT8 else "the head preset",
-        )
-        if set(site.nodes) <= search.start.floats:
-            choice, why = FLOAT, FREE
-        elif site.name in taken or set(site.nodes) <= chosen.configuration.floats:
-            choice, why = FLOAT, "most accuracy for its time"
-        elif site.default == FLOAT and set(site.nodes) <= chosen.configuration.quantized:
-            choice, why = INT8, "accurate enough in INT8"
-        elif changed := next((methods[t] for t in site.tensors if t in methods), None):
-            choice, why = (
-                changed,
-                "a smaller output error on every kind of image that it was chosen on",
-            )
-        elif first is not None and first.why:
-            why = first.why
-        found.append(
-            SiteResult(site.name, site.kind, site.nodes, site.tensors, choice, why, loss, choices)
-        )
-    return found
-
-
-def _against_float(search: Search, point: Point) -> list[Note]:
-    """What to say where the float model needs no more time than what was asked for, or hardly more than what was found."""
-    alone, own = search.planner.cost(search.everything_float).ms, point.cost.ms
-    if alone is None or own is None:
-        return []
-    if search.budget is not None and alone <= search.budget:
-        return [(Remark.FLOAT_FITS if point.cost.int8 else Remark.FLOAT_FITS_AND_WRITTEN)(ms=alone)]
-    if not point.cost.int8:
-        return [Remark.FLOAT_WRITTEN(ms=alone)]
-    if alone < PAYS * own:
-        return [Remark.HARDLY_PAYS(pays=PAYS, ms=alone, times=alone / own)]
-    return []
-
-
-def _cost_words(gpu: gpus.Gpu | None) -> Json:
-    if gpu is None:
-        return {
-            "unit": "operations",
-            "sentence": said("float convolutions and conversions, counted together (no {`gpu`})"),
-        }
-    return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
-
-
-def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> Json:
-    paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
-    return {
-        "calibration": calibration["images"],
-        "chosen_on": len(sets.chosen_on),
-        "swept_on": len(sets.swept_on),
-        "judged_on": len(sets.judged_on),
-        "calibration_data": paths[0],
-        "evaluation_data": paths[1],
-        "fingerprint": sets.fingerprint,
-    }
-
-
-def _effort(search: Search, bench: Measurements, began: float, cpu: float) -> Json:
-    judged = search.judged
-    return {
-        "candidates": len(judged) + len(search.scales),
-        "never_measured": sum(bool(j.why_not) for j in judged),
-        "runs": bench.runs,
-        "combinations": len(search.pool),
-        "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-        "resumed": bench.store.resumed,
-        "stopped": search.stopped,
-    }
+    return Dataset(data.source, data.inputs, count * data.batch)

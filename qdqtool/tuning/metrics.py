@@ -1,8 +1,8 @@
-"""How well a quantized network does what the float network does: higher is better, the float network has the most.
+"""Metrics of how well a quantized network reproduces the float network; higher is better.
 
-A metric looks at one sample at a time and keeps what it saw as plain numbers (*evidence*), from which its value over
-any samples follows: so that samples can be resampled, and measured on different machines. A function of the user's runs
-for a limited time; the processes that it started are ended when that is over.
+A metric observes one sample at a time and returns plain numbers (*evidence*). Its value over any set
+of samples follows from their evidence, so that samples can be resampled and measured on different
+machines. A function of the user's runs for a limited time.
 """
 
 from __future__ import annotations
@@ -23,166 +23,36 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import Compared, compared_tensors
+from qdqtool.insertion.losses import ReferenceOutputs, comparison_tensors
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
+from qdqtool.tuning.detections import (
+    DetectionMatches,
+    Detections,
+    compute_average_precision,
+    decode_detections,
+    match_detections,
+)
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
-from qdqtool.util.said import said
 
-Floats = npt.NDArray[np.float64]
-IOUS = np.linspace(0.5, 0.95, 10)
-RECALLS = np.linspace(0.0, 1.0, 101)
+Outputs = Mapping[str, npt.NDArray[Any]]
+MetricFunction = Callable[[Outputs, Outputs, str], float]
+Evidence = Any  # JSON
+LARGEST = 1e100  # of a value, so that sums and differences of thousands are finite
 
-
-@dataclass
-class Detections:
-    """Boxes [n, 4], scores [n] and classes [n] of one image, best first."""
-
-    boxes: Floats
-    scores: Floats
-    classes: npt.NDArray[np.int64]
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.boxes.nbytes + self.scores.nbytes + self.classes.nbytes)
-
-    def above(self, score: float) -> Detections:
-        keep = self.scores >= score
-        return Detections(self.boxes[keep], self.scores[keep], self.classes[keep])
-
-
-def iou(a: Floats, b: Floats) -> Floats:
-    """Intersection over union of every box of ``a`` [n, 4] with every box of ``b`` [m, 4]: [n, m]."""
-    low = np.maximum(a[:, None, :2], b[None, :, :2])
-    high = np.minimum(a[:, None, 2:], b[None, :, 2:])
-    shared = np.prod(np.clip(high - low, 0.0, None), axis=2)
-    areas = [np.prod(np.clip(x[:, 2:] - x[:, :2], 0.0, None), axis=1) for x in (a, b)]
-    union = areas[0][:, None] + areas[1][None] - shared
-    result: Floats = shared / np.maximum(union, 1e-9)
-    return result
-
-
-def decode(
-    output: npt.NDArray[Any], score: float = 0.001, overlap: float = 0.7, limit: int = 300
-) -> Detections:
-    """Non-maximum suppression by class over an output [1, 4 + classes, anchors] (centre, size, scores)."""
-    rows = output[0].T.astype(np.float64)
-    scores = rows[:, 4:].max(axis=1)
-    classes = rows[:, 4:].argmax(axis=1)
-    order = np.argsort(-scores, kind="stable")
-    order = order[scores[order] >= score][:3000]
-    centre, extent = rows[order, :2], rows[order, 2:4]
-    boxes = np.concatenate([centre - extent / 2, centre + extent / 2], axis=1)
-    scores, classes = scores[order], classes[order]
-    kept: list[int] = []
-    alive = np.ones(len(order), bool)
-    for i in range(len(order)):
-        if not alive[i]:
-            continue
-        kept.append(i)
-        if len(kept) == limit:
-            break
-        later = np.flatnonzero(alive[i + 1 :] & (classes[i + 1 :] == classes[i])) + i + 1
-        alive[later[iou(boxes[i : i + 1], boxes[later])[0] > overlap]] = False
-    return Detections(boxes[kept], scores[kept], classes[kept])
-
-
-@dataclass
-class Matches:
-    """How the detections of one image fit its reference boxes; enough for every average precision over any images."""
-
-    scores: Floats  # [n]
-    hits: npt.NDArray[
-        np.bool_
-    ]  # [n, 10], whether a detection takes a reference box at each of IOUS
-    classes: npt.NDArray[np.int64]  # [n]
-    truth: npt.NDArray[np.int64]  # classes of the reference boxes
-
-    def as_json(self) -> dict[str, list[Any]]:
-        """As plain numbers: the hits of one detection are the bits of one number."""
-        bits = self.hits @ (1 << np.arange(len(IOUS)))
-        return {
-            "scores": self.scores.tolist(),
-            "hits": bits.tolist(),
-            "classes": self.classes.tolist(),
-            "truth": self.truth.tolist(),
-        }
-
-    @staticmethod
-    def from_json(data: dict[str, list[Any]]) -> Matches:
-        bits = np.asarray(data["hits"], np.int64).reshape(-1, 1)
-        return Matches(
-            np.asarray(data["scores"], np.float64),
-            (bits >> np.arange(len(IOUS))) & 1 == 1,
-            np.asarray(data["classes"], np.int64),
-            np.asarray(data["truth"], np.int64),
-        )
-
-
-def match(reference: Detections, found: Detections) -> Matches:
-    """Gives each detection, best first, the free reference box of its class that it overlaps most."""
-    hits = np.zeros((len(found.scores), len(IOUS)), bool)
-    for label in np.unique(found.classes):
-        truth = reference.boxes[reference.classes == label]
-        used = np.zeros((len(truth), len(IOUS)), bool)
-        mine = np.flatnonzero(found.classes == label)
-        overlaps = iou(found.boxes[mine], truth)
-        for index, row in zip(mine, overlaps, strict=True):
-            if not len(row) or row.max() < IOUS[0]:
-                continue
-            for k, threshold in enumerate(IOUS):
-                free = np.where(used[:, k], -1.0, row)
-                if free.max() >= threshold:
-                    used[int(free.argmax()), k] = hits[index, k] = True
-    return Matches(found.scores, hits, found.classes, reference.classes)
-
-
-def precision(matches: Sequence[Matches], pooled: bool) -> Floats:
-    """COCO's 101-point average precision at each of IOUS, [10]; NaN without reference boxes.
-
-    ``matches`` are of the images, with repetition (for bootstrap). ``pooled`` ranks the detections of all classes
-    together; else it is the mean over the classes that have references.
-    """
-    scores, hits, truth, classes = (
-        np.concatenate([getattr(m, name) for m in matches])
-        for name in ("scores", "hits", "truth", "classes")
-    )
-    if not len(truth):
-        return np.full(len(IOUS), np.nan)
-    if pooled:
-        return _curve(scores, hits, len(truth))
-    each = [
-        _curve(scores[classes == c], hits[classes == c], int((truth == c).sum()))
-        for c in np.unique(truth)
-    ]
-    result: Floats = np.mean(each, axis=0)
-    return result
-
-
-def _curve(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:
-    if not len(scores):
-        return np.zeros(len(IOUS))
-    true = np.cumsum(hits[np.argsort(-scores, kind="stable")], axis=0)
-    recall = true / total
-    exact = true / np.arange(1, len(true) + 1)[:, None]
-    exact = np.maximum.accumulate(exact[::-1], axis=0)[::-1]
-    result = np.zeros(len(IOUS))
-    for k in range(len(IOUS)):
-        at = np.searchsorted(recall[:, k], RECALLS, side="left")
-        result[k] = np.where(at < len(exact), exact[np.minimum(at, len(exact) - 1), k], 0.0).mean()
-    return result
-
-
-# Detections of YOLOv8-style outputs, and how well two sets of them agree; boxes are x1, y1, x2, y2 in input pixels ---
+_BOX_TASKS = ("detect", "segment", "pose")  # in the metadata that Ultralytics writes
+_REFERENCE_SCORE = 0.25  # lowest score of the float network's detections that count as truth
+_RESULT_SORTERS = ("TopK", "NonMaxSuppression", "ArgMax")
+_FLOAT_TYPES = (1, 10, 11)  # TensorProto's FLOAT, FLOAT16, DOUBLE
 
 
 class CallNotFinished(Exception):
-    """The time of a user's function is over, or its result is not wanted any more."""
+    """A user's function exceeded its time, or its result is no longer needed."""
 
 
-_waiting: set[queue.SimpleQueue[Any]] = set()  # of calls whose result is waited for
+_pending_calls: set[queue.SimpleQueue[Any]] = set()  # results that a thread waits for
 
 
 def call_with_timeout(seconds: float, function: Callable[..., Any], *args: object) -> Any:
@@ -202,14 +72,14 @@ def call_with_timeout(seconds: float, function: Callable[..., Any], *args: objec
         except BaseException as error:
             results.put((None, error))
 
-    _waiting.add(results)
+    _pending_calls.add(results)
     try:
         threading.Thread(target=run, daemon=True).start()
         answer = results.get(timeout=seconds)
     except queue.Empty:
         answer = None
     finally:
-        _waiting.discard(results)
+        _pending_calls.discard(results)
     if answer is None:
         raise CallNotFinished
     result, error = answer
@@ -220,56 +90,59 @@ def call_with_timeout(seconds: float, function: Callable[..., Any], *args: objec
 
 def cancel_calls() -> None:
     """End the wait for all calls of `call_with_timeout`."""
-    for results in tuple(_waiting):
+    for results in tuple(_pending_calls):
         results.put(None)
 
 
-# Metrics -------------------------------------------------------------------------------------------------------------
-
-Outputs = Mapping[str, npt.NDArray[Any]]
-Evidence = Any  # of JSON's types
-_BOXES = ("detect", "segment", "pose")  # tasks in the metadata that Ultralytics writes
-_SCORE = 0.25  # of the float network's detections that count as there
-LARGEST = 1e100  # of a value: sums and differences of thousands are numbers still
-
-
 class Metric(Protocol):
-    """What :func:`qdqtool.tune` asks of a metric; picklable."""
+    """Metric of a tuning. It can be pickled."""
 
     @property
     def name(self) -> str: ...
     @property
     def identity(self) -> str:
-        """Another one's measurements are not this one's."""
+        """Text that differs for metrics whose measurements must not be mixed."""
 
     @property
     def sentence(self) -> str: ...
     @property
     def tensors(self) -> tuple[str, ...]:
-        """What it looks at."""
+        """Tensors that the metric reads."""
 
-    def kept(self, reference: Outputs) -> Any:
-        """What is held of the float network's outputs on one sample, to look at many placements."""
+    def prepare(self, reference: Outputs) -> Any:
+        """Return the part of the float network's outputs on a sample that `observe` needs."""
 
-    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
-        """What one sample shows: what was kept of the float network's outputs, and the quantized one's, by name."""
+    def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        """Return the evidence of one sample.
+
+        Args:
+            reference: Result of `prepare` on the sample.
+            outputs: Tensors of the quantized network by name.
+            image: Name of the sample.
+        """
 
     def value(self, evidence: Sequence[Evidence]) -> float:
-        """The value over samples."""
+        """Return the metric over samples."""
 
 
 @dataclass(frozen=True)
 class AgreementMap:
-    """Average precision of the detections, those of the float network taken as the truth."""
+    """Average precision of the detections, with those of the float network as the truth.
 
-    # an output [n, 4 + classes + others, anchors]: centre, size, scores; or with the last two dimensions exchanged
+    Attributes:
+        output: Output [n, 4 + classes + others, anchors] with center, size and scores.
+        classes: Number of classes.
+        transposed: Whether the last two dimensions of the output are exchanged.
+    """
+
     output: str
-    classes: int  # number of classes
-    transposed: bool = False  # whether they are exchanged
+    classes: int
+    transposed: bool = False
     name: str = "agreement-map"
     sentence: str = (
-        "agreement mAP: average precision (IoU .50 to .95, all classes ranked together) of the INT8 detections, with "
-        f"the float model's own detections of score {_SCORE:g} and more taken as the truth; 1 is the same detections"
+        "agreement mAP: average precision (IoU .50 to .95, all classes ranked together) of the "
+        "INT8 detections, with the float model's own detections of score "
+        f"{_REFERENCE_SCORE:g} and more taken as the truth; 1 is the same detections"
     )
 
     @property
@@ -280,22 +153,22 @@ class AgreementMap:
     def identity(self) -> str:
         return self.name
 
-    def _detections(self, outputs: Outputs) -> list[Detections]:
+    def _decode(self, outputs: Outputs) -> list[Detections]:
         array = outputs[self.output]
         if self.transposed:
             array = array.swapaxes(1, 2)
-        return [decode(row[None, : 4 + self.classes]) for row in array]
+        return [decode_detections(row[None, : 4 + self.classes]) for row in array]
 
-    def kept(self, reference: Outputs) -> Any:
-        return [found.above(_SCORE) for found in self._detections(reference)]
+    def prepare(self, reference: Outputs) -> Any:
+        return [image.filter_by_score(_REFERENCE_SCORE) for image in self._decode(reference)]
 
-    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
-        pairs = zip(kept, self._detections(found), strict=True)
-        return [match(wanted, made).as_json() for wanted, made in pairs]
+    def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        pairs = zip(reference, self._decode(outputs), strict=True)
+        return [match_detections(truth, detections).as_json() for truth, detections in pairs]
 
     def value(self, evidence: Sequence[Evidence]) -> float:
-        matches = [Matches.from_json(row) for rows in evidence for row in rows]
-        return float(precision(matches, pooled=True).mean())
+        matches = [DetectionMatches.from_json(row) for rows in evidence for row in rows]
+        return float(compute_average_precision(matches, pooled=True).mean())
 
 
 @dataclass(frozen=True)
@@ -305,19 +178,19 @@ class OutputAgreement:
     tensors: tuple[str, ...]
     name: str = "output-agreement"
     sentence: str = (
-        "output agreement: one minus the root mean square difference between the INT8 and the float model's outputs, "
-        "as a part of the float outputs' standard deviation; 1 is the same outputs"
+        "output agreement: one minus the root mean square difference between the INT8 and the float "
+        "model's outputs, as a part of the float outputs' standard deviation; 1 is the same outputs"
     )
 
     @property
     def identity(self) -> str:
         return self.name
 
-    def kept(self, reference: Outputs) -> Any:
-        return Compared({t: reference[t] for t in self.tensors}, None)
+    def prepare(self, reference: Outputs) -> Any:
+        return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
-    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
-        return 1.0 - kept.error(found)
+    def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        return 1.0 - reference.error(outputs)
 
     def value(self, evidence: Sequence[Evidence]) -> float:
         return _mean(evidence)
@@ -325,19 +198,24 @@ class OutputAgreement:
 
 @dataclass(frozen=True)
 class UserMetric:
-    """A user's function ``(reference, outputs, image) -> float``, called once for each sample; its mean counts."""
+    """A function of the user, called once for each sample; the mean over the samples counts.
 
-    name: str  # ``package.module:function``, imported where it is called
-    tensors: tuple[str, ...]  # the network's outputs
-    function: Callable[[Outputs, Outputs, str], float] | None = (
-        None  # the function itself, where it was given as one
-    )
-    seconds: float = limits.USER_SECONDS  # how long one call may take
+    Attributes:
+        name: ``package.module:function``, imported where it is called.
+        tensors: Outputs of the network.
+        function: The function itself, if it was not given by name.
+        seconds: Limit for one call.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    function: MetricFunction | None = None
+    seconds: float = limits.USER_SECONDS
 
     @property
     def identity(self) -> str:
-        """Changes with the source of the function's module: what another one measured is not this one's."""
-        function = self.function or imported(self.name)
+        """Name and hash of the source of the function's module."""
+        function = self.function or import_function(self.name)
         try:
             source = read_input(inspect.getfile(inspect.unwrap(function)), limits.LIST_FILE)
         except (QdqtoolError, TypeError):  # built in, or typed into an interpreter
@@ -346,53 +224,40 @@ class UserMetric:
 
     @property
     def sentence(self) -> str:
-        return f"{self.name}: the mean of this function over the images, as a part of what it gives for the float model"
+        return (
+            f"{self.name}: the mean of this function over the images, as a part of what it gives "
+            "for the float model"
+        )
 
-    def kept(self, reference: Outputs) -> Any:
+    def prepare(self, reference: Outputs) -> Any:
         return dict(reference)
 
-    def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
-        function = self.function or imported(self.name)
-        reference, found = (
-            {n: a.copy() for n, a in arrays.items()} for arrays in (kept, found)
-        )  # others see the same
+    def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        function = self.function or import_function(self.name)
+        # The function may write into its arguments, which other calls share.
+        reference = {name: array.copy() for name, array in reference.items()}
+        outputs = {name: array.copy() for name, array in outputs.items()}
         try:
-            value = float(call_with_timeout(self.seconds, function, reference, found, image))
+            value = float(call_with_timeout(self.seconds, function, reference, outputs, image))
         except CallNotFinished:
             raise QdqtoolError(
-                said(
-                    "{`metric`} {name}: did not end within {seconds:g} s on {image}; give it more with "
-                    "{`check_timeout`}",
-                    name=self.name,
-                    seconds=self.seconds,
-                    image=image,
-                ),
+                f"`metric` {self.name}: did not end within {self.seconds:g} s on {image}; give it "
+                "more with `check_timeout`",
                 code="timeout",
                 parameter="metric",
             ) from None
-        except (Exception, SystemExit) as error:  # whatever a user's function raises
-            reason = " ".join(str(error).split())[:200]
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            reason = _shorten_reason(error)
             raise QdqtoolError(
-                said(
-                    "{`metric`} {name}: raised {kind} on {image}" + ": {reason}" * bool(reason),
-                    name=self.name,
-                    kind=type(error).__name__,
-                    image=image,
-                    reason=reason,
-                ),
+                f"`metric` {self.name}: raised {type(error).__name__} on {image}"
+                + (f": {reason}" if reason else ""),
                 code="function-raised",
                 parameter="metric",
             ) from error
         if not abs(value) <= LARGEST:
             raise QdqtoolError(
-                said(
-                    "{`metric`} {name}: gave {value} on {image}; it has to be a finite number, of at "
-                    "most {most:g}",
-                    name=self.name,
-                    value=value,
-                    image=image,
-                    most=LARGEST,
-                ),
+                f"`metric` {self.name}: gave {value} on {image}; it has to be a finite number, of "
+                f"at most {LARGEST:g}",
                 code="out-of-range",
                 parameter="metric",
             )
@@ -406,100 +271,109 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
-    """The function ``package.module:function``.
+def _shorten_reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def import_function(name: str) -> MetricFunction:
+    """Import the function ``package.module:function``.
 
     Raises:
-        QdqtoolError: There is none.
+        QdqtoolError: It cannot be imported, or is not a function.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon or not module or not attribute:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
         raise QdqtoolError(
-            said("{`metric`} {name}: is not package.module:function", name=name),
+            f"`metric` {name}: is not package.module:function",
             code="wrong-format",
             parameter="metric",
         )
     try:
-        found: Any = _module(module)
+        function: Any = _import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except (Exception, SystemExit) as error:  # importing runs the user's module
-        reason = " ".join(str(error).split())[:200]
         raise QdqtoolError(
-            said(
-                "{`metric`} {name}: cannot be imported: {kind}: {reason}",
-                name=name,
-                kind=type(error).__name__,
-                reason=reason,
-            ),
+            f"`metric` {name}: cannot be imported: {type(error).__name__}: {_shorten_reason(error)}",
             code="import-failed",
             parameter="metric",
         ) from error
-    if not callable(found):
+    if not callable(function):
         raise QdqtoolError(
-            said("{`metric`} {name}: is no function", name=name),
-            code="wrong-type",
-            parameter="metric",
+            f"`metric` {name}: is no function", code="wrong-type", parameter="metric"
         )
-    function: Callable[[Outputs, Outputs, str], float] = found
-    return function
+    return function  # type: ignore[no-any-return]
 
 
-def _module(name: str) -> Any:
-    """A module, also one of the current folder, which is no place to import from where a script was installed."""
+def _import_module(name: str) -> Any:
+    """Import a module, also from the current folder, which a script's `sys.path` lacks."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        here = os.getcwd()
-        if error.name != name.partition(".")[0] or here in sys.path:
+        folder = os.getcwd()
+        if error.name != name.partition(".")[0] or folder in sys.path:
             raise
-        sys.path.append(here)
+        sys.path.append(folder)
         importlib.invalidate_caches()
         return importlib.import_module(name)
 
 
 def metric_for(
     model: Model,
-    wanted: str | Callable[[Outputs, Outputs, str], float] | None,
+    metric: str | MetricFunction | None,
     seconds: float = limits.USER_SECONDS,
 ) -> Metric:
-    """The user's metric, or the one that fits the outputs.
+    """Return the user's metric, or the one that fits the outputs.
 
     Raises:
-        QdqtoolError: The user's cannot be imported, or is no function.
+        QdqtoolError: The user's metric cannot be imported, or is not a function.
     """
-    if isinstance(wanted, str):
-        imported(wanted)
-        return UserMetric(wanted, tuple(model.outputs), seconds=seconds)
-    if wanted is not None:
-        name = f"{getattr(wanted, '__module__', '')}:{getattr(wanted, '__qualname__', type(wanted).__name__)}"
-        return UserMetric(name, tuple(model.outputs), wanted, seconds)
-    floats = (
-        [] if _sorts(model) else [t for t in model.outputs if model.elem_type(t) in (1, 10, 11)]
-    )
-    return _detector(model) or OutputAgreement(tuple(floats or compared(model)))
+    outputs = tuple(model.outputs)
+    if isinstance(metric, str):
+        import_function(metric)
+        return UserMetric(metric, outputs, seconds=seconds)
+    if metric is not None:
+        qualified_name = getattr(metric, "__qualname__", type(metric).__name__)
+        name = f"{getattr(metric, '__module__', '')}:{qualified_name}"
+        return UserMetric(name, outputs, metric, seconds)
+    detector_metric = _detector_metric(model)
+    if detector_metric is not None:
+        return detector_metric
+    floats = [t for t in outputs if model.elem_type(t) in _FLOAT_TYPES]
+    if not floats or _sorts_results(model):
+        floats = find_compared_tensors(model)
+    return OutputAgreement(tuple(floats))
 
 
-def _sorts(model: Model) -> bool:
-    return any(n.op in ("TopK", "NonMaxSuppression", "ArgMax") for n in model.nodes)
+def _sorts_results(model: Model) -> bool:
+    return any(node.op in _RESULT_SORTERS for node in model.nodes)
 
 
-def compared(model: Model) -> list[str]:
-    """Where the output error is measured; of a network that sorts its results, what is not sorted yet."""
-    found = compared_tensors(model)
-    if found == list(model.outputs) and _sorts(model):
+def find_compared_tensors(model: Model) -> list[str]:
+    """Return the tensors whose error is measured.
+
+    If a network sorts its results, these are tensors from before the sorting.
+    """
+    tensors = comparison_tensors(model)
+    if tensors == list(model.outputs) and _sorts_results(model):
         last = find_head(model).finals
-        found = [n.output for n in model.ordered if n.index in last] or found
-    return found
+        tensors = [n.output for n in model.ordered if n.index in last] or tensors
+    return tensors
 
 
-def _detector(model: Model) -> AgreementMap | None:
-    """A YOLOv8-style output: the head has a DFL or class outputs, and one output of rank 3 holds boxes and scores."""
+def _detector_metric(model: Model) -> AgreementMap | None:
+    """Return the metric of a YOLOv8-style detector, None for other networks.
+
+    Its head has a DFL or class outputs, and one output of rank 3 holds boxes and scores.
+    """
     scores = find_class_outputs(model)
-    if not scores or not (find_head(model).dfl or model.metadata.get("task", "") in _BOXES):
+    if not scores or _sorts_results(model):
+        return None
+    if not find_head(model).dfl and model.metadata.get("task", "") not in _BOX_TASKS:
         return None
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
-    if len(channels) != 1 or (classes := channels.pop()) is None or _sorts(model):
+    classes = channels.pop()
+    if channels or classes is None:
         return None
     for output in model.outputs:
         shape = model.shape(output)
@@ -511,11 +385,15 @@ def _detector(model: Model) -> AgreementMap | None:
     return None
 
 
-def resampled(
+def resample(
     metric: Metric, evidence: Sequence[Evidence], resamples: int = 300, seed: int = 0
 ) -> npt.NDArray[np.float64]:
-    """Values of a metric over bootstrap resamples of the samples: the same samples for every call of that length."""
-    rng = np.random.default_rng(seed)
+    """Return values of a metric over bootstrap resamples of the samples, [resamples].
+
+    The resamples are the same for all evidence of one length. No evidence gives no values.
+    """
     count = len(evidence)
-    drawn = rng.integers(0, count, (resamples, count)) if count else np.zeros((0, 0), np.int64)
+    if not count:
+        return np.empty(0)
+    drawn = np.random.default_rng(seed).integers(0, count, (resamples, count))
     return np.asarray([metric.value([evidence[i] for i in rows]) for rows in drawn])

@@ -18,20 +18,16 @@ from qdqtool.insertion.options import (
 )
 from qdqtool.timing.options import GpuOptions
 from qdqtool.util import limits
-from qdqtool.util.said import Parameter, said
-from qdqtool.util.text import brief_repr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from qdqtool.tuning.metrics import Outputs
+    from qdqtool.tuning.metrics import MetricFunction
 
 KEEP = 0.97  # part of the float model's metric to keep without a budget
 
 
 @dataclass(frozen=True)
 class TuningGoal:
-    """What a tuning has to reach, and on which data.
+    """Goal of a tuning, and the data that decides about it.
 
     Attributes:
         evaluation: Data like that of the deployment. None: two quarters of the calibration data.
@@ -43,35 +39,28 @@ class TuningGoal:
     evaluation: object = None
     keep: float | None = None
     budget_ms: float | None = None
-    metric: str | Callable[[Outputs, Outputs, str], float] | None = None
+    metric: str | MetricFunction | None = None
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget_ms is not None:
             raise QdqtoolError(
-                said(
-                    "{`keep`} and {`budget_ms`} exclude each other: one is the goal, the other "
-                    "what is made small"
-                ),
+                "`keep` and `budget_ms` exclude each other: one is the goal, the other what is made small",
                 code="option-conflict",
                 parameter="keep",
             )
         if self.keep is not None and not 0.0 < self.keep <= 1.0:
             raise QdqtoolError(
-                said(
-                    "{`keep`} {keep:g}: is a part of the float model's metric, above 0 and at "
-                    "most 1",
-                    keep=self.keep,
-                ),
+                f"`keep` {self.keep:g}: is a part of the float model's metric, above 0 and at most 1",
                 code="out-of-range",
                 parameter="keep",
             )
         for parameter in ("keep", "budget_ms"):
-            value = getattr(self, parameter)
-            if value is not None:
-                object.__setattr__(self, parameter, float(value))
+            number = getattr(self, parameter)
+            if number is not None:  # JSON has no numbers of numpy
+                object.__setattr__(self, parameter, float(number))
 
     @property
-    def kept_part(self) -> float | None:
+    def required_part(self) -> float | None:
         """Part of the float model's metric to keep; None with a budget."""
         return KEEP if self.keep is None and self.budget_ms is None else self.keep
 
@@ -79,16 +68,13 @@ class TuningGoal:
         """Check the budget for a GPU.
 
         Raises:
-            QdqtoolError: There is a budget and no GPU, or it is not a time.
+            QdqtoolError: There is a budget and no GPU, or the budget is not a time.
         """
         budget_ms = self.budget_ms
         if budget_ms is None or (gpu is not None and budget_ms > 0 and math.isfinite(budget_ms)):
             return
         raise QdqtoolError(
-            said(
-                "{`budget_ms`} {budget_ms:g}: milliseconds above 0 on a GPU; name it with {`gpu`}",
-                budget_ms=budget_ms,
-            ),
+            f"`budget_ms` {budget_ms:g}: milliseconds above 0 on a GPU; name it with `gpu`",
             code="missing-argument" if gpu is None else "out-of-range",
             parameter="gpu" if gpu is None else "budget_ms",
         )
@@ -99,7 +85,7 @@ class SearchBudget:
     """Time and images of a search, and the file that keeps its measurements.
 
     Attributes:
-        state: File that keeps what was measured.
+        state: File that keeps the measurements.
         time_limit: Seconds for the search.
         check_timeout: Seconds for one call of the metric.
         whole_front: Whether to measure the front even if the all-INT8 candidate is good enough.
@@ -119,26 +105,20 @@ class SearchBudget:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
+        if self.time_limit is not None:
+            seconds = limits.check_seconds(self.time_limit, "time_limit")
+            object.__setattr__(self, "time_limit", seconds)
+        for parameter in ("workers", "chosen_on", "judged_on", "swept_on"):
             number = getattr(self, parameter)
-            if number is not None and not number > 0:
+            if number is None:
+                continue
+            object.__setattr__(self, parameter, operator.index(number))
+            if number < 1:
                 raise QdqtoolError(
-                    said(
-                        "{parameter} {number}: has to be above 0",
-                        parameter=Parameter(parameter),
-                        number=brief_repr(number),
-                    ),
+                    f"`{parameter}` {number}: has to be above 0",
                     code="out-of-range",
                     parameter=parameter,
                 )
-        if self.time_limit is not None:
-            object.__setattr__(
-                self, "time_limit", limits.check_seconds(self.time_limit, "time_limit")
-            )
-        for parameter in ("workers", "chosen_on", "judged_on", "swept_on"):
-            number = getattr(self, parameter)
-            if number is not None:
-                object.__setattr__(self, parameter, operator.index(number))
 
 
 @dataclass(frozen=True)
@@ -146,11 +126,11 @@ class TuneOptions:
     """All options of a tuning but its target.
 
     Attributes:
-        goal: What the tuning has to reach.
+        goal: Goal of the tuning.
         gpu: GPU that times are estimated for.
         ranges: How ranges are chosen.
         images: How images become inputs.
-        placement: What may be quantized.
+        placement: Nodes that may be quantized.
         network: Changes of the network around the pairs.
         cluster: Workers that run the network.
         search: Time and images of the search.

@@ -1,4 +1,4 @@
-"""What :func:`qdqtool.tune` gives back."""
+"""Result of :func:`qdqtool.tune`."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import onnx
 
 from qdqtool.insertion.result import largest_json
 from qdqtool.ir.modelfile import save
-from qdqtool.tuning.configuration import Configuration, Cost
+from qdqtool.tuning.planner import Configuration, PlacementCost
 from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
 from qdqtool.util.notes import Note
@@ -18,34 +18,63 @@ SCHEMA = "qdqtool/tuning/1"
 
 
 @dataclass
-class Choice:
-    """One choice at a site: what was predicted and measured of it."""
+class SiteChoice:
+    """One choice at a site, with its prediction and measurement.
 
-    choice: str  # ``float``, ``int8``, a calibration method, or ``own-scale``
-    cost: Cost  # of the network with this choice alone
-    error: float | None = (
-        None  # of everything INT8 without what this alone takes away; None where not measured
-    )
-    why: str = ""  # why it was not measured, or empty
+    Attributes:
+        choice: ``float``, ``int8``, a calibration method, or ``own-scale``.
+        cost: Cost of the network with this choice alone.
+        error: Output error of all-INT8 without the part that this choice removes; None if it was
+            not measured.
+        why: Reason why it was not measured, or empty.
+    """
+
+    choice: str
+    cost: PlacementCost
+    error: float | None = None
+    why: str = ""
 
 
 @dataclass
 class SiteResult:
-    """A site and what became of it."""
+    """A site and the choice for it.
 
-    site: str  # its name
-    kind: str  # ``convolution``, ``group``, ``residual``, ``head`` or ``attention``
-    nodes: tuple[str, ...]  # nodes that are float where it is
-    tensors: tuple[str, ...]  # activations that are not quantized any more then
-    choice: str  # what was chosen
-    why: str  # in one sentence
-    loss: (
-        float | None
-    )  # by how much the output error falls when it is float; None where that was not measured
-    choices: list[Choice]  # all that were looked at
+    Attributes:
+        site: Name of the site.
+        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention``.
+        nodes: Nodes that are float if the site is.
+        tensors: Activations that are no longer quantized then.
+        choice: The choice.
+        why: Reason for it, in one sentence.
+        loss: By how much the output error falls when the site is float; None if it was not measured.
+        choices: All choices that were considered.
+    """
 
-    def as_json(self, base: Cost) -> Json:
-        first = self.choices[0] if self.choices else None
+    site: str
+    kind: str
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    choice: str
+    why: str
+    loss: float | None
+    choices: list[SiteChoice]
+
+    def as_json(self, base: PlacementCost) -> Json:
+        change: Json = {"ms": None, "int8": 0, "conversions": 0}
+        if self.choices:
+            change = _cost_change(self.choices[0].cost, base)
+        choices = []
+        for choice in self.choices:
+            choices.append(
+                {
+                    "choice": choice.choice,
+                    "measured": choice.error is not None,
+                    "error": _round(choice.error),
+                    **_cost_change(choice.cost, base),
+                    "cost": _round(choice.cost.value - base.value),
+                    "why": choice.why,
+                }
+            )
         return {
             "site": self.site,
             "kind": self.kind,
@@ -53,28 +82,14 @@ class SiteResult:
             "tensors": list(self.tensors),
             "choice": self.choice,
             "why": self.why,
-            "loss": _rounded(self.loss),
-            **(
-                {"ms": None, "int8": 0, "conversions": 0}
-                if first is None
-                else _change(first.cost, base)
-            ),
-            "choices": [
-                {
-                    "choice": c.choice,
-                    "measured": c.error is not None,
-                    "error": _rounded(c.error),
-                    **_change(c.cost, base),
-                    "cost": _rounded(c.cost.value - base.value),
-                    "why": c.why,
-                }
-                for c in self.choices
-            ],
+            "loss": _round(self.loss),
+            **change,
+            "choices": choices,
         }
 
 
-def _change(cost: Cost, base: Cost) -> Json:
-    ms = None if cost.ms is None or base.ms is None else _rounded(cost.ms - base.ms)
+def _cost_change(cost: PlacementCost, base: PlacementCost) -> Json:
+    ms = None if cost.ms is None or base.ms is None else _round(cost.ms - base.ms)
     return {
         "ms": ms,
         "int8": cost.int8 - base.int8,
@@ -82,22 +97,34 @@ def _change(cost: Cost, base: Cost) -> Json:
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
+def _round(number: float | None) -> float | None:
+    return None if number is None else round(number, 6)
 
 
 @dataclass
-class Point:
-    """A placement with what it costs and how well it does."""
+class PlacementResult:
+    """A placement with its cost and its accuracy.
 
-    name: str  # in a few words
-    configuration: Configuration  # what is chosen
-    sites: list[str]  # sites that are float, by name
-    changed: dict[str, str]  # other choices by site
-    cost: Cost  # predicted
-    chosen_on: float  # the metric on the samples that choices were made on
-    metric: float | None = None  # on those that it is judged on; None where that was not measured
-    low: float | None = None  # with ``high`` its 95 % interval, by bootstrap over the samples
+    Attributes:
+        name: Short description.
+        configuration: Choices that make the placement.
+        sites: Names of the sites that are float.
+        changed: Other choices, by site.
+        cost: Predicted cost.
+        chosen_on: The metric on the samples that choices are made on.
+        metric: The metric on the samples that results are judged on; None if it was not measured.
+        low: Lower end of the 95 % interval of `metric`, by bootstrap over the samples.
+        high: Upper end of this interval.
+    """
+
+    name: str
+    configuration: Configuration
+    sites: list[str]
+    changed: dict[str, str]
+    cost: PlacementCost
+    chosen_on: float
+    metric: float | None = None
+    low: float | None = None
     high: float | None = None
 
     def as_json(self) -> Json:
@@ -109,22 +136,31 @@ class Point:
             "convolutions": self.cost.convolutions,
             "int8": self.cost.int8,
             "conversions": self.cost.conversions,
-            "ms": _rounded(self.cost.ms),
-            "cost": _rounded(self.cost.value),
-            "metric": _rounded(self.metric),
-            "low": _rounded(self.low),
-            "high": _rounded(self.high),
-            "chosen_on": _rounded(self.chosen_on),
+            "ms": _round(self.cost.ms),
+            "cost": _round(self.cost.value),
+            "metric": _round(self.metric),
+            "low": _round(self.low),
+            "high": _round(self.high),
+            "chosen_on": _round(self.chosen_on),
         }
 
 
 @dataclass
-class Bought:
-    """What one choice of the chosen placement bought, seen from it: everything else as chosen, this site in INT8."""
+class ChoiceBenefit:
+    """Effect of one choice of a placement, compared with the placement without it.
+
+    Attributes:
+        site: Site of the choice.
+        choice: The choice.
+        metric: By how much it raises the metric.
+        int8: By how many it changes the INT8 convolutions.
+        conversions: By how many it changes the conversions.
+        ms: By how many milliseconds it changes the time; None without a GPU.
+    """
 
     site: str
     choice: str
-    metric: float | None
+    metric: float
     int8: int
     conversions: int
     ms: float | None
@@ -133,39 +169,46 @@ class Bought:
         return {
             "site": self.site,
             "choice": self.choice,
-            "metric": _rounded(self.metric),
+            "metric": _round(self.metric),
             "int8": self.int8,
             "conversions": self.conversions,
-            "ms": _rounded(self.ms),
+            "ms": _round(self.ms),
         }
 
 
 @dataclass(repr=False)
 class Tuning:
-    """The chosen Q/DQ model, and everything that was looked at on the way.
+    """The chosen Q/DQ model, and the search that led to it.
 
     Attributes:
         model: The Q/DQ model.
-        quantized: What got a Q/DQ pair.
-        prediction: What TensorRT makes of it.
-        reached: Whether the goal was reached on the images that nothing was chosen by.
-        keep: The part of the float model's metric that was to be kept; None with a budget.
-        budget_ms: Milliseconds that it may take; None without.
+        quantized: Tensors with a Q/DQ pair.
+        prediction: Prediction for the model.
+        reached: Whether the goal is reached on held-out images.
+        keep: Part of the float model's metric to keep; None with a budget.
+        budget_ms: Milliseconds that the model may take; None without a budget.
         chosen: The chosen placement.
-        bought: What those of its choices bought that took most away alone, six at most.
-        front: Placements of which none is both cheaper and better (on the samples that choices were made on).
-        others: The others that were measured.
+        bought: Effect of those of its choices that removed most error alone, at most six.
+        front: Placements such that no other one is both cheaper and better (on the samples that
+            choices are made on).
+        others: The other placements that were measured.
         sites: All sites.
-        base: What everything INT8 costs.
+        base: Cost of all-INT8.
         metric: Name, sentence, and the float model's own value.
-        cost: Unit and sentence of what is made small.
+        cost: Unit and sentence of the cost.
         images: Numbers of images of each set, and where they are from.
-        effort: How much was measured.
+        effort: Counts and times of the measurements.
         info: Path, hash, opset and number of nodes of the float model.
-        target: Which TensorRT.
-        gpu: Which GPU; None without.
-        float_type: Type of what is not quantized, ``fp32`` or ``fp16``.
-        float32: Tensors that stay FP32 in a model in FP16, with the largest value that was seen.
+        target: Name of the TensorRT target.
+        gpu: Name of the GPU; None without one.
+        float_type: Type of the part that is not quantized, ``fp32`` or ``fp16``.
+        float32: Tensors that stay FP32 in an FP16 model, with the largest value in the data.
+        notes: Notes about the result.
+        warnings: Warnings about the result.
+        source: Path of the float model, empty for a model in memory.
+        output: Path of the saved model, empty before :meth:`save`.
+        builder: Builds the Q/DQ model of a configuration.
+        read: Files that were read, which no output replaces.
     """
 
     model: onnx.ModelProto
@@ -174,12 +217,12 @@ class Tuning:
     reached: bool
     keep: float | None
     budget_ms: float | None
-    chosen: Point
-    bought: list[Bought]
-    front: list[Point]
-    others: list[Point]
+    chosen: PlacementResult
+    bought: list[ChoiceBenefit]
+    front: list[PlacementResult]
+    others: list[PlacementResult]
     sites: list[SiteResult]
-    base: Cost
+    base: PlacementCost
     metric: Json
     cost: Json
     images: Json
@@ -204,29 +247,29 @@ class Tuning:
 
     @property
     def ok(self) -> bool:
-        """Whether the goal was reached, see :attr:`reached`."""
+        """Whether the goal is reached, see :attr:`reached`."""
         return self.reached
 
-    def model_of(self, point: Point) -> onnx.ModelProto:
-        """The Q/DQ model of another point of :attr:`front` or :attr:`others`."""
+    def model_of(self, point: PlacementResult) -> onnx.ModelProto:
+        """Build the Q/DQ model of another placement of :attr:`front` or :attr:`others`."""
         assert self.builder is not None
         return self.builder(point.configuration)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the Q/DQ model, atomically.
+        """Write the Q/DQ model, atomically.
 
         Raises:
-            QdqtoolError: ``path`` is a file that was read, or cannot be written.
+            QdqtoolError: `path` is a file that was read, or cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
 
     def save_result(self, path: str | os.PathLike[str]) -> None:
-        """Writes :meth:`as_json` to a file, for ``qdqtool report``.
+        """Write :meth:`as_json` to a file, for ``qdqtool report``.
 
         Raises:
-            QdqtoolError: ``path`` is a file that was read, or cannot be written.
+            QdqtoolError: `path` is a file that was read, or cannot be written.
         """
         save_answer(path, self.as_json(), self.read)
 

@@ -1,13 +1,13 @@
-"""What can be chosen where, which choices are worth measuring, and how they are put together.
+"""Sites of a network, the choices that are worth measuring, and how choices are combined.
 
-Never measured is a choice that cannot pay, whatever its accuracy:
+A choice that cannot pay, whatever its accuracy, is never measured:
 
-* ``INT8 gains nothing here``: with the site float the network is predicted to be no slower; the site is float at once;
-* ``a larger site costs no more``: another choice leaves these nodes and others float for the same cost or less;
-* ``between two conversions``: the nodes alone are float, every activation that they read stays INT8 for others, and
-  conversions are added in front and behind: only the rounding of these weights goes, and that is the smallest part of
-  the error (weights per channel), at the highest price;
-* ``INT8 gains nothing here`` for what the preset leaves float: quantizing it is predicted to bring no time.
+* :data:`FREE`: the network is predicted to be no slower with the site float. The site is float at once.
+* :data:`LARGER`: another choice leaves these nodes and more float for the same cost or less.
+* :data:`BETWEEN`: the nodes are float, but every activation that they consume stays INT8 for other
+  consumers, and conversions are added before and after. Only the rounding of these weights goes away,
+  which is the smallest part of the error (weights per channel) at the highest price.
+* :data:`NO_GAIN`: quantizing nodes that the preset leaves float is predicted to save no time.
 """
 
 from collections import defaultdict
@@ -15,35 +15,46 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.insertion.placement import Placement
+from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.patterns.heads import find_attentions, find_coordinates, find_head
-from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
+from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
 
 INT8 = "int8"
-OWN = "own-scale"
-CONVOLUTION, GROUP, RESIDUAL, HEAD, ATTENTION = (
-    "convolution",
-    "group",
-    "residual",
-    "head",
-    "attention",
-)
+OWN_SCALE = "own-scale"
+CONVOLUTION = "convolution"
+GROUP = "group"
+RESIDUAL = "residual"
+HEAD = "head"
+ATTENTION = "attention"
 METHODS = ("focus", "mse", "max", "percentile")
-_FEWEST_BITS = (
-    0.5  # that a tensor has to lose in its group before a scale of its own is worth a look
+
+_OTHER_SCALE = 0.05  # relative difference from which a scale is worth measuring
+_LOST_BITS = (
+    0.5  # bits that a tensor loses in its group from which its own scale is worth measuring
 )
 
 
 @dataclass(frozen=True)
-class Site:
-    """Something that can be chosen."""
+class TuningSite:
+    """A unit of choice.
 
-    name: str  # of the convolution or residual; the first tensor of a group; ``branch of`` and a last convolution
-    kind: str  # ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without weights)
-    nodes: tuple[str, ...]  # names of the nodes that are float where it is
-    tensors: tuple[str, ...]  # activations that are not quantized any more then
-    default: str = INT8  # ``int8``, or ``float`` for what the head preset leaves float
+    Attributes:
+        name: Name of the convolution or residual, the first tensor of a group, or ``branch of`` a
+            last convolution.
+        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without
+            weights).
+        nodes: Names of the nodes that are float if the site is.
+        tensors: Activations that are no longer quantized then.
+        default: ``int8``, or ``float`` if the head preset leaves the nodes float.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    default: str = INT8
 
     def as_float(self) -> Configuration:
         return Configuration(floats=frozenset(self.nodes))
@@ -51,130 +62,156 @@ class Site:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice at one site, everything else as it is."""
+    """One choice at one site."""
 
-    site: Site
+    site: TuningSite
     choice: str
     configuration: Configuration
 
 
-def find_sites(planner: Planner) -> list[Site]:
-    """All sites of a network, no two of them with the same nodes."""
+class _SiteCollector:
+    """Collects sites, each set of nodes once."""
+
+    def __init__(self, model: Model, placement: Placement) -> None:
+        self.sites: dict[frozenset[str], TuningSite] = {}
+        self._model = model
+        self._placement = placement
+        self._order = {n.index: i for i, n in enumerate(model.ordered)}
+
+    def sort(self, indices: Iterable[int]) -> list[int]:
+        return sorted(set(indices), key=self._order.__getitem__)
+
+    def add(self, name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
+        names = tuple(self._model.nodes[i].name for i in self.sort(indices))
+        nodes = frozenset(names)
+        if not names or nodes in self.sites:
+            return
+        tensors = []
+        for tensor, inputs in self._placement.inputs.items():
+            if all(i.node.name in nodes for i in inputs):
+                tensors.append(tensor)
+        self.sites[nodes] = TuningSite(name, kind, names, tuple(tensors), default)
+
+
+def find_sites(planner: Planner) -> list[TuningSite]:
+    """Return all sites of a network. No two have the same nodes."""
     model = planner.model
     placement = planner.placement(Configuration())
-    found: dict[frozenset[str], Site] = {}
-
-    order = {n.index: i for i, n in enumerate(model.ordered)}
+    collector = _SiteCollector(model, placement)
     weighted = {w.node.index for w in placement.weights}
-    placed = sorted(
-        {r.node.index for rs in placement.inputs.values() for r in rs}, key=order.__getitem__
-    )
-
-    def add(name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
-        names = tuple(model.nodes[i].name for i in sorted(set(indices), key=order.__getitem__))
-        key = frozenset(names)
-        if names and key not in found:
-            freed = tuple(
-                t for t, rs in placement.inputs.items() if all(r.node.name in key for r in rs)
-            )
-            found[key] = Site(name, kind, names, freed, default)
-
+    placed = collector.sort(i.node.index for inputs in placement.inputs.values() for i in inputs)
     for index in placed:
         node = model.nodes[index]
-        other = ATTENTION if node.op in WEIGHTED else RESIDUAL
-        add(node.name, CONVOLUTION if index in weighted else other, [index])
-    for one in find_attentions(model):
-        add(
-            f"attention of {one.softmax.name}",
-            ATTENTION,
-            {one.scores.index, one.values.index}.intersection(placed),
+        kind = ATTENTION if node.op in WEIGHTED else RESIDUAL
+        collector.add(node.name, CONVOLUTION if index in weighted else kind, [index])
+    for attention in find_attentions(model):
+        products = {attention.scores.index, attention.values.index}
+        collector.add(
+            f"attention of {attention.softmax.name}", ATTENTION, products.intersection(placed)
         )
     for group in planner.groups(placement):
-        add(
-            group.quantized[0],
-            GROUP,
-            (r.node.index for t in group.quantized for r in placement.inputs[t]),
-        )
-    for name, nodes in _branches(model, placed).items():
-        add(name, HEAD, nodes if len(nodes) > 1 else ())
+        nodes = [i.node.index for t in group.quantized for i in placement.inputs[t]]
+        collector.add(group.quantized[0], GROUP, nodes)
+    _add_head_sites(collector, planner, placement, placed)
+    return list(collector.sites.values())
+
+
+def _add_head_sites(
+    collector: _SiteCollector, planner: Planner, placement: Placement, placed: Sequence[int]
+) -> None:
+    model = planner.model
+    for name, nodes in _find_branches(model, placed).items():
+        if len(nodes) > 1:
+            collector.add(name, HEAD, nodes)
     ends = find_head(model).finals.intersection(placed)
-    add("last convolutions", HEAD, ends if len(ends) > 1 else ())
-    left = _left_by_preset(planner, placement)
-    for nodes in [[i] for i in left] + [left]:
+    if len(ends) > 1:
+        collector.add("last convolutions", HEAD, ends)
+    preset = _find_preset_floats(planner, placement)
+    for nodes in [[index] for index in preset] + [preset]:
         if nodes:
-            add(model.nodes[nodes[0]].name, HEAD, nodes, FLOAT)
-    return list(found.values())
+            collector.add(model.nodes[nodes[0]].name, HEAD, nodes, FLOAT)
 
 
-def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
-    """Quantized nodes from which one last convolution alone is reached, by that convolution."""
+def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
+    """Return the quantized nodes that reach only one last convolution, by the name of the branch."""
     ends = find_head(model).last_convolutions
     branches: dict[str, list[int]] = defaultdict(list)
     if len(ends) < 2:
         return branches
-    reached: dict[str, frozenset[int]] = defaultdict(frozenset)
-    of_node: dict[int, frozenset[int]] = {}
+    ends_of_tensor: dict[str, frozenset[int]] = defaultdict(frozenset)
+    ends_of_node: dict[int, frozenset[int]] = {}
     for node in reversed(model.ordered):
-        behind = frozenset({node.index} & ends).union(*(reached[t] for t in node.outputs))
-        of_node[node.index] = behind
+        reached = frozenset({node.index} & ends).union(*(ends_of_tensor[t] for t in node.outputs))
+        ends_of_node[node.index] = reached
         for tensor in filter(None, (*node.inputs, *node.captured)):
-            reached[tensor] |= behind
+            ends_of_tensor[tensor] |= reached
     for index in placed:
-        if len(of_node[index]) == 1:
-            branches[f"branch of {model.nodes[min(of_node[index])].name}"].append(index)
+        if len(ends_of_node[index]) == 1:
+            branches[f"branch of {model.nodes[min(ends_of_node[index])].name}"].append(index)
     return branches
 
 
-def _left_by_preset(planner: Planner, placement: Placement) -> list[int]:
-    """Nodes that the head preset leaves float and that could be INT8; the DFL stays."""
-    head = find_head(planner.model)
-    places = find_coordinates(planner.model, head.finals).all
-    left = {w.node.index for w in placement.weights}
-    ends = [
-        n
-        for n in planner.model.ordered
-        if n.index in (head.last_convolutions | places) - head.dfl - left and n.op in WEIGHTED
-    ]
-    if not ends:
+def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
+    """Return the nodes that the head preset leaves float and that could be INT8, without the DFL."""
+    model = planner.model
+    head = find_head(model)
+    coordinates = find_coordinates(model, head.finals).all
+    possible = (head.last_convolutions | coordinates) - head.dfl
+    possible -= {w.node.index for w in placement.weights}
+    nodes = [n for n in model.ordered if n.index in possible and n.op in WEIGHTED]
+    if not nodes:
         return []
-    tried = planner.placement(Configuration(quantized=frozenset(n.name for n in ends)))
-    quantized = {w.node.index for w in tried.weights}
-    return [n.index for n in ends if n.index in quantized]
+    quantized = planner.placement(Configuration(quantized=frozenset(n.name for n in nodes)))
+    weighted = {w.node.index for w in quantized.weights}
+    return [n.index for n in nodes if n.index in weighted]
 
 
-def candidates(sites: Iterable[Site]) -> list[Candidate]:
-    """Every choice other than the default: float, or INT8 where the preset says float."""
-    return [
-        Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes)))
-        if site.default == FLOAT
-        else Candidate(site, FLOAT, site.as_float())
-        for site in sites
-    ]
+def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
+    """Return the choice other than the default of each site."""
+    candidates = []
+    for site in sites:
+        if site.default == FLOAT:
+            quantized = Configuration(quantized=frozenset(site.nodes))
+            candidates.append(Candidate(site, INT8, quantized))
+        else:
+            candidates.append(Candidate(site, FLOAT, site.as_float()))
+    return candidates
 
 
-def other_scales(planner: Planner, sites: Iterable[Site]) -> list[Candidate]:
-    """Other methods and scales of their own for the tensors of sites; those that change a scale by 5 % and more."""
-    by_tensor = {t: s for s in planner.plan(Configuration()).scales for t in s.group.quantized}
-    found: dict[Configuration, Candidate] = {}
+def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:
+    """Return other methods and own scales for the tensors of sites.
+
+    Methods that change a scale by less than 5 % are left out.
+    """
+    scales = planner.plan(Configuration()).scales
+    scale_of = {t: scale for scale in scales for t in scale.group.quantized}
+    candidates: dict[Configuration, Candidate] = {}
     for site in sites:
         for tensor in site.tensors:
-            scale = by_tensor[tensor]
-            seen = [scale.scale]
-            for method in METHODS:
-                other, _ = planner.scale(scale.group, method)
-                if all(abs(other.scale / s - 1.0) > 0.05 for s in seen):
-                    seen.append(other.scale)
-                    changed = Configuration(methods=frozenset({(scale.group.quantized[0], method)}))
-                    found.setdefault(changed, Candidate(site, method, changed))
+            scale = scale_of[tensor]
+            for method in _list_other_methods(planner, scale):
+                changed = Configuration(methods=frozenset({(scale.group.quantized[0], method)}))
+                candidates.setdefault(changed, Candidate(site, method, changed))
             if scale.group.is_shared and tensor in planner.statistics:
-                own = next((m.bits_lost for m in scale.members if m.tensor == tensor), 0.0)
-                if own >= _FEWEST_BITS:
-                    apart = Configuration(apart=frozenset({tensor}))
-                    found.setdefault(apart, Candidate(site, OWN, apart))
-    return list(found.values())
+                lost = next((m.bits_lost for m in scale.members if m.tensor == tensor), 0.0)
+                if lost >= _LOST_BITS:
+                    changed = Configuration(own_scales=frozenset({tensor}))
+                    candidates.setdefault(changed, Candidate(site, OWN_SCALE, changed))
+    return list(candidates.values())
 
 
-# Which choices are worth measuring -----------------------------------------------------------------------------------
+def _list_other_methods(planner: Planner, scale: GroupScale) -> list[str]:
+    methods = []
+    scales = [scale.scale]
+    for method in METHODS:
+        other = planner.choose_scale(scale.group, method)[0].scale
+        if all(abs(other / s - 1.0) > _OTHER_SCALE for s in scales):
+            scales.append(other)
+            methods.append(method)
+    return methods
+
+
+# Choices that are worth measuring --------------------------------------------------------------------------
 
 FREE = "INT8 gains nothing here: float is predicted to be no slower"
 NO_GAIN = "INT8 is predicted to be no faster here"
@@ -183,83 +220,113 @@ LARGER = "costs as much as leaving {} float, which frees more"
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A candidate, what it costs, and why it is not measured (empty where it is)."""
+class CandidateDecision:
+    """A candidate, its cost, and the reason not to measure it (empty if it is measured)."""
 
     candidate: Candidate
-    cost: Cost
-    why_not: str = ""
+    cost: PlacementCost
+    skip_reason: str = ""
 
 
-def judge(
-    found: Sequence[Candidate], cost: Callable[[Configuration], Cost]
-) -> tuple[Configuration, list[Judged]]:
-    """Decides which candidates to measure: floats, and INT8 for what the preset leaves float.
+CostFunction = Callable[[Configuration], PlacementCost]
 
-    Returns what is float from the start because it costs nothing, and all candidates.
+
+def select_candidates(
+    candidates: Sequence[Candidate], cost: CostFunction
+) -> tuple[Configuration, list[CandidateDecision]]:
+    """Decide which candidates to measure.
+
+    Returns:
+        Sites that are float from the start because that costs nothing, and all decisions.
     """
-    before = cost(Configuration())
-    costs = [cost(candidate.configuration) for candidate in found]
+    base = cost(Configuration())
+    costs = [cost(candidate.configuration) for candidate in candidates]
+    floats = [(c, k) for c, k in zip(candidates, costs, strict=True) if c.choice == FLOAT]
+    free = _join_free_floats(floats, base, cost)
+    start = cost(free)
+    decisions = []
+    for candidate, single in zip(candidates, costs, strict=True):
+        if candidate.choice != FLOAT:
+            reason = NO_GAIN if single.value >= base.value else ""
+        elif candidate.configuration.floats <= free.floats:
+            reason = FREE
+        else:
+            reason = _find_skip_reason(candidate, single, base, floats)
+        shifted = _shift_cost(single, base, start) if free.floats else single
+        decisions.append(CandidateDecision(candidate, shifted, reason))
+    return free, decisions
+
+
+def _join_free_floats(
+    floats: Iterable[tuple[Candidate, PlacementCost]], base: PlacementCost, cost: CostFunction
+) -> Configuration:
+    """Join float choices, cheapest first, as long as they cost nothing."""
     free = Configuration()
-    floats = [(c, k) for c, k in zip(found, costs, strict=True) if c.choice == FLOAT]
-    for candidate, single in sorted(floats, key=lambda x: x[1].value):
-        if single.value <= before.value:
-            joined = free.joined(candidate.configuration)
+    for candidate, single in sorted(floats, key=lambda choice: choice[1].value):
+        if single.value <= base.value:
+            joined = free.merge(candidate.configuration)
             if cost(joined).value <= cost(free).value:
                 free = joined
-    start = cost(free)
-    judged = []
-    for candidate, single in zip(found, costs, strict=True):
-        nodes = candidate.configuration.floats
-        if candidate.choice != FLOAT:
-            why = NO_GAIN if single.value >= before.value else ""
-        elif nodes <= free.floats:
-            why = FREE
-        elif larger := next(
-            (o for o, k in floats if nodes < o.configuration.floats and k.value <= single.value),
-            None,
-        ):
-            why = LARGER.format(larger.site.name)
-        else:
-            between = not candidate.site.tensors and single.conversions - before.conversions >= 2
-            why = BETWEEN if between else ""
-        judged.append(
-            Judged(candidate, single if not free.floats else _moved(single, before, start), why)
-        )
-    return free, judged
+    return free
 
 
-def _moved(single: Cost, before: Cost, start: Cost) -> Cost:
-    """A candidate's cost seen from the start, to which the free floats belong."""
+def _find_skip_reason(
+    candidate: Candidate,
+    single: PlacementCost,
+    base: PlacementCost,
+    floats: Iterable[tuple[Candidate, PlacementCost]],
+) -> str:
+    nodes = candidate.configuration.floats
+    for other, cost in floats:
+        if nodes < other.configuration.floats and cost.value <= single.value:
+            return LARGER.format(other.site.name)
+    if not candidate.site.tensors and single.conversions - base.conversions >= 2:
+        return BETWEEN
+    return ""
+
+
+def _shift_cost(single: PlacementCost, base: PlacementCost, start: PlacementCost) -> PlacementCost:
+    """Return the cost of a candidate next to the free floats instead of next to all-INT8."""
     ms = None
-    if single.ms is not None and before.ms is not None and start.ms is not None:
-        ms = single.ms + start.ms - before.ms
-    return Cost(
+    if single.ms is not None and base.ms is not None and start.ms is not None:
+        ms = single.ms + start.ms - base.ms
+    return PlacementCost(
         single.convolutions,
-        single.int8 + start.int8 - before.int8,
-        single.conversions + start.conversions - before.conversions,
+        single.int8 + start.int8 - base.int8,
+        single.conversions + start.conversions - base.conversions,
         ms,
     )
 
 
-# Combinations --------------------------------------------------------------------------------------------------------
+# Combinations ----------------------------------------------------------------------------------------------
 
-_LONGEST = 48
-_SMALLEST_COST = 1e-6
-_TRIED = 4  # choices whose cost is predicted anew at each step, best first
+_MAX_STEPS = 48
+_LEAST_COST = 1e-6
+_REPREDICTED = 4  # choices whose cost is predicted again at each step, best first
 
 
 @dataclass(frozen=True)
-class Gain:
-    """A measured choice."""
+class ChoiceGain:
+    """Gain and cost of a measured choice alone.
 
-    configuration: Configuration  # the choice alone
-    gain: float  # squared output error that it takes away from everything INT8
-    cost: float  # what it adds, alone
+    Attributes:
+        configuration: The choice.
+        gain: Squared output error that it removes from all-INT8.
+        cost: Cost that it adds.
+    """
+
+    configuration: Configuration
+    gain: float
+    cost: float
 
 
-def estimated(gains: Sequence[Gain], chosen: Configuration) -> float:
-    """Gain of a combination: that of the choices it is made of, no node counted twice, the larger gains first."""
+def estimate_gain(gains: Sequence[ChoiceGain], chosen: Configuration) -> float:
+    """Return the sum of the gains within a combination, each node counted once.
+
+    Args:
+        gains: Gains of single choices. The first ones take precedence.
+        chosen: The combination.
+    """
     covered: set[str] = set()
     total = 0.0
     for gain in gains:
@@ -270,64 +337,79 @@ def estimated(gains: Sequence[Gain], chosen: Configuration) -> float:
     return total
 
 
-def chain(
+def chain_choices(
     start: Configuration,
-    found: Iterable[Gain],
-    cost: Callable[[Configuration], Cost],
-    neighbours: Mapping[str, frozenset[str]],
+    choices: Iterable[ChoiceGain],
+    cost: CostFunction,
+    neighbors: Mapping[str, frozenset[str]],
 ) -> Iterator[Configuration]:
-    """Adds choices one by one, each time the one with the most gain for what it adds to the predicted cost.
+    """Add choices one by one, each time the one with the highest gain for its predicted cost.
 
-    Neighbours of what is float already cost less: the conversion between them goes. So costs are predicted for the
-    combination, anew for those that the last choice touches and for the best.
+    Neighbors of a float node cost less, because the conversion between them goes away. Therefore
+    costs are predicted for the combination, and again for choices next to the last one and for the
+    best ones.
     """
-    gains = sorted(found, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
-    here = start
-    value, reached = cost(here).value, estimated(gains, here)
-    known = {g: g.cost for g in gains}
-    for _ in range(_LONGEST):
-        ranked = []
-        for gain in gains:
-            joined = here.joined(gain.configuration)
-            if joined == here:
-                continue
-            more = estimated(gains, joined) - reached
-            if more > 0.0:
-                ranked.append((more / max(known[gain], _SMALLEST_COST), more, gain, joined))
-        if not ranked:
+    gains = sorted(choices, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
+    added_cost = {g: g.cost for g in gains}
+    current = start
+    for _ in range(_MAX_STEPS):
+        value = cost(current).value
+        added_gain = _list_added_gains(gains, current)
+        if not added_gain:
             return
-        ranked.sort(key=lambda r: -r[0])
-        tried = []
-        for _, more, gain, joined in ranked[:_TRIED]:
-            known[gain] = cost(joined).value - value
-            tried.append((more / max(known[gain], _SMALLEST_COST), joined))
-        before, here = here, max(tried, key=lambda t: t[0])[1]
-        value, reached = cost(here).value, estimated(gains, here)
+        tried = sorted(
+            added_gain, key=lambda g: _ratio(added_gain[g], added_cost[g]), reverse=True
+        )[:_REPREDICTED]
+        for choice in tried:
+            added_cost[choice] = cost(current.merge(choice.configuration)).value - value
+        best = max(tried, key=lambda g: _ratio(added_gain[g], added_cost[g]))
+        before, current = current, current.merge(best.configuration)
+        value = cost(current).value
         touched = set().union(
-            *(neighbours.get(n, frozenset()) for n in here.floats - before.floats)
+            *(neighbors.get(n, frozenset()) for n in current.floats - before.floats)
         )
-        for gain in gains:
-            if gain.configuration.floats & touched and not gain.configuration.floats <= here.floats:
-                known[gain] = min(known[gain], cost(here.joined(gain.configuration)).value - value)
-        yield here
+        for choice in gains:
+            floats = choice.configuration.floats
+            if floats & touched and not floats <= current.floats:
+                added = cost(current.merge(choice.configuration)).value - value
+                added_cost[choice] = min(added_cost[choice], added)
+        yield current
 
 
-def neighbours(model: Model) -> dict[str, frozenset[str]]:
-    """For each node with weights those that are reached from it without passing another one, and the reverse."""
-    found: dict[str, set[str]] = {}
+def _list_added_gains(
+    gains: Sequence[ChoiceGain], current: Configuration
+) -> dict[ChoiceGain, float]:
+    """Return the gain that each choice adds to a combination, if it adds any."""
+    reached = estimate_gain(gains, current)
+    added = {}
+    for choice in gains:
+        joined = current.merge(choice.configuration)
+        gain = estimate_gain(gains, joined) - reached
+        if joined != current and gain > 0.0:
+            added[choice] = gain
+    return added
+
+
+def _ratio(gain: float, cost: float) -> float:
+    return gain / max(cost, _LEAST_COST)
+
+
+def find_neighbors(model: Model) -> dict[str, frozenset[str]]:
+    """Return for each node with weights the nearest ones before and after it, by name."""
+    neighbors: dict[str, set[str]] = defaultdict(set)
     for node in model.nodes:
         if node.op not in WEIGHTED:
             continue
         seen: set[int] = set()
         stack = list(node.outputs)
         while stack:
-            for reader in model.consumers(stack.pop()):
-                if reader.index in seen:
+            for consumer in model.consumers(stack.pop()):
+                if consumer.index in seen:
                     continue
-                seen.add(reader.index)
-                if reader.op in WEIGHTED:
-                    found.setdefault(node.name, set()).add(reader.name)
-                    found.setdefault(reader.name, set()).add(node.name)
+                seen.add(consumer.index)
+                if consumer.op in WEIGHTED:
+                    neighbors[node.name].add(consumer.name)
+                    neighbors[consumer.name].add(node.name)
                 else:
-                    stack.extend(reader.outputs)
-    return {name: frozenset(others) for name, others in found.items()}
+                    stack.extend(consumer.outputs)
+    return {name: frozenset(names) for name, names in neighbors.items()}

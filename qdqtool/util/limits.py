@@ -33,14 +33,12 @@ EXTERNAL_SHARED = 64 * MB  # external weights that several tensors share
 
 # Calibration
 IMAGE_PIXELS = 1 << 26  # pixels of a decoded image
-LARGE_JPEG_PIXELS = 1 << 28  # pixels of a JPEG that is decoded at half its sides
 IMAGE_FILE = 256 * MB  # an image file
 INPUT_PIXELS = 1 << 24  # height times width of the network's input
 SAMPLE = 512 * MB  # one sample of an array file
 SAMPLE_ROWS = 4096  # rows of a fixed batch
 FETCHED = 256 * MB  # tensors that all threads fetch together
 COUNTED = 512 * MB  # histograms of all threads together
-CACHE_HEADER = 64 * MB  # the header of a calibration cache
 CACHE_MEMORY = 512 * MB  # statistics in a calibration cache
 
 # Graphs

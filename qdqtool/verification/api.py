@@ -1,4 +1,4 @@
-"""``qdqtool.verify``: a prediction compared with a real build."""
+"""``qdqtool.verify``: compare a prediction with a real build."""
 
 from __future__ import annotations
 
@@ -42,36 +42,43 @@ from qdqtool.types import Event, Precision, Prediction
 from qdqtool.util.checks import check_choice
 from qdqtool.util.file_types import is_model_name
 from qdqtool.util.files import record_inputs
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from qdqtool.util.records import replaced
-from qdqtool.util.said import said
-from qdqtool.verification import build_model as built
-from qdqtool.verification.convolutions import (
-    Mapper,
-    common_names,
-    compare_convolutions,
-    contradicted_names,
+from qdqtool.verification import build_model as local_build
+from qdqtool.verification.convolutions import compare_convolutions
+from qdqtool.verification.layer_mapping import (
+    NodeMapper,
+    count_named_convolutions,
+    find_name_conflicts,
     trt_name,
 )
 from qdqtool.verification.lines import (
-    MOST,
+    MAX_MISMATCHES,
     Verification,
     compare_conversions,
     compare_layers,
     compare_trace,
-    inconsistent_tensors,
-    of_pairs,
+    find_inconsistent_tensors,
+    verification_from_pairs,
     verify_rtx_build,
 )
 
-Source: TypeAlias = str | os.PathLike[str]
-FEW_WRONG = 0.1  # names that may stand for another node
-FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
+BuildFile: TypeAlias = str | os.PathLike[str]
+_MAX_CONFLICTS = 0.1  # share of the names that may stand for another node
+MIN_NAMED = 0.2  # share of a model's convolutions that a log of this model names at least
+# Codes of the notes about an assumption, by whether the build fits the value everywhere, and
+# whether the value is the assumed one.
+_ASSUMPTION_NOTES = {
+    (True, True): "shown-as-assumed",
+    (True, False): "shown-otherwise",
+    (False, True): "nearest-as-assumed",
+    (False, False): "nearest-otherwise",
+}
 
 
 def verify(
     model: ModelSource | Model,
-    *builds: Source | Build | Sequence[Source],
+    *builds: BuildFile | Build | Sequence[BuildFile],
     target: str | Target | None = None,
     gpu: str | None = None,
     clock: float | None = None,
@@ -97,39 +104,39 @@ def verify(
         QdqtoolError: The target or the GPU is unknown.
     """
     with record_inputs() as inputs:
-        build = build_of(builds)
-        result, _ = verified(load(model), build, target, GpuOptions(gpu, clock))
+        build = load_build(builds)
+        result, _ = verify_model(load(model), build, target, GpuOptions(gpu, clock))
     result.read = inputs
     return result
 
 
-def verified(
-    index: Model, build: Build, target: str | Target | None, gpu: GpuOptions
+def verify_model(
+    model: Model, build: Build, target: str | Target | None, gpu: GpuOptions
 ) -> tuple[Verification, Target]:
-    """Verify a model that was read; return the target that was predicted for as well."""
-    check_explicit(build, index)
-    chosen, notes = target_of(build, target, gpu)
-    check_same_model(index, build)
-    prediction = predict(index, chosen)
-    if chosen.is_rtx:
-        result = verify_rtx_build(index, prediction, build)
+    """Verify a model in memory; also return the target of the prediction."""
+    check_explicit(build, model)
+    resolved, notes = choose_target_for_gpu(build, target, gpu)
+    check_same_model(model, build)
+    prediction = predict(model, resolved)
+    if resolved.is_rtx:
+        result = verify_rtx_build(model, prediction, build)
     else:
-        result = compare_assuming(index, prediction, build, chosen)
+        result = compare_under_assumptions(model, prediction, build, resolved)
         assert result.prediction is not None
-        from qdqtool.verification.times import compare_times, not_compared
+        from qdqtool.verification.times import compare_times, explain_missing_estimate
 
-        result.times = compare_times(index, result.prediction, build, chosen, gpu)
+        result.times = compare_times(model, result.prediction, build, resolved, gpu)
         if result.times is None and gpu.gpu is None:
-            notes += not_compared(build)
+            notes += explain_missing_estimate(build)
     result.notes[:0] = [*build.notes, *notes]
-    return result, chosen
+    return result, resolved
 
 
-def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
-    """The build that files are of, or the one that was read already."""
+def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Build:
+    """Read the files of one build, or return the build that was read already."""
     if len(builds) == 1 and isinstance(builds[0], Build):
         return builds[0]
-    files: list[Source] = []
+    files: list[BuildFile] = []
     for build in builds:
         if isinstance(build, (str, os.PathLike)):
             files.append(build)
@@ -153,106 +160,122 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
     return read_build(*files)
 
 
-def target_of(
-    build: Build, target: str | Target | None, gpu: GpuOptions
+def choose_target_for_gpu(
+    build: Build, target: str | Target | None, options: GpuOptions
 ) -> tuple[Target, list[Note]]:
-    """As :func:`choose_target`, for the GPUs that the build says it is for, the one that was named or the log's.
+    """Choose the target as :func:`choose_target`, with the compute capability of the GPU.
+
+    The GPU is the one in the options, or that of the build.
 
     Raises:
-        QdqtoolError: The GPU that was named is not known, or none that the target builds for or that the build is for.
+        QdqtoolError: The GPU is unknown, or the target or the build is not for it.
     """
-    chosen, notes = choose_target(build, target)
-    if chosen.is_rtx or gpu.gpu is not None:
-        from qdqtool.timing import gpus
-        from qdqtool.timing.expected import gpu_of, of_facts
+    resolved, notes = choose_target(build, target)
+    if not resolved.is_rtx and options.gpu is None:
+        return resolved, notes
+    from qdqtool.timing import gpus
+    from qdqtool.timing.built_engine import find_build_gpu, parse_device
 
-        stated = of_facts("", build.gpu).cc
-        named = None if gpu.gpu is None else gpus.chosen(gpu.gpu)
-        if chosen.is_rtx and build.targets:
-            chosen = replaced(chosen, capabilities=build.targets)
-            if named is not None and named.cc not in chosen.capability_names:
-                raise QdqtoolError(
-                    said(
-                        "{`gpu`} {name}: has compute capability {cc}, and the build is for "
-                        "{told:joined , }; name the GPU that it ran on",
-                        name=named.name,
-                        cc=named.cc,
-                        told=chosen.capability_names,
-                    ),
-                    code="different-gpus",
-                    parameter="gpu",
-                )
-        elif named is not None:
-            chosen = chosen.with_capability(named.cc, named.name, seen=named.cc == stated)
-        elif stated is not None:
-            chosen = chosen.with_capability(stated, seen=True)
-        elif (ran_on := gpu_of(build)) is not None:
-            chosen = chosen.with_capability(ran_on.cc, seen=True)
-    return chosen, notes
+    stated = parse_device("", build.gpu).cc
+    gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
+    if resolved.is_rtx and build.targets:
+        resolved = replaced(resolved, capabilities=build.targets)
+        if gpu is not None and gpu.cc not in resolved.capability_names:
+            raise QdqtoolError(
+                f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
+                f"{', '.join(resolved.capability_names)}; name the GPU that it ran on",
+                code="different-gpus",
+                parameter="gpu",
+            )
+    elif gpu is not None:
+        resolved = resolved.with_capability(gpu.cc, gpu.name, seen=gpu.cc == stated)
+    elif stated is not None:
+        resolved = resolved.with_capability(stated, seen=True)
+    elif (built_on := find_build_gpu(build)) is not None:
+        resolved = resolved.with_capability(built_on.cc, seen=True)
+    return resolved, notes
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[Note]]:
-    """The target to predict for, and what to report about the choice."""
+    """Choose the target to predict for; the notes explain the choice."""
     if target is not None:
         return target_named(target), []
     if build.is_rtx:
         return RTX, []
     version = build.tensorrt or build.version_hint
     if version is None:
-        return TARGETS[DEFAULT_TARGET], [Remark.NO_VERSION(target=DEFAULT_TARGET)]
+        note = Note(
+            f"the build does not state its version; {DEFAULT_TARGET} was used for the prediction",
+            code="no-version",
+            target=DEFAULT_TARGET,
+        )
+        return TARGETS[DEFAULT_TARGET], [note]
     if build.tensorrt is None and version == LATEST_SPELLING:
-        return TARGETS[DEFAULT_TARGET], [
-            Remark.AMBIGUOUS_VERSION(version=version, target=DEFAULT_TARGET)
-        ]
-    chosen = target_of_version(version)
-    return chosen, [] if build.tensorrt is not None else [
-        Remark.VERSION_OF_SPELLING(version=version, target=chosen.name)
-    ]
+        note = Note(
+            f"the build does not state its version, and its format fits {version} and 10: "
+            f"{DEFAULT_TARGET} was used for the prediction (`target` sets it)",
+            code="ambiguous-version",
+            version=version,
+            target=DEFAULT_TARGET,
+        )
+        return TARGETS[DEFAULT_TARGET], [note]
+    resolved = target_of_version(version)
+    if build.tensorrt is not None:
+        return resolved, []
+    note = Note(
+        f"the build does not state its version; its format is that of {version}, predicted as "
+        f"{resolved.name}",
+        code="version-of-spelling",
+        version=version,
+        target=resolved.name,
+    )
+    return resolved, [note]
 
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
-    """Refuses a build whose INT8 comes from a calibration table, and that names none of the model's Qs."""
+    """Reject a build whose INT8 comes from a calibration table instead of the model's Q/DQ."""
     if not is_implicit_int8(build):
         return
-    named = {part for layer in build.layers for part in layer.parse_name().bases} | {
-        e.subject for e in build.trace
-    }
-    if model is None or not any(trt_name(q) in named for q in quantizers(model)):
+    names = {event.subject for event in build.trace}
+    for layer in build.layers:
+        names.update(layer.parse_name().bases)
+    if model is None or not any(trt_name(q) in names for q in quantizers(model)):
         raise BuildLogError(
-            f"{IMPLICIT_INT8}, so that there is nothing to verify; build a model with Q/DQ ('qdqtool insert')",
+            f"{IMPLICIT_INT8}, so that there is nothing to verify; "
+            "build a model with Q/DQ ('qdqtool insert')",
             build.display_name,
             code="implicit-int8",
         )
 
 
 def check_same_model(model: Model, build: Build) -> None:
-    """Refuses a build that names few of the model's convolutions, or other nodes by their names."""
-    check_told(build)
-    found, wanted = common_names(model, build)
-    if wanted and found < FEW * wanted and not all_in_myelin(build):
+    """Reject a build of another model, or of another export with equal names."""
+    check_not_empty(build)
+    named, total = count_named_convolutions(model, build)
+    if named < MIN_NAMED * total and not is_all_myelin(build):
         why = f"; it is a build of another model than {model.path or 'the one given'}"
-        if found and not build.layers and not build.trace:
+        if named and not build.layers and not build.trace:
             why = " and ends in its parse section: cut off too early, or a build of another model"
         raise BuildLogError(
-            f"names {found} of the model's {wanted} convolutions{why}",
+            f"names {named} of the model's {total} convolutions{why}",
             build.display_name,
             code="different-models",
         )
-    wrong = contradicted_names(View(model), build, Mapper(model, build.layers))
-    if len(wrong) > FEW_WRONG * found:
-        name, mine, theirs = wrong[0]
+    conflicts = find_name_conflicts(View(model), build, NodeMapper(model, build.layers))
+    if len(conflicts) > _MAX_CONFLICTS * named:
+        name, in_model, in_build = conflicts[0]
         raise BuildLogError(
-            f"{len(wrong)} names stand for other nodes than in {model.path or 'the model given'} "
-            f"({name}: {theirs}, in the model {mine}): a build of another export or network; 'qdqtool compare' matches "
-            "by structure",
+            f"{len(conflicts)} names stand for other nodes than in "
+            f"{model.path or 'the model given'} ({name}: {in_build}, in the model {in_model}): a build of another export or network; "
+            "'qdqtool compare' matches by structure",
             build.display_name,
             code="different-exports",
             node=name,
         )
 
 
-def check_told(build: Build) -> None:
-    """Refuses a build that names nothing."""
+def check_not_empty(build: Build) -> None:
+    """Reject a build that names neither layers nor nodes."""
     if not build.layers and not build.trace and not build.parse.nodes:
         raise BuildLogError(
             "holds no engine layers and no optimizer lines; "
@@ -262,51 +285,63 @@ def check_told(build: Build) -> None:
         )
 
 
-def all_in_myelin(build: Build) -> bool:
-    """Whether the listing opens up nothing of Myelin, so that no node is named."""
-    return (
-        bool(build.layers)
-        and all(layer.type == "Myelin" for layer in build.layers)
-        and not build.trace
-    )
+def is_all_myelin(build: Build) -> bool:
+    """Return whether the build is one Myelin block, so that it names no node."""
+    if not build.layers or build.trace:
+        return False
+    return all(layer.type == "Myelin" for layer in build.layers)
 
 
-def compare_assuming(
+def compare_under_assumptions(
     model: Model, prediction: Prediction, build: Build, target: Target
 ) -> Verification:
-    """Compares under each assumption, keeps the one that the build contradicts least, and says which that is."""
-    best = compare(model, prediction, build)
+    """Compare under every assumption of the prediction, and keep the one that fits best."""
+    best = compare_with_build(model, prediction, build)
     for assumption in prediction.assumptions:
-        others = {
-            value: compare(model, predict(model, target, assume={assumption.name: value}), build)
-            for value in assumption.alternatives
-        }
-        wrong = {assumption.value: count_wrong(best)} | {
-            value: count_wrong(result) for value, result in others.items()
-        }
-        shown = min(wrong, key=lambda value: wrong[value])
-        if len(set(wrong.values())) == 1:
+        name, assumed = assumption.name, assumption.value
+        results = {assumed: best}
+        for value in assumption.alternatives:
+            alternative = predict(model, target, assume={name: value})
+            results[value] = compare_with_build(model, alternative, build)
+        errors = {value: count_errors(result) for value, result in results.items()}
+        value = min(errors, key=lambda value: errors[value])
+        best = results[value]
+        if len(set(errors.values())) == 1:
             best.notes.append(
-                Remark.NOT_SHOWN_BY_BUILD(
-                    name=assumption.name, values=tuple(wrong), value=assumption.value
+                Note(
+                    f"{name}: the build does not show which of {', '.join(errors)} applies; "
+                    f"compared with {assumed}",
+                    code="not-shown-by-build",
+                    name=name,
+                    values=tuple(errors),
+                    value=assumed,
                 )
             )
             continue
-        fits = wrong[shown] == (0, 0)
-        remark = Remark.SHOWN_AS_ASSUMED if fits else Remark.NEAREST_AS_ASSUMED
-        if shown != assumption.value:
-            remark = Remark.SHOWN_OTHERWISE if fits else Remark.NEAREST_OTHERWISE
-            best = others[shown]
-            assumed = best.prediction.assumptions if best.prediction else []
-            assumed[:1] = [replace(one, why=Remark.SHOWN_BY_BUILD()) for one in assumed[:1]]
+        if value != assumed:
+            assumptions = best.prediction.assumptions if best.prediction else []
+            shown = Note("shown by the build", code="shown-by-build")
+            assumptions[:1] = [replace(a, why=shown) for a in assumptions[:1]]
+        fits, is_assumed = errors[value] == (0, 0), value == assumed
+        shown_text = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
+        assumed_text = f"; {assumed} is assumed for {target.name}"
+        if fits and is_assumed:
+            assumed_text = f", as assumed for {target.name}"
         best.notes.append(
-            remark(name=assumption.name, value=shown, assumed=assumption.value, target=target.name)
+            Note(
+                f"{name}: the build {shown_text}{assumed_text}",
+                code=_ASSUMPTION_NOTES[fits, is_assumed],
+                name=name,
+                value=value,
+                assumed=assumed,
+                target=target.name,
+            )
         )
     return best
 
 
-def count_wrong(result: Verification) -> tuple[int, int]:
-    """Count the wrong convolutions, and the wrong lines, layers and mismatches together."""
+def count_errors(result: Verification) -> tuple[int, int]:
+    """Count the wrong convolutions, and all wrong lines, layers and mismatches."""
     trace = result.trace
     lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
     layers = (result.layers.total or 0) - (result.layers.agree or 0)
@@ -314,40 +349,55 @@ def count_wrong(result: Verification) -> tuple[int, int]:
     return convolutions, lines + layers + len(result.mismatches)
 
 
-def compare(
+def compare_with_build(
     model: Model,
     prediction: Prediction,
     build: Build,
-    unsure_convolutions: tuple[str, ...] = (),
-    unsure_events: tuple[Event, ...] = (),
+    uncertain_convolutions: tuple[str, ...] = (),
+    uncertain_events: tuple[Event, ...] = (),
 ) -> Verification:
-    """Compares a prediction with a build, part by part.
+    """Compare every part of a prediction with a build.
 
-    ``unsure_convolutions`` are unknown whatever the build says; pass lines that are ``unsure_events`` are left out.
+    Args:
+        model: The model that was built.
+        prediction: Its prediction.
+        build: The build.
+        uncertain_convolutions: Convolutions that depend on unknown scales; they count as unknown.
+        uncertain_events: Pass lines that depend on unknown scales; they are left out.
     """
     if not build.bindings and not build.parse.inputs and build.complete:
-        if (hole := find_listing_hole(build, model.inputs)) is not None:
+        hole = find_listing_hole(build, model.inputs)
+        if hole is not None:
             build = replace(build, gaps=[*build.gaps, hole], complete=False)
-    mapper = Mapper(model, build.layers)
-    ended = not build.has_gap(Section.PASSES)
+    mapper = NodeMapper(model, build.layers)
+    complete = not build.has_gap(Section.PASSES)
     convolutions, mismatches = compare_convolutions(
-        model, prediction, build, mapper, unsure_convolutions
+        model, prediction, build, mapper, uncertain_convolutions
     )
     reported = {str(m.built["layer"]) for m in mismatches if m.built.get("layer")}
     layers = compare_layers(prediction, build, mapper, reported)
-    trace = compare_trace(prediction, build, ended, unsure_events)
-    copies = compare_trace(prediction, build, ended, unsure_events, MismatchKind.COPY)
-    conversions = compare_conversions(prediction, build, ended)
+    trace = compare_trace(prediction, build, complete, uncertain_events)
+    copies = compare_trace(prediction, build, complete, uncertain_events, MismatchKind.COPY)
+    conversions = compare_conversions(prediction, build, complete)
     notes: list[Note] = []
-    mismatches += inconsistent_tensors(model, build)[:MOST]
-    found = [trace.mismatches, copies.mismatches]
-    if not unsure_convolutions:  # unknown scales decide over conversions and layer names as well
-        found[:0] = [conversions.mismatches, layers.mismatches]
-    for listed in found:
-        mismatches.extend(listed[:MOST])
-        if len(listed) > MOST:
-            notes.append(Remark.MORE_MISMATCHES(count=len(listed) - MOST, kind=listed[0].kind))
-    notes.extend(flag_notes(build))
+    mismatches += find_inconsistent_tensors(model, build)[:MAX_MISMATCHES]
+    parts = [trace.mismatches, copies.mismatches]
+    if not uncertain_convolutions:  # conversions and layer names depend on unknown scales as well
+        parts[:0] = [conversions.mismatches, layers.mismatches]
+    for part in parts:
+        mismatches.extend(part[:MAX_MISMATCHES])
+        if len(part) > MAX_MISMATCHES:
+            count, kind = len(part) - MAX_MISMATCHES, part[0].kind
+            text = f"{count} more mismatches of kind '{kind}'"
+            notes.append(Note(text, code="more-mismatches", count=count, kind=kind))
+    if has_fp32_remainder(build):
+        notes.append(
+            Note(
+                "the float remainder runs in FP32 because --fp16 was not given; this comes from "
+                "the flags, not from the placement",
+                code="no-fp16-flag",
+            )
+        )
     return Verification(
         build.facts,
         convolutions,
@@ -361,27 +411,18 @@ def compare(
     )
 
 
-def flag_notes(build: Build) -> list[Note]:
-    """What the command line, not the placement, costs."""
+def has_fp32_remainder(build: Build) -> bool:
+    """Return whether the flags, not the placement, leave the float convolutions in FP32."""
     flags = build.precision_flags
-    floats = {
-        t.precision
-        for layer in build.layers
-        if layer.is_convolution
-        for t in (*layer.inputs[:2], *layer.outputs[:1])
-        if t.precision.is_float
-    }
-    if (
-        floats == {Precision.FP32}
-        and flags
-        and not flags & {"fp16", "best", "stronglyTyped", "bf16"}
-    ):
-        return [Remark.NO_FP16_FLAG()]
-    return []
+    if not flags or flags & {"fp16", "best", "stronglyTyped", "bf16"}:
+        return False
+    convolutions = [layer for layer in build.layers if layer.is_convolution]
+    tensors = [t for layer in convolutions for t in (*layer.inputs[:2], *layer.outputs[:1])]
+    return {t.precision for t in tensors if t.precision.is_float} == {Precision.FP32}
 
 
 def exit_code(result: Verification, allow_partial: bool = False) -> int:
-    """0 everything agrees, 1 a mismatch, 2 nothing contradicts but the build is incomplete or leaves something open."""
+    """Return 0 if everything agrees, 1 for mismatches, 2 if the build leaves something open."""
     if result.mismatches:
         return 1
     if allow_partial or (result.complete and not result.convolutions.unknown):
@@ -389,7 +430,7 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
     return 2
 
 
-# A build made here, and a log without its model ----------------------------------------------------------------------
+# A local build, and a log without its model
 
 
 def verify_with_builder(
@@ -406,11 +447,11 @@ def verify_with_builder(
         sm: Compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``.
         target: TensorRT to predict for instead of the builder's own version.
     """
-    index = load(model)
+    loaded = load(model)
     if builder == "tensorrt-rtx":
         print_license_notice()
-    digits = None if sm is None else sm.lower().removeprefix("sm")
-    if digits is not None and not digits.isdigit():
+    capability = None if sm is None else sm.lower().removeprefix("sm")
+    if capability is not None and not capability.isdigit():
         raise QdqtoolError(
             f"'{sm}' is not a compute capability; give it as 86 or sm86",
             code="wrong-format",
@@ -418,39 +459,56 @@ def verify_with_builder(
         )
     check_choice("builder", builder, BUILDERS, BuilderError)
     assert builder is not None
-    result = built.build_model(model, builder, sm=None if digits is None else [int(digits)])
+    capabilities = None if capability is None else [int(capability)]
+    result = local_build.build_model(model, builder, sm=capabilities)
     if result.status == "timeout":
         raise BuilderError(
             f"the build did not end in time; {result.message}", str(model), code="timeout"
         )
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
-        return verify(index, result.build, target=target)
-    on_target = target_named(target) if target is not None else RTX
-    prediction = predict(index, on_target if digits is None else on_target.with_capability(digits))
-    described = BuildFacts(
+        return verify(loaded, result.build, target=target)
+    resolved = target_named(target) if target is not None else RTX
+    if capability is not None:
+        resolved = resolved.with_capability(capability)
+    return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
+
+
+def _compare_with_local_build(
+    prediction: Prediction, result: local_build.BuiltModel, name: str
+) -> Verification:
+    """Compare the outcome of a local build, and its convolutions if it succeeded."""
+    facts = BuildFacts(
         BuildSource(result.builder),
         tensorrt=result.version or None,
         complete=True,
         status=result.status,
         message=result.message,
     )
-    pairs = built.compare(prediction, result) if result.status == "built" else []
-    verification = of_pairs(prediction, pairs, described)
-    if built.status_agrees(prediction, result) is False:
-        ours = status_of(prediction)
-        says = f"{result.status}: {result.message}" if result.message else result.status
+    is_built = result.status == "built"
+    pairs = local_build.pair_convolutions(prediction, result) if is_built else []
+    verification = verification_from_pairs(prediction, pairs, facts)
+    if local_build.is_status_as_predicted(prediction, result) is False:
+        predicted = status_of(prediction)
+        actual = f"{result.status}: {result.message}" if result.message else result.status
         verification.mismatches.append(
             Mismatch(
                 MismatchKind.BUILD,
-                index.path or "model",
-                {"status": ours},
+                name,
+                {"status": predicted},
                 {"status": result.status},
                 Difference.STATUS,
-                (ours, says),
+                (predicted, actual),
             )
         )
-    elif result.status != "built":
-        verification.notes.append(Remark.BUILT_ALIKE(status=result.status, message=result.message))
+    elif not is_built:
+        verification.notes.append(
+            Note(
+                f"prediction and build agree: {result.status}: {result.message}",
+                code="built-alike",
+                status=result.status,
+                message=result.message,
+            )
+        )
     return verification
 
 
@@ -463,63 +521,77 @@ def verify_from_log(
         sources: The log, and further files of the same build.
         target: TensorRT to predict for instead of the build's own version.
     """
-    given = [s for s in sources if isinstance(s, Build)]
-    build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
+    files = [source for source in sources if not isinstance(source, Build)]
+    build = next((s for s in sources if isinstance(s, Build)), None) or read_build(*files)
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.display_name if build.files else 'the log'}"
-    chosen, notes = choose_target(build, target)
-    if chosen.is_rtx:
+    resolved, notes = choose_target(build, target)
+    if resolved.is_rtx:
         raise BuildLogError(
             f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well",
             code="no-pass-lines",
         )
-    _check_whole(build, proto, name)
+    _check_complete_graph(build, proto, name)
     equal, different = (Model(copy_with_scales(proto, same), name) for same in (True, False))
     if next(quantizers(equal), None) is None:
         raise BuildLogError(
             f"{name}: no Q/DQ nodes in the parse section, nothing to predict", code="no-qdq"
         )
-    first, second = predict(equal, chosen), predict(different, chosen, advice=False)
-    unsure = _differing(first, second)
+    first, second = predict(equal, resolved), predict(different, resolved, advice=False)
     events = tuple(
         sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject))
     )
-    result = compare(equal, first, build, unsure, events)
+    convolutions = _find_scale_dependent_convolutions(first, second)
+    result = compare_with_build(equal, first, build, convolutions, events)
     if first.conversions != second.conversions:
         result.conversions = replace(result.conversions, predicted=None)
         few, *_, many = sorted(p.conversions for p in (first, second) if p.conversions is not None)
-        result.notes.append(Remark.CONVERSIONS_BETWEEN(few=few, many=many))
+        result.notes.append(
+            Note(
+                f"{few} to {many} conversions predicted, depending on the scales",
+                code="conversions-between",
+                few=few,
+                many=many,
+            )
+        )
     result.notes[:0] = [*notes, *unknowns]
     if events:
-        result.notes.append(Remark.LINES_LEFT_OUT(count=len(events)))
+        result.notes.append(
+            Note(
+                f"{len(events)} pass lines depend on equal scales and were not compared",
+                code="lines-left-out",
+                count=len(events),
+            )
+        )
     return result
 
 
-def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
-    """Refuses a graph with holes where later sections describe all of it: each hole would count as a mismatch."""
+def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:
+    """Reject a graph with holes, because each hole would count as a mismatch."""
     if not build.trace and not build.layers:
         return  # the log ends in its parse section; nothing is compared
-    torn = next((g for g in build.gaps if g.section == Section.PARSE), None)
-    known = {t.name for t in (*proto.graph.input, *proto.graph.initializer)} | {""}
-    known.update(o for node in proto.graph.node for o in node.output)
-    loose = next((i for node in proto.graph.node for i in node.input if i not in known), None)
-    if torn is not None or loose is not None:
-        why = f"{torn} is missing" if torn is not None else f"no node makes {loose}"
+    gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
+    produced = {t.name for t in (*proto.graph.input, *proto.graph.initializer)} | {""}
+    produced.update(output for node in proto.graph.node for output in node.output)
+    inputs = (tensor for node in proto.graph.node for tensor in node.input)
+    missing = next((tensor for tensor in inputs if tensor not in produced), None)
+    if gap is not None or missing is not None:
+        why = f"{gap} is missing" if gap is not None else f"no node makes {missing}"
         raise BuildLogError(
             f"{name}: {why}, and a part of a network cannot be predicted; give the model as well",
             code="incomplete-graph",
-            node=loose if loose is not None and torn is None else "",
+            node=missing if missing is not None and gap is None else "",
         )
 
 
-def _differing(first: Prediction, second: Prediction) -> tuple[str, ...]:
-    """Convolutions whose outcome depends on scales."""
-    mine, other = (
+def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
+    """Return the convolutions whose outcome differs between two predictions."""
+    outcomes, others = (
         {c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused)) for c in p.convolutions}
         for p in (first, second)
     )
-    return tuple(name for name, outcome in mine.items() if other.get(name) != outcome)
+    return tuple(name for name, outcome in outcomes.items() if others.get(name) != outcome)
 
 
 def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:
@@ -529,9 +601,9 @@ def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:
     model = Model(copy)
     names = dict.fromkeys(node.input(1) for node in quantizers(model))
     for position, name in enumerate(names):
-        tensor = model.constant_proto(name)  # the copy's own, of an initializer or a Constant
+        tensor = model.constant_proto(name)  # in the copy, of an initializer or a Constant
         if tensor is not None:
-            value = 2.0**-6 * (1.0 if equal else 1.0 + position * 1e-5)
-            filled = np.full(tuple(tensor.dims), value, np.float32)
+            scale = 2.0**-6 * (1.0 if equal else 1.0 + position * 1e-5)
+            filled = np.full(tuple(tensor.dims), scale, np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(filled, tensor.name))
     return copy

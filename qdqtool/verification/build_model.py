@@ -1,4 +1,4 @@
-"""Builds a model on this machine, says in which type each convolution runs, and compares that with a prediction."""
+"""Build a model on this machine and compare its convolutions with a prediction."""
 
 from __future__ import annotations
 
@@ -7,37 +7,41 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from qdqtool import builders
 from qdqtool.builders.run import BuildResult
-from qdqtool.buildlog.types import BuiltLayer
+from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
 from qdqtool.util.outputs import write_text
 from qdqtool.util.records import published
-from qdqtool.verification.convolutions import BuiltNode, built_nodes
+from qdqtool.verification.convolutions import BuiltNode, find_built_nodes
 
 SCHEMA = "qdqtool/build/1"
 
 
 @dataclass(slots=True)
 class BuiltModel(BuildResult):
-    """A build, with its layers taken back to the model's nodes.
+    """A build whose layers are mapped to the model's nodes.
 
     Attributes:
-        nodes: One row for each convolution.
-        layers_path: The layer table; None when not kept.
+        nodes: Each convolution and matrix product as built.
+        layers_path: The layer table; None if it was not written.
     """
 
     nodes: list[BuiltNode] = field(default_factory=list)
     layers_path: Path | None = None
 
     def node(self, name: str) -> BuiltNode:
-        """The row of that name; KeyError where there is none."""
+        """Return the convolution of that name.
+
+        Raises:
+            KeyError: No convolution has that name.
+        """
         return {row.name: row for row in reversed(self.nodes)}[name]
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         int8 = sum(n.precision == Precision.INT8 for n in self.nodes)
         paths = {"log": self.log_path, "layers": self.layers_path, "engine": self.engine_path}
         return {
@@ -62,12 +66,12 @@ def build_model(
     keep_engine: bool = False,
     shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> BuiltModel:
-    """Build a model and map the build back to its nodes.
+    """Build a model and map the build to its nodes.
 
     Arguments and errors are those of :func:`qdqtool.builders.build`. With ``output``, the layers
     and convolutions are written to ``layers.json`` there.
     """
-    result = mapped(
+    result = map_build(
         builders.build(
             model,
             builder=builder,
@@ -90,45 +94,52 @@ def build_model(
     return result
 
 
-def mapped(result: BuildResult) -> BuiltModel:
-    """A build with a row for each convolution, and with the model's own names in its layers."""
-    read = BuiltModel(**{f.name: getattr(result, f.name) for f in fields(BuildResult)})
+def map_build(result: BuildResult) -> BuiltModel:
+    """Map a build to the model's nodes, and rename the nodes in its layers as in the model."""
+    built = BuiltModel(**{f.name: getattr(result, f.name) for f in fields(BuildResult)})
     model, build = result.model, result.build
     if model is None or build is None:
-        return read
+        return built
     if result.status == "built":
-        read.nodes = built_nodes(model, build.layers, result.names)
-    back = {result.names[n.index]: n.name for n in model.nodes}
+        built.nodes = find_built_nodes(model, build.layers, result.names)
+    model_names = {result.names[n.index]: n.name for n in model.nodes}
     for layer in build.layers:
-        layer.onnx_names = [back.get(n, n) for n in layer.onnx_names]
-    return read
+        layer.onnx_names = [model_names.get(name, name) for name in layer.onnx_names]
+    return built
 
 
 def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str]) -> Json:
-    """The layers, and the names of the network's inputs and outputs, in the form of TensorRT's engine inspector."""
+    """Return layers in the format of TensorRT's engine inspector.
 
-    def tensor(item: Any) -> dict[str, Any]:
-        return {
-            "Name": item.tensor,
-            "Dimensions": [-1 if d is None else d for d in item.shape or ()],
-            "Datatype": _INSPECTOR.get(item.precision, str(item.precision)),
-            "Format": item.format,
-        }
-
-    def listed(layer: BuiltLayer) -> dict[str, Any]:
-        ends = {"Inputs": layer.inputs, "Constants": layer.constants, "Outputs": layer.outputs}
-        return {
-            "Name": layer.name,
-            "LayerType": layer.type,
-            **{key: list(map(tensor, end)) for key, end in ends.items()},
-            "TacticName": layer.tactic,
-            "Metadata": "".join(f"[ONNX Layer: {n}]" for n in layer.onnx_names),
-        }
-
-    return {"Layers": [listed(x) for x in layers], "Bindings": list(bindings)}
+    Args:
+        layers: Layers of the engine listing.
+        bindings: Names of the network's inputs and outputs.
+    """
+    return {"Layers": [_inspector_layer(x) for x in layers], "Bindings": list(bindings)}
 
 
-_INSPECTOR = {
+def _inspector_layer(layer: BuiltLayer) -> Json:
+    return {
+        "Name": layer.name,
+        "LayerType": layer.type,
+        "Inputs": [_inspector_tensor(t) for t in layer.inputs],
+        "Constants": [_inspector_tensor(t) for t in layer.constants],
+        "Outputs": [_inspector_tensor(t) for t in layer.outputs],
+        "TacticName": layer.tactic,
+        "Metadata": "".join(f"[ONNX Layer: {n}]" for n in layer.onnx_names),
+    }
+
+
+def _inspector_tensor(tensor: BuiltTensor) -> Json:
+    return {
+        "Name": tensor.tensor,
+        "Dimensions": [-1 if size is None else size for size in tensor.shape or ()],
+        "Datatype": _INSPECTOR_TYPES.get(tensor.precision, str(tensor.precision)),
+        "Format": tensor.format,
+    }
+
+
+_INSPECTOR_TYPES = {
     Precision.INT8: "Int8",
     Precision.FP32: "Float",
     Precision.FP16: "Half",
@@ -143,37 +154,42 @@ _INSPECTOR = {
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One convolution, predicted and built; ``built`` is None where the plan has no layer for it."""
+class ConvolutionPair:
+    """A convolution as predicted and as built.
+
+    Attributes:
+        predicted: The prediction.
+        built: None if the plan has no layer for it.
+    """
 
     predicted: ConvOutcome
     built: BuiltNode | None
 
     @property
     def same_precision(self) -> bool | None:
-        """Whether both multiply in the same type; None where the plan does not say."""
+        """Whether both multiply in the same type; None if it was not built."""
         return None if self.built is None else self.predicted.precision.agrees(self.built.precision)
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both multiply in the same type and write the same; None where the plan does not say."""
+        """Whether both multiply in the same type and write the same type; None if not built."""
         if self.built is None:
             return None
-        written = self.built.output
-        return self.same_precision and (
-            self.predicted.output.agrees(written) or written == Precision.UNKNOWN
-        )
+        output = self.built.output
+        is_same_output = output == Precision.UNKNOWN or self.predicted.output.agrees(output)
+        return self.same_precision and is_same_output
 
 
-def compare(prediction: Prediction, result: BuiltModel) -> list[Pair]:
-    """Every predicted convolution with what was built of it, in graph order.
+def pair_convolutions(prediction: Prediction, result: BuiltModel) -> list[ConvolutionPair]:
+    """Pair every predicted convolution with the built one, in graph order.
 
-    A convolution that the compiler removed (dead code), folded, or merged with an equal one has no layer of its own.
+    A convolution that the compiler removed, folded, or merged with an equal one has no layer of its
+    own.
     """
-    rows = {n.index: n for n in result.nodes if n.precision != Precision.UNKNOWN}
-    return [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
+    built = {n.index: n for n in result.nodes if n.precision != Precision.UNKNOWN}
+    return [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]
 
 
-def status_agrees(prediction: Prediction, result: BuiltModel) -> bool | None:
-    """Whether the model was predicted to build, be refused or crash as it did; None when the time was over."""
+def is_status_as_predicted(prediction: Prediction, result: BuiltModel) -> bool | None:
+    """Return whether the build ended as predicted (built, refused, crashed); None on timeout."""
     return None if result.status == "timeout" else status_of(prediction) == result.status

@@ -1,4 +1,4 @@
-"""The result of ``verify``, and its parts: pass line by pass line, layer by layer, conversion by conversion."""
+"""The result of ``verify``, and the comparison of pass lines, layers and conversions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
     ConvolutionCounts,
+    DetailedDifference,
     Difference,
     LayerCounts,
     Mismatch,
     MismatchKind,
-    MismatchSide,
-    Said,
     TraceCounts,
 )
 from qdqtool.buildlog.names import SCALE_NODE
@@ -41,8 +40,10 @@ from qdqtool.util.files import InputFiles
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import Saved
 from qdqtool.util.records import published
-from qdqtool.verification.build_model import Pair
-from qdqtool.verification.convolutions import Mapper, built_nodes, in_myelin
+from qdqtool.verification.build_model import ConvolutionPair
+from qdqtool.verification.convolutions import find_built_nodes
+from qdqtool.verification.kernels import is_myelin_kernel
+from qdqtool.verification.layer_mapping import NodeMapper
 
 
 @dataclass(slots=True, repr=False)
@@ -50,17 +51,17 @@ class Verification(Saved):
     """A prediction compared with a build.
 
     Attributes:
-        build: Which build.
-        convolutions: Convolution by convolution.
-        layers: Engine layers by name and types.
-        trace: Lines of the Q/DQ passes.
-        conversions: Q and DQ that stay in the engine.
-        copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
-        mismatches: Everything that differs.
-        prediction: What was compared with the build.
-        notes: What else the user should know.
-        times: Estimated against measured time, where the build was timed and its GPU is known.
-        read: The files it was made from.
+        build: Facts about the build.
+        convolutions: Counts of convolutions and matrix products.
+        layers: Counts of engine layers, compared by name and types.
+        trace: Counts of the lines of the Q/DQ passes.
+        conversions: Counts of the Q and DQ that remain in the engine.
+        copies: Counts of the lines about removed or copied slices and concatenations.
+        mismatches: All differences.
+        prediction: The prediction that was compared.
+        notes: Notes and warnings.
+        times: Estimated and measured time, if the build was timed and its GPU is known.
+        read: The input files.
     """
 
     build: BuildFacts
@@ -77,18 +78,21 @@ class Verification(Saved):
 
     def __repr__(self) -> str:
         c = self.convolutions
-        return f"<Verification: {c.agree} of {c.total} convolutions agree, {len(self.mismatches)} mismatches>"
+        agree = f"{c.agree} of {c.total} convolutions agree"
+        return f"<Verification: {agree}, {len(self.mismatches)} mismatches>"
 
     @property
     def ok(self) -> bool:
-        """Whether everything agrees with a build that is complete and leaves nothing open."""
+        """Whether everything agrees, the build is complete, and no convolution is unknown."""
         return not self.mismatches and self.complete and not self.convolutions.unknown
 
     @property
     def complete(self) -> bool:
+        """Whether the build is complete."""
         return self.build.complete
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "schema": VERIFICATION_SCHEMA,
             "tool": TOOL_VERSION,
@@ -111,36 +115,9 @@ class Verification(Saved):
         }
 
 
-_MOST_BITS = 4_000_000_000  # work for the longest common subsequence: 60,000 lines against as many
-
-
-def agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) -> TraceCounts:
-    """Counts of two sequences: each one's length, elements in common, and elements in common in the same order."""
-    common = (Counter(predicted) & Counter(built)).total()
-    return TraceCounts(len(predicted), len(built), common, in_order(predicted, built))
-
-
-def in_order(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | None:
-    """Length of the longest common subsequence; None where that would take too long.
-
-    Bit-parallel (Hyyro, 2004, "Bit-parallel LCS-length computation revisited"): a row of the usual table is one
-    integer, a zero bit marking where the length grows.
-    """
-    if len(first) * len(second) > _MOST_BITS:
-        return None
-    places: dict[Hashable, int] = {}
-    for position, item in enumerate(first):
-        places[item] = places.get(item, 0) | 1 << position
-    full = (1 << len(first)) - 1
-    row = full
-    for item in second:
-        hits = row & places.get(item, 0)
-        row = (row + hits | row - hits) & full
-    return len(first) - row.bit_count()
-
-
-#: What becomes of slices and concatenations: taken out of the network, or made by copying.
-COPY_KINDS = frozenset(
+# Steps for the longest common subsequence: 60,000 lines compared with as many.
+_MAX_STEPS = 4_000_000_000
+_COPY_KINDS = frozenset(
     {
         trace.COPY_STOMPING,
         trace.COPY_STRIDING,
@@ -151,67 +128,99 @@ COPY_KINDS = frozenset(
         trace.RETARGETING,
     }
 )
-C = TypeVar("C")
 _NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
-MOST = 50  # mismatches of one kind listed; the counts give the rest
+MAX_MISMATCHES = 50  # listed mismatches of one kind; the counts cover the rest
+C = TypeVar("C")
+
+
+def count_agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) -> TraceCounts:
+    """Count two sequences, their common elements, and those in the same order."""
+    common = (Counter(predicted) & Counter(built)).total()
+    in_order = longest_common_subsequence(predicted, built)
+    return TraceCounts(len(predicted), len(built), common, in_order)
+
+
+def longest_common_subsequence(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | None:
+    """Return the length of the longest common subsequence; None if that would take too long.
+
+    Bit-parallel (Hyyro, 2004, "Bit-parallel LCS-length computation revisited"): a row of the usual
+    table is one integer, a zero bit marking where the length grows.
+    """
+    if len(first) * len(second) > _MAX_STEPS:
+        return None
+    positions: dict[Hashable, int] = {}
+    for position, item in enumerate(first):
+        positions[item] = positions.get(item, 0) | 1 << position
+    full = (1 << len(first)) - 1
+    row = full
+    for item in second:
+        hits = row & positions.get(item, 0)
+        row = (row + hits | row - hits) & full
+    return len(first) - row.bit_count()
 
 
 @dataclass
-class Compared(Generic[C]):
-    """Counts of one comparison, and every line, layer or conversion that differs or that only one side has."""
+class PartComparison(Generic[C]):
+    """Counts of one part of a verification, and its mismatches."""
 
     counts: C
     mismatches: list[Mismatch] = field(default_factory=list)
 
 
 @functools.cache
-def compared_passes() -> frozenset[str]:
-    """Names of the passes about Q/DQ and what they are fused into."""
+def qdq_pass_names() -> frozenset[str]:
+    """Return the names of the passes that place Q/DQ or fuse them."""
     return frozenset(kind.__name__ for kind in passes() if kind.is_compared)
 
 
 def is_copy_line(event: Event) -> bool:
-    """Whether an optimizer line says what becomes of a slice or concatenation."""
-    return event.kind in COPY_KINDS
+    """Return whether an optimizer line removes or copies a slice or concatenation."""
+    return event.kind in _COPY_KINDS
 
 
 def compare_trace(
     prediction: Prediction,
     build: Build,
-    ended: bool,
+    complete: bool,
     uncertain: Iterable[Event] = (),
     kind: MismatchKind = MismatchKind.TRACE,
-) -> Compared[TraceCounts]:
-    """Holds the simulated lines of the Q/DQ passes, or those about copies, against the logged ones, as multisets.
+) -> PartComparison[TraceCounts]:
+    """Compare the simulated lines with the logged ones, as multisets.
 
-    Those about copies are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they
-    were. Unless the log holds the passes to their end, a predicted line that is not there says nothing; ``uncertain``
-    events, which rest on scales that are not known, are left out on both sides.
+    Args:
+        prediction: The prediction.
+        build: The build.
+        complete: Whether the log contains the passes to their end. If not, a missing line is no
+            mismatch.
+        uncertain: Lines that depend on unknown scales; they are left out on both sides.
+        kind: TRACE compares the lines of the Q/DQ passes, COPY those about slices and
+            concatenations.
     """
-    unsure, copies = set(uncertain), kind == MismatchKind.COPY
+    is_copy, excluded = kind == MismatchKind.COPY, set(uncertain)
 
-    def wanted(event: Event) -> bool:
-        return is_copy_line(event) if copies else event.pass_name in compared_passes()
+    def is_compared(event: Event) -> bool:
+        return is_copy_line(event) if is_copy else event.pass_name in qdq_pass_names()
 
-    predicted = [e for e in prediction.trace if wanted(e) and e not in unsure]
-    logged = [e for e in build.trace if wanted(e) and e.event not in unsure]
-    if not any(map(wanted, build.trace)) and not (
-        copies and build.milestone("After concat removal") is not None
-    ):
-        return Compared(TraceCounts(len(predicted)))
+    predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
+    # The lines about copies are near the end of the optimizer's part; this heading shows that they
+    # were logged.
+    are_logged = is_copy and build.milestone("After concat removal") is not None
+    if not are_logged and not any(map(is_compared, build.trace)):
+        return PartComparison(TraceCounts(len(predicted)))
+    logged = [e for e in build.trace if is_compared(e) and e.event not in excluded]
     events = [e.event for e in logged]
-    result = Compared(agreement(predicted, events))
-    mine, theirs = Counter(predicted), Counter(events)
-    extra, missing = theirs - mine, mine - theirs
+    extra = Counter(events) - Counter(predicted)
+    missing = Counter(predicted) - Counter(events)
+    result = PartComparison(count_agreement(predicted, events))
     for event in logged:
         if extra[event.event]:
             extra[event.event] -= 1
-            what = Difference.LOGGED if result.mismatches else Difference.FIRST_LINE
+            difference = Difference.LOGGED if result.mismatches else Difference.FIRST_LINE
             name = trace.render(event.event)
             result.mismatches.append(
-                Mismatch(kind, name, {}, event.as_json(), what, (), event.line)
+                Mismatch(kind, name, {}, event.as_json(), difference, (), event.line)
             )
-    for expected in predicted if ended else ():
+    for expected in predicted if complete else ():
         if missing[expected]:
             missing[expected] -= 1
             name = trace.render(expected)
@@ -222,153 +231,169 @@ def compare_trace(
 
 
 def compare_conversions(
-    prediction: Prediction, build: Build, ended: bool
-) -> Compared[ConversionCounts]:
-    """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
+    prediction: Prediction, build: Build, complete: bool
+) -> PartComparison[ConversionCounts]:
+    """Compare the Q and DQ that remain in the engine.
+
+    They are taken from the engine listing, or from the QDQToCopy lines if the log contains the
+    passes to their end.
+    """
     if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
-        names = [layer.name for layer in build.layers if layer.is_qdq]
-    elif ended and any(e.pass_name in compared_passes() for e in build.trace):
-        names = [
+        built = [layer.name for layer in build.layers if layer.is_qdq]
+    elif complete and any(e.pass_name in qdq_pass_names() for e in build.trace):
+        built = [
             e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"
         ]
     else:
-        return Compared(ConversionCounts(prediction.conversions))
-    result = Compared(ConversionCounts(prediction.conversions, len(names)))
-    if prediction.conversions is not None:
-        mine = Counter(name.removesuffix(SCALE_NODE) for name in prediction.conversion_nodes)
-        theirs = Counter(name.removesuffix(SCALE_NODE) for name in names)
-        places = {layer.name.removesuffix(SCALE_NODE): layer.line for layer in build.layers}
-        result.mismatches += [
-            Mismatch(
-                MismatchKind.CONVERSION,
-                name,
-                {},
-                {"name": name},
-                Difference.STAYS,
-                (),
-                places.get(name),
-            )
-            for name in (theirs - mine).elements()
-        ]
-        result.mismatches += [
-            Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE)
-            for name in (mine - theirs).elements()
-        ]
+        return PartComparison(ConversionCounts(prediction.conversions))
+    result = PartComparison(ConversionCounts(prediction.conversions, len(built)))
+    if prediction.conversions is None:
+        return result
+    predicted_names = Counter(name.removesuffix(SCALE_NODE) for name in prediction.conversion_nodes)
+    built_names = Counter(name.removesuffix(SCALE_NODE) for name in built)
+    lines = {layer.name.removesuffix(SCALE_NODE): layer.line for layer in build.layers}
+    result.mismatches = [
+        Mismatch(
+            MismatchKind.CONVERSION,
+            name,
+            {},
+            {"name": name},
+            Difference.STAYS,
+            line=lines.get(name),
+        )
+        for name in (built_names - predicted_names).elements()
+    ] + [
+        Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE)
+        for name in (predicted_names - built_names).elements()
+    ]
     return result
 
 
 def compare_layers(
-    prediction: Prediction, build: Build, mapper: Mapper, reported: Collection[str | None] = ()
-) -> Compared[LayerCounts]:
-    """Compares engine layers by name and, where both have them, by the data types at their edges.
+    prediction: Prediction, build: Build, mapper: NodeMapper, reported: Collection[str | None] = ()
+) -> PartComparison[LayerCounts]:
+    """Compare engine layers by name, and by the data types of their inputs and outputs.
 
-    ``reported`` are layers whose convolution is a mismatch already.
+    Args:
+        prediction: The prediction.
+        build: The build.
+        mapper: Mapper of the build's layers.
+        reported: Layers whose convolution is a mismatch already.
     """
     # Kernels of Myelin have no name that a prediction could give.
     listed = [
-        x
-        for x in mapper.layers
-        if (x.type or build.names_only) and not (in_myelin(x) or x.type == "shape_call")
+        layer
+        for layer in mapper.layers
+        if (layer.type or build.names_only)
+        and not (is_myelin_kernel(layer) or layer.type == "shape_call")
     ]
-    predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
     if not listed or prediction.conversions is None:
-        return Compared(LayerCounts(len(listed) if listed else None))
+        return PartComparison(LayerCounts(len(listed) or None))
+    predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
     agree = 0
     mismatches: list[Mismatch] = []
     for layer in listed:
-        if (mine := predicted.get(_layer_key(layer.name))) is None:
+        expected = predicted.get(_layer_key(layer.name))
+        if expected is None:
             continue
-        said = _edge_difference(Difference.INPUT, mine.inputs, layer.inputs)
-        said = said or _edge_difference(Difference.OUTPUT, mine.outputs, layer.outputs)
-        agree += said is None
-        if said is not None and layer.name not in reported:
+        difference = _type_difference(
+            Difference.INPUT, expected.inputs, layer.inputs
+        ) or _type_difference(Difference.OUTPUT, expected.outputs, layer.outputs)
+        if difference is None:
+            agree += 1
+        elif layer.name not in reported:
             mismatches.append(
                 Mismatch(
                     MismatchKind.LAYER,
                     layer.name,
-                    mine.as_json(),
+                    expected.as_json(),
                     layer.as_json(),
-                    *said,
+                    *difference,
                     layer.line,
                 )
             )
-    return Compared(LayerCounts(len(listed), agree), mismatches)
+    return PartComparison(LayerCounts(len(listed), agree), mismatches)
 
 
-def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
-    """Tensors that the listing gives two data types, or another one than the network's input or output can have."""
-    seen: dict[str, tuple[Precision, BuiltLayer]] = {}
-    found: list[Mismatch] = []
+def _layer_key(name: str) -> str:
+    """Remove the number that the parser appends to NonMaxSuppression, which ONNX names lack."""
+    plain = name.removesuffix(SCALE_NODE)
+    match = _NUMBERED.match(plain) if plain.startswith("/NonMaxSuppression") else None
+    return match[1] if match else plain
+
+
+def _type_difference(
+    side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
+) -> DetailedDifference | None:
+    for ours, theirs in zip(predicted, built, strict=False):
+        types = (ours.precision, theirs.precision)
+        comparable = all(p.is_float or p == Precision.INT8 for p in types)
+        if comparable and not ours.precision.agrees(theirs.precision):
+            return side, types
+    return None
+
+
+def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
+    """Return the tensors whose types in the listing contradict each other or the model."""
+    first_uses: dict[str, tuple[Precision, BuiltLayer]] = {}
+    mismatches: list[Mismatch] = []
     for layer in (*build.layers, *build.second_layers):
         for tensor in (*layer.inputs, *layer.outputs):
-            if (precision := tensor.precision) == Precision.UNKNOWN:
+            if tensor.precision == Precision.UNKNOWN:
                 continue
-            before, where = seen.setdefault(tensor.tensor, (precision, layer))
-            if before != precision:
-                found.append(
+            precision, first = first_uses.setdefault(tensor.tensor, (tensor.precision, layer))
+            if precision != tensor.precision:
+                mismatches.append(
                     Mismatch(
                         MismatchKind.LAYER,
                         tensor.tensor,
                         {},
                         layer.as_json(),
                         Difference.TWO_TYPES,
-                        (before, where.line, precision, layer.line),
+                        (precision, first.line, tensor.precision, layer.line),
                         layer.line,
                     )
                 )
-    ends = {name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)}
-    if ends and all(p.is_float for p in ends.values()):
-        ends |= {
-            name: Precision.FLOAT for name in build.bindings if name not in ends
-        }  # named otherwise in the build
-    for name, expected in ends.items():
-        if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
-            built, where = seen[name]
-            said: MismatchSide = {"precision": str(expected)}
-            found.append(
+    bindings = {
+        name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)
+    }
+    if bindings and all(p.is_float for p in bindings.values()):
+        # The build may have other names for the inputs and outputs.
+        bindings |= {name: Precision.FLOAT for name in build.bindings if name not in bindings}
+    for name, expected in bindings.items():
+        if name not in first_uses or not expected.is_float:
+            continue
+        precision, first = first_uses[name]
+        if precision == Precision.INT8:
+            mismatches.append(
                 Mismatch(
                     MismatchKind.LAYER,
                     name,
-                    said,
-                    where.as_json(),
+                    {"precision": str(expected)},
+                    first.as_json(),
                     Difference.END,
-                    (name, expected, built),
-                    where.line,
+                    (name, expected, precision),
+                    first.line,
                 )
             )
-    return found
-
-
-def _layer_key(name: str) -> str:
-    """The parser appends a number to some names (``/NonMaxSuppression_246``); ONNX names of the kind are kept."""
-    plain = name.removesuffix(SCALE_NODE)
-    match = _NUMBERED.match(plain) if plain.startswith("/NonMaxSuppression") else None
-    return match[1] if match else plain
-
-
-def _edge_difference(
-    side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
-) -> Said | None:
-    for mine, theirs in zip(predicted, built, strict=False):
-        plain = all(p.is_float or p == Precision.INT8 for p in (mine.precision, theirs.precision))
-        if plain and not mine.precision.agrees(theirs.precision):
-            return side, (mine.precision, theirs.precision)
-    return None
+    return mismatches
 
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
-    """Compares a prediction with a TensorRT-RTX log that was kept."""
-    rows = {
-        n.index: n
-        for n in built_nodes(model, build.layers, log_names(model))
-        if n.layer is not None
-    }
-    pairs = [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
-    return of_pairs(prediction, pairs, build.facts)
+    """Compare a prediction with a log of TensorRT-RTX."""
+    nodes = find_built_nodes(model, build.layers, log_names(model))
+    built = {n.index: n for n in nodes if n.layer is not None}
+    pairs = [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]
+    return verification_from_pairs(prediction, pairs, build.facts)
 
 
-def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Verification:
-    """A verification from convolutions predicted and built; RTX has no named layers and no pass lines to compare."""
+def verification_from_pairs(
+    prediction: Prediction, pairs: list[ConvolutionPair], build: BuildFacts
+) -> Verification:
+    """Return the verification of convolutions alone.
+
+    TensorRT-RTX has no named layers and no pass lines to compare.
+    """
     unknown = tuple(p.predicted.name for p in pairs if p.agrees is None)
     mismatches = [
         Mismatch(
@@ -382,12 +407,10 @@ def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Ve
         for p in pairs
         if p.built is not None and not p.agrees
     ]
-    counts = ConvolutionCounts(
-        len(pairs), len(pairs) - len(unknown) - len(mismatches), len(unknown), unknown
-    )
+    agree = len(pairs) - len(unknown) - len(mismatches)
     return Verification(
         build,
-        counts,
+        ConvolutionCounts(len(pairs), agree, len(unknown), unknown),
         trace=TraceCounts(len(prediction.trace)),
         mismatches=mismatches,
         prediction=prediction,

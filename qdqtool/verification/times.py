@@ -1,4 +1,4 @@
-"""The estimated time compared with a build that was profiled or timed."""
+"""Estimated time compared with the measured time of a build."""
 
 from __future__ import annotations
 
@@ -7,117 +7,131 @@ import statistics
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.timing import parts
-from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
-from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
+from qdqtool.timing import time_calibration
+from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
+from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.physics import constants
+from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import said
+from qdqtool.util.notes import Note
 
-_SLOW = 1.5  # times the estimate from which on a layer is named
-_NAMED = 5
+_SLOW = 1.5  # measured over estimated time of a slow layer
+_MAX_SLOW_LAYERS = 5
 
 
 def compare_times(
-    model: Model, prediction: Prediction, build: Build, target: Target, gpu: GpuOptions
+    model: Model, prediction: Prediction, build: Build, target: Target, options: GpuOptions
 ) -> Json | None:
     """Compare estimated with measured milliseconds; None without times or a known GPU."""
-    chosen = gpu_of(build, gpu.gpu, gpu.clock)
-    if chosen is None or not is_timed(build):
+    gpu = find_build_gpu(build, options.gpu, options.clock)
+    if gpu is None or not is_timed(build):
         return None
     time = estimate(
         model,
         prediction,
-        chosen,
+        gpu,
         target,
-        plain=plain_in(build),
+        float_type=float_precision(build),
         compare=False,
-        graph=runs_as_graph(build),
+        cuda_graph=is_cuda_graph(build),
     )
-    pairs = _pairs(prediction, build, time)
-    overhead = 0.0 if build.gpu_ms is not None else _overhead_us(chosen.name, pairs)
-    measured, how = measured_time(build, overhead)
-    off = [abs(t / m - 1) for _, t, m in pairs]
-    slow = sorted((p for p in pairs if p[2] > _SLOW * p[1]), key=lambda p: p[1] - p[2])[:_NAMED]
+    layers = _layer_times(prediction, build, time)
+    overhead = 0.0 if build.gpu_ms is not None else _overhead_us(gpu.name, layers)
+    measured, source = measured_time(build, overhead)
+    errors = [abs(layer["predicted_ms"] / layer["built_ms"] - 1) for layer in layers]
+    slow = [layer for layer in layers if layer["built_ms"] > _SLOW * layer["predicted_ms"]]
+    slow.sort(key=lambda layer: layer["predicted_ms"] - layer["built_ms"])
     return {
-        "gpu": chosen.name,
-        "clock_mhz": round(chosen.clock),
+        "gpu": gpu.name,
+        "clock_mhz": round(gpu.clock),
         "predicted_ms": time.total_ms,
         "low_ms": time.low_ms,
         "high_ms": time.high_ms,
         "built_ms": measured,
-        "built_from": how,
+        "built_from": source,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [*contradicted(build, chosen), *time.notes],
-        "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
-        "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
+        "notes": [*check_build_gpu(build, gpu), *time.notes],
+        "layers": {
+            "compared": len(layers),
+            "median_error": statistics.median(errors) if errors else None,
+        },
+        "slow": slow[:_MAX_SLOW_LAYERS],
     }
 
 
 def is_timed(build: Build) -> bool:
-    """Whether a build gives any time."""
+    """Return whether a build states any time."""
     return build.gpu_ms is not None or bool(build.profile_rows)
 
 
 def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
-    """Milliseconds of a timed build, and where they are from: the log, else the sum of its profile."""
-    stated = build.gpu_ms
-    if stated is not None:
-        return stated, "GPU compute time"
+    """Return the milliseconds of a timed build, and their source.
+
+    Without a time in the log, this is the sum of the profile.
+
+    Args:
+        build: A build with a time or a profile.
+        overhead_us: Time that profiling adds to each layer, in microseconds.
+    """
+    if build.gpu_ms is not None:
+        return build.gpu_ms, "GPU compute time"
     less = f" less {overhead_us:.1f} us a layer" if overhead_us else ", with what profiling added"
-    return sum(
-        max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows
-    ), f"sum of the profile{less}"
+    total = sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows)
+    return total, f"sum of the profile{less}"
 
 
-def not_compared(build: Build) -> list[Note]:
-    """Why a build that was timed is compared with no estimate: its GPU is not known."""
+def explain_missing_estimate(build: Build) -> list[Note]:
+    """Explain why a timed build whose GPU is unknown is compared with no estimate."""
     if not is_timed(build):
         return []
-    why = (
-        said("the build does not say on which GPU it ran; name it with {`gpu`}")
-        if build.device is None
-        else (unknown_gpu(build))
-    )
-    measured, how = measured_time(build)
-    return [Remark.NO_ESTIMATE(ms=measured, source=how, why=why)] if why else []
+    why = "the build does not say on which GPU it ran; name it with `gpu`"
+    if build.device is not None:
+        why = explain_unknown_gpu(build)
+    if not why:
+        return []
+    ms, source = measured_time(build)
+    return [
+        Note(
+            f"{ms:.3f} ms measured ({source}), without an estimate to compare: {why}",
+            code="no-estimate",
+            ms=ms,
+            source=source,
+            why=why,
+        )
+    ]
 
 
-def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
-    """What the profile added to each layer, as its layers show against the estimate; the usual where they do not."""
-    usual = constants().overhead_us
+def _overhead_us(gpu: str, layers: list[Json]) -> float:
+    """Return the time that profiling added to each layer; the usual time if it does not show."""
+    usual = load_constants().overhead_us
+    estimated = [layer["predicted_ms"] - usual * 1e-3 for layer in layers]
     try:
-        found = parts.of_layers(
-            gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile"
+        overhead = time_calibration.calibrate_by_layers(
+            gpu, [layer["built_ms"] for layer in layers], estimated, "profile"
         )
     except QdqtoolError:
         return usual
-    return found.overhead_us or usual
+    return overhead.overhead_us or usual
 
 
-def plain_in(build: Build) -> Precision:
-    """What the builder was allowed to make of a float: FP16, or FP32 where its flags name nothing narrower."""
-    half = not build.precision_flags or bool(
-        build.precision_flags & {"fp16", "best", "bf16", "stronglyTyped"}
-    )
-    return Precision.FP16 if half else Precision.FP32
+def float_precision(build: Build) -> Precision:
+    """Return the type that the builder's flags allow for float layers: FP16 or FP32."""
+    flags = build.precision_flags
+    is_half = not flags or bool(flags & {"fp16", "best", "bf16", "stronglyTyped"})
+    return Precision.FP16 if is_half else Precision.FP32
 
 
-def runs_as_graph(build: Build) -> bool:
-    """Whether the log says that the engine was timed as a CUDA graph."""
+def is_cuda_graph(build: Build) -> bool:
+    """Return whether the engine was timed as a CUDA graph."""
     return build.options.get("Inference", {}).get("CUDA Graph", "") == "Enabled"
 
 
-def _pairs(
-    prediction: Prediction, build: Build, time: TimeEstimate
-) -> list[tuple[str, float, float]]:
-    """Name, estimated and measured milliseconds of the layers that prediction and profile share."""
-    rows = in_profile(prediction.layers, build.profile_rows)
+def _layer_times(prediction: Prediction, build: Build, time: TimeEstimate) -> list[Json]:
+    """Return name, estimated and measured milliseconds of the layers in the profile."""
+    rows = match_profile_rows(prediction.layers, build.profile_rows)
     return [
-        (layer.name, value, row.ms)
+        {"name": layer.name, "predicted_ms": value, "built_ms": row.ms}
         for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
         if row is not None and row.ms > 0 and value > 0
     ]

@@ -22,7 +22,7 @@ from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
 from qdqtool.types import Precision
 from qdqtool.util.records import replaced
-from qdqtool.verification.build_model import build_model, compare, status_agrees
+from qdqtool.verification.build_model import build_model, is_status_as_predicted, pair_convolutions
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.errors import has
 from tools.fuzz.net import Net
@@ -154,7 +154,7 @@ def test_build_with_rtx_rejection_has_its_message(tmp_path: Path) -> None:
     result = build_model(path)
     assert result.status == "refused"
     assert "shiftIsAllZeros(zeroPoint): Non-zero zero point is not supported" in result.message
-    assert status_agrees(predict_rtx(load(path)), result)
+    assert is_status_as_predicted(predict_rtx(load(path)), result)
 
 
 @needs_compiler
@@ -166,7 +166,7 @@ def test_build_with_rtx_after_a_crash(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     result = build_model(saved(bad, tmp_path / "bad"))
     assert result.status == "crashed" and result.message
-    assert status_agrees(predict_rtx(load(bad)), result)
+    assert is_status_as_predicted(predict_rtx(load(bad)), result)
     with CompilerProcess() as child:
         request = {"model": saved(bad, tmp_path / "bad"), "log": str(tmp_path / "log"), "sm": [86]}
         assert child.ask(request, 60)["status"] == "crashed"
@@ -180,10 +180,13 @@ def test_build_with_rtx_for_turing_is_float(tmp_path: Path) -> None:
     turing = build_model(path, sm=[75, 86])
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
     both = replaced(RTX, capabilities=(75, 86))
-    assert [p.agrees for p in compare(predict_rtx(load(path), both), turing)] == [True, True]
-    assert [p.predicted.name for p in compare(predict_rtx(load(path)), turing) if not p.agrees] == [
-        "first"
+    assert [p.agrees for p in pair_convolutions(predict_rtx(load(path), both), turing)] == [
+        True,
+        True,
     ]
+    assert [
+        p.predicted.name for p in pair_convolutions(predict_rtx(load(path)), turing) if not p.agrees
+    ] == ["first"]
 
 
 SHAPES = [[1, 8, 8, 8], [2, 8, 8, 8], [4, 8, 8, 8]]

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog import layers
+from qdqtool.buildlog import json_files
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.layers import read_json
+from qdqtool.buildlog.json_files import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
-from qdqtool.util.notes import Remark
 from tests.errors import has
+from tests.notes import note
 
 
 def read(content: Any) -> Build:
@@ -190,7 +190,7 @@ def test_listing_that_is_cut_off_keeps_whole_layers(key: str | None) -> None:
     build = read(text[: text.index("lost")])
     assert [x.name for x in build.layers] == ["a", "b"]
     assert build.missing == ["engine listing (cut off: the end of f.json)"]
-    assert build.notes == [Remark.CUT_OFF(file="f.json")]
+    assert build.notes == [note("cut-off", file="f.json")]
     with pytest.raises(BuildLogError, check=has("file-damaged", path="f.json")):
         read(text[: text.index("a") + 1])
 
@@ -202,7 +202,7 @@ def test_last_whole_document_of_a_file_counts(end: str, missing: bool) -> None:
     first, last = ({"Layers": [{**LAYER, "Name": n}], "Bindings": [n]} for n in "ab")
     build = read(f"{json.dumps(first)}\n{json.dumps(last)}\n{end}")
     assert ([x.name for x in build.layers], build.bindings) == (["b"], ["b"])
-    assert Remark.SEVERAL_DOCUMENTS(file="f.json", count=2) in build.notes
+    assert note("several-documents", file="f.json", count=2) in build.notes
     assert bool(build.missing) == missing
 
 
@@ -219,7 +219,7 @@ def test_listing_and_profile_in_one_file_are_both_read(order: tuple[int, ...]) -
 
 
 def test_read_json_limits_the_tensors_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MAX_LISTED_TENSORS", 6)
+    monkeypatch.setattr(json_files, "MAX_LISTED_TENSORS", 6)
     listed = [{"Name": name, "Inputs": [1, 2], "Outputs": [3]} for name in "abc"]
     assert len(read({"Layers": listed[:2]}).layers) == 2
     with pytest.raises(BuildLogError, check=has("too-many-tensors", path="f.json")) as caught:

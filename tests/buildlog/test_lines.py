@@ -33,9 +33,9 @@ def verbose(*lines: str) -> Build:
 
 def parse(*lines: str) -> ParseSection:
     section = ParseSection()
-    reader = ParseReader(section)
+    reader = ParseReader(section, lambda _: True)
     for i, line in enumerate(lines):
-        assert reader.read(line, i + 1, lambda _: True), line
+        assert reader.read(line, i + 1), line
     return section
 
 
@@ -104,13 +104,13 @@ def test_tensors_of_another_node_start_a_node() -> None:
 
 
 def test_read_returns_false_for_lines_of_other_kinds() -> None:
-    reader = ParseReader(ParseSection())
-    assert not reader.read("some [other line] inputs: nothing", 1, lambda _: True)
+    reader = ParseReader(ParseSection(), lambda _: True)
+    assert not reader.read("some [other line] inputs: nothing", 1)
 
 
 def test_nothing_is_kept_if_there_is_no_room() -> None:
     section = ParseSection()
-    reader = ParseReader(section)
+    reader = ParseReader(section, lambda _: False)
     for line in (
         "Parsing node: a [Conv]",
         "Importing initializer: w",
@@ -119,7 +119,7 @@ def test_nothing_is_kept_if_there_is_no_room() -> None:
         "Marking y as output: y",
         "b [Relu] inputs: [x -> (1)[FLOAT]], ",
     ):
-        assert reader.read(line, 1, lambda _: False), line
+        assert reader.read(line, 1), line
     assert section == ParseSection()
 
 
@@ -192,7 +192,7 @@ def test_tensors_of_a_node_without_name() -> None:
 )
 def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:
     section = ParseSection()
-    assert ParseReader(section).read(line, 1, lambda _: True) is (tensor is not None)
+    assert ParseReader(section, lambda _: True).read(line, 1) is (tensor is not None)
     assert section.inputs == ([] if tensor is None else [tensor])
 
 

@@ -83,7 +83,7 @@ def facts(build: Build) -> tuple[object, ...]:
         ("parse.outputs", ["out"]),
         ("parse.layers", {"q0": "q0"}),
         ("tactics.timed", 3),
-        ("tactics.chosen", {"CaskConvolution": 1}),
+        ("tactics.runners", {"CaskConvolution": 1}),
         ("memory.activation", 4096),
         ("memory.host_persistent", 512),
         ("memory.device_persistent", 256),

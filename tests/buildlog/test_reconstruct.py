@@ -15,11 +15,11 @@ from qdqtool.buildlog.types import ParsedNode, ParsedTensor
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split
 from tests.errors import has
+from tests.notes import note
 
 Topology = list[tuple[str, str, list[str], list[str]]]
 
@@ -54,8 +54,8 @@ def test_graph_from_log_of_a_small_build() -> None:
     assert conv.doc_string == MARK + "strides, pads"
     assert attributes(model.graph.node[2]) == {"axis": 0}
     assert [o.name for o in model.graph.output] == ["out"]
-    assert Remark.SCALES_LACK(count=4) in unknown
-    assert Remark.ATTRIBUTE_INFERRED(what="Conv strides", count=1) in unknown
+    assert note("scales-lack", count=4) in unknown
+    assert note("attribute-inferred", what="Conv strides", count=1) in unknown
 
 
 @pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510"])

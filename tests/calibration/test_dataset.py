@@ -17,28 +17,29 @@ import pytest
 from calibration.arrays import open_data
 from calibration.dataset import (
     FEW_IMAGES,
+    DataQuality,
     Dataset,
     InputSpec,
-    Looks,
     Sample,
-    Source,
-    fit_all,
-    printable,
-    spread,
+    SampleSource,
+    escape_path,
+    fit_inputs,
+    spread_indices,
 )
 from calibration.listing import UNREADABLE, file_digest, list_files, read_ahead
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import write_pictures
 from tests.errors import has
+from tests.notes import note
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
 BATCH = InputSpec("x", (2, 1, 1, 2))
 
 
-class ListSource(Source):
+class ListSource(SampleSource):
     """Samples from a list; None is a broken one."""
 
     def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **attributes: Any) -> None:
@@ -176,13 +177,13 @@ def test_fit_all_names_the_input_without_an_array(
 ) -> None:
     present = ", ".join(f"'{n}'" for n in names) or "nothing"
     with pytest.raises(DataError, check=reports("missing-input", "it", present, node=missing)):
-        fit_all(dict.fromkeys(names, VALUE), inputs, "it")
+        fit_inputs(dict.fromkeys(names, VALUE), inputs, "it")
 
 
 def test_fit_all_takes_the_only_array_by_any_name() -> None:
-    assert list(fit_all({"other": VALUE}, [A], "it")) == ["a"]
+    assert list(fit_inputs({"other": VALUE}, [A], "it")) == ["a"]
     with pytest.raises(DataError, check=reports("wrong-shape", "[1, 2]", "[1]", node="a")):
-        fit_all({"a": np.ones((1, 2))}, [A], "it")
+        fit_inputs({"a": np.ones((1, 2))}, [A], "it")
 
 
 # Samples, batches, passes
@@ -195,7 +196,7 @@ def test_source_defaults() -> None:
     assert flags == (True, True, False, False)
     with pytest.raises(DataError, check=has("not-shareable", parameter="data")):
         source.portion([0])
-    assert printable("a\udcffb.png") == "a\\xffb.png"
+    assert escape_path("a\udcffb.png") == "a\\xffb.png"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_source_defaults() -> None:
     ],
 )
 def test_spread_of_indices(total: int, most: int, indices: list[int]) -> None:
-    result = spread(total, most)
+    result = spread_indices(total, most)
     assert list(result) == indices and len(result) == len(indices)
     assert list(result[1:3]) == indices[1:3] and list(result[::-1]) == indices[::-1]
 
@@ -262,7 +263,7 @@ BROKEN = [None, ROWS[1], None, None]
     ],
 )
 def test_samples_that_cannot_be_used_are_errors(
-    source: Source, spec: InputSpec, code: str | None, values: list[object]
+    source: SampleSource, spec: InputSpec, code: str | None, values: list[object]
 ) -> None:
     with pytest.raises(DataError, check=reports(code, *values)):
         list(Dataset(source, [spec], 100))
@@ -347,31 +348,31 @@ def test_broken_images_are_skipped() -> None:
     for _ in range(2):
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
-    assert data.warnings[0] == Remark.BROKEN_IMAGES(broken=3, total=4)
+    assert data.warnings[0] == note("broken-images", broken=3, total=4)
     data.forget()
-    assert (data.skipped, data.warnings, data.looks) == ([], [], Looks())
+    assert (data.skipped, data.warnings, data.quality) == ([], [], DataQuality())
     list(data)
-    assert data.looks.broken == 3
+    assert data.quality.broken == 3
 
 
-def test_looks_of_samples_add_up() -> None:
+def test_quality_of_samples_adds_up() -> None:
     inf, nan = np.inf, np.nan
     samples = [
-        (row(0.25, 0.5), Looks(1, 0.25, 0.5, 0, 0)),
-        (row(-1, inf), Looks(2, -1, 0.5, 0, 1)),
-        (row(2, 2), Looks(3, -1, 2, 1, 1)),
-        (row(nan, nan), Looks(4, -1, 2, 1, 2)),
-        (row(-inf, 0.75), Looks(5, -1, 2, 1, 3)),
-        (row(nan, 4), Looks(6, -1, 4, 1, 4)),
+        (row(0.25, 0.5), DataQuality(1, 0.25, 0.5, 0, 0)),
+        (row(-1, inf), DataQuality(2, -1, 0.5, 0, 1)),
+        (row(2, 2), DataQuality(3, -1, 2, 1, 1)),
+        (row(nan, nan), DataQuality(4, -1, 2, 1, 2)),
+        (row(-inf, 0.75), DataQuality(5, -1, 2, 1, 3)),
+        (row(nan, 4), DataQuality(6, -1, 4, 1, 4)),
     ]
     data = Dataset(ListSource([array for array, _ in samples]), [IMAGE], 9)
-    for _, (_, looks) in zip(data, samples, strict=True):
-        assert data.looks == looks
-    data.take(Looks(1, -7, 7, 1, 1, 2), [("a", "b")])
-    assert data.looks == Looks(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
+    for _, (_, quality) in zip(data, samples, strict=True):
+        assert data.quality == quality
+    data.take(DataQuality(1, -7, 7, 1, 1, 2), [("a", "b")])
+    assert data.quality == DataQuality(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
 
 
-def test_looks_are_of_all_image_inputs() -> None:
+def test_quality_covers_all_image_inputs() -> None:
     class ThreeInputs(ListSource):
         def load(self, index: int) -> Sample:
             return {"x": row(1, 1), "y": row(-2, 5), "z": np.full((1, 2), 99, np.float32)}
@@ -379,16 +380,16 @@ def test_looks_are_of_all_image_inputs() -> None:
     inputs = [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))]
     data = Dataset(ThreeInputs(ROWS[:1]), inputs, 9)
     list(data)
-    assert data.looks == Looks(1, -2, 5, 1, 0)
+    assert data.quality == DataQuality(1, -2, 5, 1, 0)
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((1, 2), "float32"), ((1, 1, 1, 2), "uint8"), ((1, 1, 1, 1, 2), "float32")]
 )
-def test_looks_ignore_inputs_that_are_no_images(shape: tuple[int, ...], dtype: str) -> None:
+def test_quality_ignores_inputs_that_are_no_images(shape: tuple[int, ...], dtype: str) -> None:
     data = Dataset(ListSource([np.full(shape, 9, dtype)]), [InputSpec("x", shape, dtype)], 9)
     list(data)
-    assert data.looks == Looks(total=1)
+    assert data.quality == DataQuality(total=1)
 
 
 MANY = 100
@@ -396,24 +397,24 @@ MANY = 100
 
 def test_few_images_are_a_warning() -> None:
     assert FEW_IMAGES == MANY
-    warnings = {n: list(Looks(total=n).warnings()) for n in (0, 1, 99, 100)}
+    warnings = {n: list(DataQuality(total=n).warnings()) for n in (0, 1, 99, 100)}
     assert warnings == {0: [], 100: []} | {
-        n: [Remark.FEW_IMAGES(images=n, enough=100)] for n in (1, 99)
+        n: [note("few-images", images=n, enough=100)] for n in (1, 99)
     }
 
 
 @pytest.mark.parametrize(
-    ("looks", "notes"),
+    ("quality", "notes"),
     [
-        (Looks(broken=5), []),  # data without any image is an error
-        (Looks(total=MANY, broken=1), [Remark.BROKEN_IMAGES(broken=1, total=101)]),
-        (Looks(total=MANY, constant=1), [Remark.CONSTANT_IMAGES(constant=1, total=100)]),
-        (Looks(total=MANY, nonfinite=1), [Remark.NONFINITE_SAMPLES(nonfinite=1, total=100)]),
+        (DataQuality(broken=5), []),  # data without any image is an error
+        (DataQuality(total=MANY, broken=1), [note("broken-images", broken=1, total=101)]),
+        (DataQuality(total=MANY, constant=1), [note("constant-images", constant=1, total=100)]),
+        (DataQuality(total=MANY, nonfinite=1), [note("nonfinite-samples", nonfinite=1, total=100)]),
     ],
     ids=["all broken", "broken", "constant", "not finite"],
 )
-def test_odd_images_are_a_warning(looks: Looks, notes: list[Note]) -> None:
-    assert list(looks.warnings()) == notes
+def test_odd_images_are_a_warning(quality: DataQuality, notes: list[Note]) -> None:
+    assert list(quality.warnings()) == notes
 
 
 @pytest.mark.parametrize(
@@ -421,14 +422,14 @@ def test_odd_images_are_a_warning(looks: Looks, notes: list[Note]) -> None:
     [
         (0.0, 1.0, None),
         (0.0, 8.0, None),
-        (0.0, 8.01, Remark.FAR_INPUTS(low=0, high=8.01)),
+        (0.0, 8.01, note("far-inputs", low=0, high=8.01)),
         (-8.0, 0.5, None),
-        (-8.01, 0.5, Remark.FAR_INPUTS(low=-8.01, high=0.5)),
-        (9.0, 9.0, Remark.FAR_INPUTS(low=9, high=9)),
+        (-8.01, 0.5, note("far-inputs", low=-8.01, high=0.5)),
+        (9.0, 9.0, note("far-inputs", low=9, high=9)),
         (0.0, 0.0, None),
-        (0.0, 1e-9, Remark.SMALL_INPUTS(high=1e-9)),
-        (0.0, 0.0058, Remark.SMALL_INPUTS(high=0.0058)),
-        (0.001, 0.0058, Remark.SMALL_INPUTS(high=0.0058)),
+        (0.0, 1e-9, note("small-inputs", high=1e-9)),
+        (0.0, 0.0058, note("small-inputs", high=0.0058)),
+        (0.001, 0.0058, note("small-inputs", high=0.0058)),
         (0.0, 1.5 / 255, None),
         (-1e-9, 0.0058, None),
         (-1.0, -0.5, None),
@@ -436,16 +437,20 @@ def test_odd_images_are_a_warning(looks: Looks, notes: list[Note]) -> None:
     ],
 )
 def test_odd_ranges_of_inputs_are_a_warning(low: float, high: float, note: Note | None) -> None:
-    warnings = list(Looks(total=MANY, low=low, high=high).warnings())
+    warnings = list(DataQuality(total=MANY, low=low, high=high).warnings())
     assert warnings == ([note] if note else [])
 
 
-def test_looks_merge() -> None:
-    looks = Looks()
-    assert looks == Looks(0, np.inf, -np.inf, 0, 0, 0)
-    for other in (Looks(1, 0.25, 0.5, 1), Looks(1, 0.125, 2.0, 0, 1, 7), Looks(1, np.inf, -np.inf)):
-        looks.merge(other)
-    assert looks == Looks(3, 0.125, 2.0, 1, 1, 7)
+def test_quality_merges() -> None:
+    quality = DataQuality()
+    assert quality == DataQuality(0, np.inf, -np.inf, 0, 0, 0)
+    for other in (
+        DataQuality(1, 0.25, 0.5, 1),
+        DataQuality(1, 0.125, 2.0, 0, 1, 7),
+        DataQuality(1, np.inf, -np.inf),
+    ):
+        quality.merge(other)
+    assert quality == DataQuality(3, 0.125, 2.0, 1, 1, 7)
 
 
 # Opening data: arguments, names of files, lists
@@ -684,7 +689,7 @@ def test_files_under_a_folder_are_sorted_and_links_are_followed(tmp_path: Path) 
     assert listing.suffixes == {".txt": 1}
     assert sorted(listing.broken_links) == ["gone.png", "loop.png"]
     note = open_data(tmp_path, [InputSpec("x", (1, 3, 8, 8))]).warnings[0]
-    assert note.remark is Remark.DEAD_LINKS and note.values == {"count": 2, "first": "gone.png"}
+    assert note.code == "dead-links" and note.values == {"count": 2, "first": "gone.png"}
 
 
 @pytest.mark.parametrize("suffix", [".png", ".npy"])

@@ -12,20 +12,19 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageOps
 
-from calibration.arrays import Dataset, open_data
-from calibration.dataset import InputSpec
+from calibration.arrays import open_data
+from calibration.dataset import Dataset, InputSpec
 from calibration.images import ImageSource, Preprocess, decode, describe, prepare
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark
 from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import png_chunk, write_pictures
 from tests.errors import has
+from tests.notes import note
 
 RAW = Preprocess(scale=1.0)
 SPEC = InputSpec("images", (1, 3, 16, 16))
-MPO = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}  # two pictures in a file
 
 
 def noise(height: int, width: int) -> npt.NDArray[np.uint8]:
@@ -190,11 +189,6 @@ def test_open_files_are_decoded() -> None:
         decode(io.BytesIO(b"no picture"), "there.png")
     data = encode(noise(3, 5), "PNG")
     assert (decode_bytes(data) == noise(3, 5)).all()
-    reading, writing = os.pipe()  # which has no place to go back to
-    with os.fdopen(writing, "wb") as file:
-        file.write(data)
-    with os.fdopen(reading, "rb") as file:
-        assert (decode(file) == noise(3, 5)).all()
 
 
 def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +238,7 @@ def test_images_are_converted_and_turned(mode: str, orientation: int) -> None:
 )
 def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) -> None:
     data = encode(noise(10, 12), kind, **options)
-    check = reports("image-too-large", "12x10", kind, 119)
+    check = reports("image-too-large", "12x10", 119)
     check_limit("IMAGE_PIXELS", 120, lambda: decode_bytes(data), check)
 
 
@@ -271,47 +265,11 @@ def test_png_bomb_is_rejected_before_it_is_decoded(data: bytes) -> None:
         decode_bytes(data)
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
-@pytest.mark.parametrize("frames", [1, 2])
-def test_large_jpeg_is_halved(
-    monkeypatch: pytest.MonkeyPatch, orientation: int, frames: int
-) -> None:
-    """Each pixel is the mean of four. A file of two frames is an MPO, as cameras write it."""
-    smooth = np.add.outer(np.arange(64) * 2, np.arange(128))[..., None] * np.array([1, 0.5, 0.25])
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options = MPO if frames == 2 else {}
-    kind = "MPO" if frames == 2 else "JPEG"
-    data = encode(smooth.astype(np.uint8), kind, quality=100, exif=exif, **options)
-    whole = np.rot90(smooth, -1) if orientation == 6 else smooth
-    height, width = whole.shape[0] // 2, whole.shape[1] // 2
-    source = source_of((1, height, width, 3), resize="stretch", scale=1.0)
-    expected = whole.reshape(height, 2, width, 2, 3).mean((1, 3))
-    monkeypatch.setattr(limits, "IMAGE_PIXELS", 64 * 128 - 1)
-    monkeypatch.setattr(limits, "LARGE_JPEG_PIXELS", 64 * 128)
-    assert np.abs(source.load_image(io.BytesIO(data))["x"][0] - expected).max() < 8
-    check = reports("image-too-large", "128x64")
-    with pytest.raises(DataError, check=check):
-        decode_bytes(data)
-    monkeypatch.setattr(limits, "LARGE_JPEG_PIXELS", 64 * 128 - 1)
-    with pytest.raises(DataError, check=check):
-        source.load_image(io.BytesIO(data))
-
-
-def test_large_progressive_jpeg_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its decoder would hold the whole image."""
-    data = encode(noise(64, 128), "JPEG", progressive=True)
-    monkeypatch.setattr(limits, "IMAGE_PIXELS", 64 * 128 - 1)
-    with pytest.raises(DataError, check=reports("image-too-large", "128x64")):
-        source_of((1, 3, 16, 16)).load_image(io.BytesIO(data))
-
-
 def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
     data = encode(noise(16, 16), "PNG")
     (tmp_path / "a.png").write_bytes(data)
-    for source in (tmp_path / "a.png", io.BytesIO(data)):
-        check = reports("file-too-large", len(data) - 1)
-        check_limit("IMAGE_FILE", len(data), lambda source=source: decode(source), check)
+    check = reports("file-too-large", len(data) - 1)
+    check_limit("IMAGE_FILE", len(data), lambda: decode(tmp_path / "a.png"), check)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -514,7 +472,7 @@ def test_broken_images_are_skipped_and_counted_once(tmp_path: Path) -> None:
         assert sorted(reasons) == ["empty.png", "huge.png", cut.name, "text.jpg"]
         assert all(reason and "\n" not in reason for reason in reasons.values())
         assert len(data.skipped) == 4
-    assert Remark.BROKEN_IMAGES(broken=4, total=5) in data.warnings
+    assert note("broken-images", broken=4, total=5) in data.warnings
 
 
 def test_dataset_is_opened_as_it_is(tmp_path: Path) -> None:

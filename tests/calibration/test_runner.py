@@ -16,22 +16,22 @@ from onnx import TensorProto, helper, numpy_helper
 
 from calibration import Focus, Statistics, runner
 from calibration.arrays import open_data
-from calibration.cache import Progress, load_progress, save_progress
+from calibration.cache import CalibrationProgress, load_progress, save_progress
 from calibration.counting import SampleCounter
 from calibration.listing import file_digest
-from calibration.runner import Mismatch, collect
+from calibration.runner import CacheMismatch, collect
 from calibration.session import input_specs
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.modelfile import load
-from qdqtool.util.notes import Remark
 from tests.calibration.checks import contents, counts_of, reports
 from tests.calibration.nets import conv_net, run_all, write_pictures
 from tests.calibration.watchers import stop_after, watch_progress
 from tests.errors import has
+from tests.notes import note
 
 NAMES = ["images", "c1", "r2"]
 FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)} for k in range(6)]
-FEW = Remark.FEW_IMAGES(images=6, enough=100)
+FEW = note("few-images", images=6, enough=100)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_statistics_of_pictures_are_those_of_every_value(tmp_path: Path) -> None
     samples = [dict(s) for s in open_data(tmp_path, input_specs(load(model)))]
     assert statistics.images == 9 and list(statistics) == NAMES
     assert_same(statistics, run_all(model, samples, NAMES))
-    assert statistics.warnings == [Remark.FEW_IMAGES(images=9, enough=100)]
+    assert statistics.warnings == [note("few-images", images=9, enough=100)]
 
 
 def test_fixed_batch_is_filled_up(tmp_path: Path) -> None:
@@ -166,24 +166,25 @@ def test_unsorted_nodes_and_subgraphs_are_run() -> None:
 
 
 def test_finished_cache_is_reused(cache: Path) -> None:
-    assert run(cache).notes == [] and load_progress(cache).total == 6
+    first = run(cache)
+    assert (first.notes, first.warnings, load_progress(cache).total) == ([], [FEW], 6)
     again = run(cache)
-    assert again.notes == [Remark.REUSED(cache=cache, images=6)]
-    assert (again.images, again.warnings, list(again)) == (6, [FEW], ["c1", "images"])
+    assert again.notes == [note("reused", cache=cache, images=6)]
+    assert (again.images, again.warnings, list(again)) == (6, first.warnings, ["c1", "images"])
 
 
 @pytest.mark.parametrize(
     ("options", "code", "mismatch"),
     [
         pytest.param(
-            {"model": conv_net(seed=1)}, "different-models", Mismatch.MODEL, id="other model"
+            {"model": conv_net(seed=1)}, "different-models", CacheMismatch.MODEL, id="other model"
         ),
-        pytest.param({"data": FEEDS[:5]}, "different-data", Mismatch.DATA, id="other data"),
-        pytest.param({"bins": 64}, "different-bins", Mismatch.BINS, id="other bins"),
+        pytest.param({"data": FEEDS[:5]}, "different-data", CacheMismatch.DATA, id="other data"),
+        pytest.param({"bins": 64}, "different-bins", CacheMismatch.BINS, id="other bins"),
     ],
 )
 def test_cache_of_another_calibration_is_replaced_only_on_request(
-    cache: Path, options: dict[str, Any], code: str, mismatch: Mismatch
+    cache: Path, options: dict[str, Any], code: str, mismatch: CacheMismatch
 ) -> None:
     run(cache)
     before = cache.read_bytes()
@@ -191,14 +192,14 @@ def test_cache_of_another_calibration_is_replaced_only_on_request(
         run(cache, **options)
     assert cache.read_bytes() == before
     replaced = run(cache, overwrite_cache=True, **options)
-    assert replaced.notes == [Remark.NOT_USED(cache=cache, why=mismatch)]
+    assert replaced.notes == [note("not-used", cache=cache, why=mismatch)]
     assert load_progress(cache).statistics.images == replaced.images
 
 
 def test_iterator_replaces_only_a_cache_of_an_iterator(tmp_path: Path, cache: Path) -> None:
-    listed, anew = tmp_path / "listed.npz", Remark.NOT_REUSED(cache=cache)
+    listed, anew = tmp_path / "listed.npz", note("not-reused", cache=cache)
     assert run(cache, iter(FEEDS)).notes == [anew]
-    not_used = Remark.NOT_USED(cache=cache, why=Mismatch.DATA)
+    not_used = note("not-used", cache=cache, why=CacheMismatch.DATA)
     assert run(cache, iter(FEEDS)).notes == [anew, not_used]
     run(listed)
     for path, data, model, code in (
@@ -213,7 +214,7 @@ def test_iterator_replaces_only_a_cache_of_an_iterator(tmp_path: Path, cache: Pa
 def test_other_tensors_are_added_to_a_finished_cache(cache: Path) -> None:
     first = run(cache, names=("c1",))
     more = run(cache, names=("r2", "c1", "images"))
-    assert more.notes == [Remark.REUSED_IN_PART(cache=cache, missing=2)]
+    assert more.notes == [note("reused-in-part", cache=cache, missing=2)]
     assert list(more) == ["r2", "c1", "images"] and more.images == 6
     assert counts_of(more["c1"]) == counts_of(first["c1"])
     added = load_progress(cache)
@@ -227,13 +228,15 @@ def write_unfinished(cache: Path) -> None:
     run(cache, FEEDS[:2], overwrite_cache=True)
     part = load_progress(cache)
     part.statistics.fingerprint = whole.statistics.fingerprint
-    save_progress(Progress(part.model, part.statistics, {0, 1}, None, part.looks), cache)
+    save_progress(
+        CalibrationProgress(part.model, part.statistics, {0, 1}, None, part.quality), cache
+    )
 
 
 def test_unfinished_cache_without_a_tensor_is_not_used(cache: Path) -> None:
     write_unfinished(cache)
     statistics = run(cache, names=("r2", "images", "c2"))
-    assert statistics.notes == [Remark.UNFINISHED(cache=cache, tensor="r2")]
+    assert statistics.notes == [note("unfinished", cache=cache, tensor="r2")]
     assert statistics.images == 6
     assert list(load_progress(cache).statistics) == ["r2", "images", "c2"]
 
@@ -244,7 +247,7 @@ def test_unfinished_pass_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = watch_progress(monkeypatch)
     statistics = run(cache, progress=True)
     assert "of 4 " in lines.getvalue(), "samples that are left"
-    assert statistics.notes == [Remark.RESUMED(cache=cache, images=2)]
+    assert statistics.notes == [note("resumed", cache=cache, images=2)]
     assert contents(statistics) == contents(whole) and load_progress(cache).total == 6
 
 
@@ -308,7 +311,7 @@ def test_cache_is_saved_whenever_five_seconds_have_passed(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     totals: list[int | None] = []
 
-    def save(progress: Progress, path: Path) -> None:
+    def save(progress: CalibrationProgress, path: Path) -> None:
         totals.append(progress.total)
         save_progress(progress, path)
 
@@ -380,8 +383,8 @@ def test_values_that_are_not_finite_are_reported() -> None:
     samples[2]["images"][0, 0, :2, 0] = np.nan
     assert run(data=samples, names=("images",)).warnings == [
         FEW,
-        Remark.NONFINITE_SAMPLES(nonfinite=1, total=6),
-        Remark.NONFINITE_TENSOR(tensor="images", nonfinite=2, total=6 * 768),
+        note("nonfinite-samples", nonfinite=1, total=6),
+        note("nonfinite-tensor", tensor="images", nonfinite=2, total=6 * 768),
     ]
 
 

@@ -173,17 +173,12 @@ def test_digest_has_the_checksum_of_the_store(
     assert Store.opened == []
 
 
-def test_picture_without_a_checksum_travels_once(source: Any, folder: Path) -> None:
+def test_digest_of_picture_without_a_checksum_has_the_hash_of_its_content(
+    source: Any, folder: Path
+) -> None:
     content = (folder / "picture001.png").read_bytes()
     hashed = hashlib.blake2b(content, digest_size=16).digest()
-    for _ in range(2):
-        assert source.digest(PICTURE) == b"picture001.png" + hashed
-    assert Store.opened == ["picture001.png"]
-    source.digest(PICTURE + 1)
-    source.load(PICTURE + 1)
-    assert Store.opened == ["picture001.png", "picture002.png"]
-    source.load(PICTURE + 1)
-    assert len(Store.opened) == 3, "a picture is held until it is loaded"
+    assert source.digest(PICTURE) == b"picture001.png" + hashed
 
 
 def test_picture_may_have_the_limit(source: Any, folder: Path) -> None:

@@ -7,7 +7,6 @@ import onnx
 import pytest
 
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark
 from tests.commands.conftest import Cli
 from tests.findings.graphs import GRAPHS
 from tests.findings.lint.test_api import simple
@@ -72,7 +71,8 @@ def test_fix_only_tells_what_was_not_fixed(folder: Path, cli: Cli) -> None:
     arguments = ["--only", "W-NONCONST", "--only", "ADD-BOTH", "--target", "trt8.5"]
     answer = cli.json("fix", "m.onnx", "-o", "f.onnx", *arguments)
     assert answer["applied"] == []
-    assert answer["notes"] == [Remark.CODE_NOT_FOUND(code="ADD-BOTH", target="trt8.5")]
+    (note,) = answer["notes"]
+    assert "ADD-BOTH" in note and "trt8.5" in note
     refused = [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]]
     assert refused == [("W-NONCONST", "c", True)]
 

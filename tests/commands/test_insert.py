@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from qdqtool.commands.demo_run import write_images
-from qdqtool.util.notes import Remark
 from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check, detector
 
@@ -67,7 +66,8 @@ def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
     assert answer["prediction"]["int8"] == 27 and len(answer["skipped"]) == 4
     assert answer["calibration"]["methods"] == {"focus": 24}
     assert answer["calibration"]["images"] == 6
-    assert answer["calibration"]["warnings"] == [Remark.FEW_IMAGES(images=6, enough=100)]
+    (warning,) = answer["calibration"]["warnings"]
+    assert "6 calibration images" in warning
 
 
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
@@ -162,7 +162,7 @@ def test_insert_skips_broken_images(folder: Path, cli: Cli) -> None:
     for i in range(3):
         Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(folder / "broken" / f"{i}.png")
     answer = cli.json("insert", "small.onnx", "--calib", "broken", *QUICK[:-2])
-    assert Remark.BROKEN_IMAGES(broken=1, total=4) in answer["calibration"]["warnings"]
+    assert answer["calibration"]["warnings"][0].startswith("1 of 4 images")
     assert answer["calibration"]["images"] == 3
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import qdqtool
 from qdqtool.comparison.matching import match
-from qdqtool.comparison.result import Change, Comparison, Lost, NodeChange
-from qdqtool.comparison.words import answer
+from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
+from qdqtool.comparison.text import summarize
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.predict_text import verdict
 from qdqtool.ir.graph import Model
@@ -32,7 +32,7 @@ def compare(a: onnx.ModelProto, b: onnx.ModelProto) -> Comparison:
     return qdqtool.compare(a, b, target=TARGET)
 
 
-def changed(result: Comparison) -> dict[str, tuple[Change, ...]]:
+def changed(result: Comparison) -> dict[str, tuple[ChangeKind, ...]]:
     return {n.name: n.changes for n in result.changed}
 
 
@@ -40,7 +40,7 @@ def node_of(result: Comparison, name: str) -> NodeChange:
     return next(n for n in result.nodes if n.name == name)
 
 
-def names_of(result: Comparison, change: Change) -> set[str]:
+def names_of(result: Comparison, change: ChangeKind) -> set[str]:
     return {n.name for n in result.where(change)}
 
 
@@ -54,16 +54,16 @@ def test_compare_float_and_quantized_model() -> None:
 
 def test_compare_missing_block() -> None:
     result = compare(network(3), network(2))
-    assert names_of(result, Change.ONLY_IN_A) == {"b2.a", "b2.b"}
-    assert not result.where(Change.ONLY_IN_B)
+    assert names_of(result, ChangeKind.ONLY_IN_A) == {"b2.a", "b2.b"}
+    assert not result.where(ChangeKind.ONLY_IN_B)
 
 
 def test_compare_missing_residual_pairs() -> None:
     result = compare(network(), network(residual=False))
-    assert result.where(Change.LOST_INT8_OUTPUT) and not result.ok
+    assert result.where(ChangeKind.LOST_INT8_OUTPUT) and not result.ok
     before, after = result.summary()["conversions"]
     assert after > before
-    assert names_of(result, Change.LOST_QDQ) == {"b0.add", "b1.add", "b2.add"}
+    assert names_of(result, ChangeKind.LOST_QDQ) == {"b0.add", "b1.add", "b2.add"}
 
 
 def test_compare_equal_models() -> None:
@@ -75,31 +75,31 @@ def test_compare_equal_models() -> None:
 @pytest.mark.parametrize(
     ("weights", "data", "lost"),
     [
-        ("float", 0.1, Lost.WEIGHTS),
-        ("qdq", None, Lost.DATA),
-        ("float", None, Lost.PAIRS),
+        ("float", 0.1, LossReason.WEIGHTS),
+        ("qdq", None, LossReason.DATA),
+        ("float", None, LossReason.PAIRS),
     ],
 )
 def test_compare_tells_which_pairs_are_missing(
-    weights: str, data: float | None, lost: Lost
+    weights: str, data: float | None, lost: LossReason
 ) -> None:
     result = compare(network(), network(spoilt=[1], spoilt_weights=weights, data=data))
     assert (result.summary()["lost_int8"], result.ok) == (1, False)
     node = node_of(result, "b1.a")
-    assert (node.lost, Change.LOST_INT8 in node.changes) == (lost, True)
+    assert (node.lost, ChangeKind.LOST_INT8 in node.changes) == (lost, True)
 
 
 @pytest.mark.parametrize(("scale", "factor"), [(0.25, 2.5), (0.10005, 1.0005)])
 def test_compare_scales_of_data(scale: float, factor: float) -> None:
     result = compare(network(scale=0.1), network(scale=scale))
-    assert result.count(Change.SCALE) == 10  # 7 convolutions, 3 Adds
-    assert result.count(Change.WEIGHTS_SCALE) == 0
+    assert result.count(ChangeKind.SCALE) == 10  # 7 convolutions, 3 Adds
+    assert result.count(ChangeKind.WEIGHTS_SCALE) == 0
     assert node_of(result, "b0.a").factor == pytest.approx(factor)
 
 
 def test_compare_scales_of_weights_per_channel_and_per_tensor() -> None:
     result = compare(network(), network(spoilt=[2], spoilt_weights="tensor"))
-    assert changed(result) == {"b2.a": (Change.WEIGHTS_SCALE,)}
+    assert changed(result) == {"b2.a": (ChangeKind.WEIGHTS_SCALE,)}
     node = node_of(result, "b2.a")
     scales = [side and side.weights_scale for side in (node.a, node.b)]
     assert [scale and scale.count for scale in scales] == [8, 1]
@@ -112,7 +112,7 @@ def test_compare_names_the_finding_of_a_lost_convolution() -> None:
         if tensor.name in ("b1.a.in.Q.zero", "b1.a.in.DQ.zero"):
             tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.INT8, [], [3]))
     node = node_of(compare(network(), spoilt), "b1.a")
-    assert (node.lost, node.finding) == (Lost.FINDING, "ZP-NONZERO")
+    assert (node.lost, node.finding) == (LossReason.FINDING, "ZP-NONZERO")
 
 
 def test_match_branches_in_another_order() -> None:
@@ -181,7 +181,7 @@ def test_compare_scales_of_channels(
         if tensor.name.startswith("b1.a.w") and values.dtype == np.float32 and values.ndim == 1:
             tensor.CopyFrom(onnx.numpy_helper.from_array(change(values.copy()), tensor.name))
     result = compare(network(), proto)
-    assert [n.name for n in result.where(Change.WEIGHTS_SCALE)] == expected
+    assert [n.name for n in result.where(ChangeKind.WEIGHTS_SCALE)] == expected
     json.dumps(result.as_json(), allow_nan=False)
 
 
@@ -263,8 +263,8 @@ def test_compare_names_an_obstacle_first(activations: str, obstacle: str, float_
     assert obstacle in verdict(qdqtool.predict(path, TARGET))
     result = qdqtool.compare(float_path, path, target=TARGET)
     assert obstacle in result.b.obstacle
-    assert answer(result).startswith(f"B has {result.b.obstacle}")
-    assert result.b.int8 == result.count(Change.GAINED_INT8) == 0
+    assert summarize(result).startswith(f"B has {result.b.obstacle}")
+    assert result.b.int8 == result.count(ChangeKind.GAINED_INT8) == 0
 
 
 def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
         float_path, "QDQ", "QInt8", weight_type=ort.QuantType.QInt8, extra_options=symmetric
     )
     result = qdqtool.compare(float_path, path, target=TARGET)
-    assert not result.b.obstacle and result.count(Change.GAINED_INT8)
+    assert not result.b.obstacle and result.count(ChangeKind.GAINED_INT8)
 
 
 def test_float_model_has_no_obstacle(float_path: Path) -> None:

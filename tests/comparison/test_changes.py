@@ -12,18 +12,18 @@ import pytest
 
 import qdqtool
 from qdqtool.commands.cli import run
+from qdqtool.comparison.api import is_model_file
 from qdqtool.comparison.result import (
-    Change,
+    ChangeKind,
     Comparison,
-    Lost,
+    LossReason,
     NodeSide,
-    Scales,
+    QuantizerScales,
     compare_sides,
-    differ,
-    factor,
-    is_model,
+    scale_factor,
+    scales_differ,
 )
-from qdqtool.comparison.words import why
+from qdqtool.comparison.text import describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.types import Precision
 from tests.buildlog.evidence import build_file
@@ -31,11 +31,11 @@ from tests.comparison.networks import network, numbered
 from tests.errors import has
 
 INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
-LOST, GAINED = Change.LOST_INT8, Change.GAINED_INT8
+LOST, GAINED = ChangeKind.LOST_INT8, ChangeKind.GAINED_INT8
 
 
-def scales(*values: float, **fields: Any) -> Scales:
-    return Scales(np.array(values), **fields)
+def scales(*values: float, **fields: Any) -> QuantizerScales:
+    return QuantizerScales(np.array(values), **fields)
 
 
 def side(
@@ -50,50 +50,50 @@ def side(
     ("a", "b", "changes", "lost"),
     [
         (side(), side(), (), None),
-        (side(), side(FP16, data=False), (LOST,), Lost.DATA),
-        (side(), side(FP16, weights=False), (LOST,), Lost.WEIGHTS),
-        (side(), side(FP16, data=False, weights=False), (LOST,), Lost.PAIRS),
-        (side(), side(FP16, data=False, weights=None), (LOST,), Lost.PAIRS),
-        (side(), side(FP16), (LOST,), Lost.UNKNOWN),
-        (side(data=None), side(FP16, data=False), (LOST,), Lost.UNKNOWN),
+        (side(), side(FP16, data=False), (LOST,), LossReason.DATA),
+        (side(), side(FP16, weights=False), (LOST,), LossReason.WEIGHTS),
+        (side(), side(FP16, data=False, weights=False), (LOST,), LossReason.PAIRS),
+        (side(), side(FP16, data=False, weights=None), (LOST,), LossReason.PAIRS),
+        (side(), side(FP16), (LOST,), LossReason.UNKNOWN),
+        (side(data=None), side(FP16, data=False), (LOST,), LossReason.UNKNOWN),
         (side(FP32), side(), (GAINED,), None),
         (side(Precision.UINT8), side(), (), None),
         (side(None), side(), (), None),
-        (side(), side(output=FP16), (Change.LOST_INT8_OUTPUT,), None),
-        (side(output=FP32), side(), (Change.GAINED_INT8_OUTPUT,), None),
+        (side(), side(output=FP16), (ChangeKind.LOST_INT8_OUTPUT,), None),
+        (side(output=FP32), side(), (ChangeKind.GAINED_INT8_OUTPUT,), None),
         (side(output=FP32), side(output=FP16), (), None),
         (side(), side(output=UNKNOWN), (), None),
         (side(output=None), side(), (), None),
         (side(FP16, FP16), side(FP16, INT8), (), None),
-        (side(inputs=[INT8, INT8]), side(inputs=[INT8, FP16]), (Change.RESIDUAL,), None),
+        (side(inputs=[INT8, INT8]), side(inputs=[INT8, FP16]), (ChangeKind.RESIDUAL,), None),
         (side(inputs=[INT8, INT8]), side(inputs=[INT8]), (), None),
-        (side(FP16), side(FP16, weights=False), (Change.LOST_QDQ,), None),
-        (side(FP16, data=False), side(FP16), (Change.GAINED_QDQ,), None),
+        (side(FP16), side(FP16, weights=False), (ChangeKind.LOST_QDQ,), None),
+        (side(FP16, data=False), side(FP16), (ChangeKind.GAINED_QDQ,), None),
         (side(FP16, data=None), side(FP16, data=False), (), None),
-        (side(scale=scales(0.1)), side(scale=scales(0.2)), (Change.SCALE,), None),
+        (side(scale=scales(0.1)), side(scale=scales(0.2)), (ChangeKind.SCALE,), None),
         (side(scale=scales(0.1)), side(scale=scales(0.1000005)), (), None),
         (
             side(other_scales={1: scales(0.1)}),
             side(other_scales={1: scales(0.3)}),
-            (Change.SCALE,),
+            (ChangeKind.SCALE,),
             None,
         ),
         (
             side(weights_scale=scales(0.1, 0.2)),
             side(weights_scale=scales(0.1, 0.3)),
-            (Change.WEIGHTS_SCALE,),
+            (ChangeKind.WEIGHTS_SCALE,),
             None,
         ),
         (
             side(weights_scale=scales(0.1, 0.2)),
             side(weights_scale=scales(0.2)),
-            (Change.WEIGHTS_SCALE,),
+            (ChangeKind.WEIGHTS_SCALE,),
             None,
         ),
         (
             side(layer="x", fused=["Relu", "Add"]),
             side(layer="y", fused=["Add"]),
-            (Change.FUSION,),
+            (ChangeKind.FUSION,),
             None,
         ),
         (side(layer="x", fused=["Relu", "Add"]), side(layer="y", fused=["Add", "Relu"]), (), None),
@@ -101,11 +101,16 @@ def side(
     ],
 )
 def test_compare_sides(
-    a: NodeSide, b: NodeSide, changes: tuple[Change, ...], lost: Lost | None
+    a: NodeSide, b: NodeSide, changes: tuple[ChangeKind, ...], lost: LossReason | None
 ) -> None:
     change = compare_sides(a, b)
     assert (change.changes, change.lost) == (changes, lost)
-    of_models = {Change.LOST_QDQ, Change.GAINED_QDQ, Change.SCALE, Change.WEIGHTS_SCALE}
+    of_models = {
+        ChangeKind.LOST_QDQ,
+        ChangeKind.GAINED_QDQ,
+        ChangeKind.SCALE,
+        ChangeKind.WEIGHTS_SCALE,
+    }
     without_scales = tuple(c for c in changes if c not in of_models)
     assert compare_sides(a, b, scales=False).changes == without_scales
 
@@ -123,8 +128,10 @@ def test_compare_sides(
         (scales(-1.0, 0.0), scales(1.0, 1.0), None),
     ],
 )
-def test_factor(a: Scales | None, b: Scales | None, expected: float | None) -> None:
-    assert factor(a, b) == expected
+def test_factor(
+    a: QuantizerScales | None, b: QuantizerScales | None, expected: float | None
+) -> None:
+    assert scale_factor(a, b) == expected
 
 
 NAN, INF = math.nan, math.inf
@@ -148,11 +155,13 @@ NAN, INF = math.nan, math.inf
         (scales(0.1), scales(0.1, type=Precision.UINT8), True),
     ],
 )
-def test_scales_differ(a: Scales | None, b: Scales | None, expected: bool) -> None:
-    assert (differ(a, b), differ(b, a)) == (expected, expected)
+def test_scales_differ(
+    a: QuantizerScales | None, b: QuantizerScales | None, expected: bool
+) -> None:
+    assert (scales_differ(a, b), scales_differ(b, a)) == (expected, expected)
     change = compare_sides(side(scale=a, weights_scale=a), side(scale=b, weights_scale=b))
-    assert change.changes == ((Change.SCALE, Change.WEIGHTS_SCALE) if expected else ())
-    change.why = why(change)
+    assert change.changes == ((ChangeKind.SCALE, ChangeKind.WEIGHTS_SCALE) if expected else ())
+    change.why = describe_changes(change)
     assert bool(change.why) == expected
     json.dumps(change.as_json(), allow_nan=False)
 
@@ -169,19 +178,19 @@ def test_scales_differ(a: Scales | None, b: Scales | None, expected: bool) -> No
 )
 def test_is_model(name: str, head: bytes, expected: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(head)
-    assert is_model(tmp_path / name) is expected
+    assert is_model_file(tmp_path / name) is expected
 
 
 @pytest.mark.parametrize(("path", "expected"), [("-", False), ("nowhere.onnx.gz", True)])
 def test_is_model_does_not_open_known_names(path: str, expected: bool) -> None:
-    assert is_model(path) is expected
+    assert is_model_file(path) is expected
 
 
 def test_is_model_rejects_other_files(tmp_path: Path) -> None:
     path = tmp_path / "best.pt"
     path.write_bytes(b"PK\x03\x04archive")
     with pytest.raises(QdqtoolError, check=has("wrong-format", path=str(path))):
-        is_model(path)
+        is_model_file(path)
 
 
 # Builds are compared with each other and with their model.
@@ -245,7 +254,7 @@ def compare_files(folder: Path, a: str, b: str) -> Comparison:
     return qdqtool.compare(folder / a, folder / b, target="trt8.5")
 
 
-def names_of(result: Comparison, change: Change) -> set[str]:
+def names_of(result: Comparison, change: ChangeKind) -> set[str]:
     return {n.name for n in result.where(change)}
 
 
@@ -266,7 +275,7 @@ def test_compare_rejects_arguments(
 
 def test_compare_model_and_build(files: Path) -> None:
     result = compare_files(files, "model.onnx", "bad.json")
-    assert names_of(result, Change.LOST_INT8) == {"b1.a", "b2.b"}
+    assert names_of(result, ChangeKind.LOST_INT8) == {"b1.a", "b2.b"}
     assert (result.a.int8, result.b.int8, result.ok) == (7, 5, False)
     assert compare_files(files, "model.onnx", "good.json").ok
 
@@ -274,11 +283,11 @@ def test_compare_model_and_build(files: Path) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "change", "engines"),
     [
-        ("bad.json", "model.onnx", Change.GAINED_INT8, False),
-        ("good.json", "bad.json", Change.LOST_INT8, True),
+        ("bad.json", "model.onnx", ChangeKind.GAINED_INT8, False),
+        ("good.json", "bad.json", ChangeKind.LOST_INT8, True),
     ],
 )
-def test_compare_builds(files: Path, a: str, b: str, change: Change, engines: bool) -> None:
+def test_compare_builds(files: Path, a: str, b: str, change: ChangeKind, engines: bool) -> None:
     result = compare_files(files, a, b)
     assert names_of(result, change) == {"b1.a", "b2.b"}
     assert (result.engines is not None) == engines
@@ -296,11 +305,13 @@ def test_compare_recorded_builds_with_profiles() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "change"),
     [
-        ("good.json", "fewer.json", Change.ONLY_IN_A),
-        ("fewer.json", "good.json", Change.ONLY_IN_B),
+        ("good.json", "fewer.json", ChangeKind.ONLY_IN_A),
+        ("fewer.json", "good.json", ChangeKind.ONLY_IN_B),
     ],
 )
-def test_compare_builds_with_a_missing_layer(files: Path, a: str, b: str, change: Change) -> None:
+def test_compare_builds_with_a_missing_layer(
+    files: Path, a: str, b: str, change: ChangeKind
+) -> None:
     table = listing()
     table["Layers"].pop()
     write_listing(files / "fewer.json", table)
@@ -315,7 +326,7 @@ def test_compare_model_with_the_build_of_another_version() -> None:
     build = build_file("resnet18-a100-qat", "graph.json")
     result = qdqtool.compare(model, build)
     assert (result.a.int8_to_int8, result.b.int8_to_int8) == (19, 8)
-    assert result.count(Change.LOST_INT8_OUTPUT) == 11
+    assert result.count(ChangeKind.LOST_INT8_OUTPUT) == 11
     assert (result.a.conversions, result.b.conversions, result.ok) == (3, 10, False)
     assert run(["compare", str(model), str(build), "--fail-on", "any"]) == 1
 
@@ -344,11 +355,11 @@ def test_numbered_names_of_another_export(files: Path, floats: tuple[str, ...]) 
     assert old_names["Conv_3"] == "b1.a" and built_names["b1.a"] == "Conv_4"
     write_listing(files / "numbered.json", listing(floats, built_names))
     result = compare_files(files, "numbered.onnx", "numbered.json")
-    assert {old_names[name] for name in names_of(result, Change.LOST_INT8)} == set(floats)
+    assert {old_names[name] for name in names_of(result, ChangeKind.LOST_INT8)} == set(floats)
     assert (result.unknown, result.matched_by) == ([], "shapes")
     assert result.b.int8 == 7 - len(floats)
     builds = compare_files(files, "good.json", "numbered.json")
-    assert (len(builds.where(Change.LOST_INT8)), len(builds.nodes)) == (len(floats), 7)
+    assert (len(builds.where(ChangeKind.LOST_INT8)), len(builds.nodes)) == (len(floats), 7)
     with pytest.raises(BuildLogError, check=has("different-exports")):
         qdqtool.verify(files / "numbered.onnx", files / "numbered.json", target="trt8.5")
 
@@ -485,22 +496,24 @@ def test_metadata_names_a_product_in_a_fusion_of_tensorrt_10_3(tmp_path: Path) -
             for i, x in enumerate(layers)
         )
     )
-    assert [(n.name, n.changes) for n in result.nodes] == [("q_proj_matmul", (Change.GAINED_INT8,))]
+    assert [(n.name, n.changes) for n in result.nodes] == [
+        ("q_proj_matmul", (ChangeKind.GAINED_INT8,))
+    ]
 
 
 @pytest.mark.parametrize(
     ("build", "lost"),
     [
-        ("resnet18-a100-fp16", Lost.FLOAT_BUILD),
+        ("resnet18-a100-fp16", LossReason.FLOAT_BUILD),
         ("resnet18-a100-qat-residual", None),
     ],
 )
 def test_finding_of_a_convolution_that_is_predicted_int8_is_no_reason(
-    build: str, lost: Lost | None
+    build: str, lost: LossReason | None
 ) -> None:
     model = build_file("resnet18-a100-qat", "model.onnx.gz")
     result = qdqtool.compare(model, build_file(build, "graph.json"))
-    reasons = {(n.lost, n.finding) for n in result.where(Change.LOST_INT8)}
+    reasons = {(n.lost, n.finding) for n in result.where(ChangeKind.LOST_INT8)}
     assert reasons == ({(lost, "")} if lost else set())
 
 

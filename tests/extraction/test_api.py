@@ -26,11 +26,12 @@ from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
 from qdqtool.trt.refusals import ConcatScales
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.extraction.networks import SECRET, residual, secretive
 from tests.findings.graphs import concat
 from tests.insertion.nets import run
+from tests.notes import note
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
@@ -261,7 +262,7 @@ def test_minimize_keeps_finding_and_outcomes() -> None:
 def test_minimize_stops_at_the_limit() -> None:
     model = residual()
     result = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True, limit=3)
-    assert Remark.STOPPED(tries=3) in result.notes
+    assert note("stopped", tries=3) in result.notes
     assert reports(result.prediction, "SKIP-FLOAT")
 
 
@@ -415,7 +416,7 @@ def test_trimming_ends_within_its_budget(
     monkeypatch.setattr(limits, "TRIMMED_NODES", 500)
     result = extract(proto, node="conv7")
     assert sum(map(len, sketches)) < 500 + 3 * 64
-    assert Remark.TRIMMING_ENDED in remarks(result.notes)
+    assert "trimming-ended" in note_codes(result.notes)
     assert "conv7" in {c.name for c in result.shown.convolutions}
 
 
@@ -471,9 +472,9 @@ def test_minimize_ends_within_its_budget(budget: str, monkeypatch: pytest.Monkey
     size = len(model.graph.node) if budget == "MINIMIZED_NODES" else model.ByteSize()
     monkeypatch.setattr(limits, budget, 3 * size)
     bounded = minimize(model)
-    assert not whole.notes and Remark.STOPPED_EARLY in remarks(bounded.notes)
+    assert not whole.notes and "stopped-early" in note_codes(bounded.notes)
     assert len(whole.proto.graph.node) < len(bounded.proto.graph.node)
-    assert Remark.STOPPED(tries=20) in minimize(model, limit=20).notes  # a limit replaces it
+    assert note("stopped", tries=20) in minimize(model, limit=20).notes  # a limit replaces it
 
 
 def test_minimize_sheds_large_weights_first(g: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

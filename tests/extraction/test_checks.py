@@ -11,7 +11,7 @@ from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from qdqtool.util.process import INTERRUPTED, Stopped
 from tests.errors import has
 from tests.extraction.networks import residual, with_constant_nodes
@@ -63,7 +63,7 @@ def test_command_exit_code_decides(g: Graph, tmp_path: Path) -> None:
     command = script(tmp_path, 'if grep -q MaxPool "$1"; then exit 3; fi')
     result = qdqtool.extract(conv_and_pool(g), check=command)
     assert operators(result.proto) == ["MaxPool"]
-    assert (result.checked.remark, result.checked.values["code"]) == (Remark.CHECKED_COMMAND, 3)
+    assert (result.checked.code, result.checked.values["code"]) == ("checked-command", 3)
 
 
 def test_command_that_ignores_the_model_is_an_error(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_exit_code_alone_may_find_another_fault(g: Graph, tmp_path: Path) -> Non
     command = script(tmp_path, TWO_FAULTS)
     result = qdqtool.extract(conv_and_pool(g), check=command, limit=12)
     assert "Conv" not in operators(result.proto)
-    assert Remark.EXIT_CODE_ALONE in remarks(result.notes)
+    assert "exit-code-alone" in note_codes(result.notes)
 
 
 @pytest.mark.slow
@@ -124,9 +124,9 @@ def test_says_keeps_the_fault(g: Graph, tmp_path: Path) -> None:
     command = script(tmp_path, TWO_FAULTS)
     result = qdqtool.extract(conv_and_pool(g), check=command, says="pooling of", limit=30)
     assert {"Conv", "MaxPool"} <= set(operators(result.proto))
-    assert result.checked.remark is Remark.CHECKED_COMMAND_SAYING
+    assert result.checked.code == "checked-command-saying"
     assert (result.checked.values["code"], result.checked.values["says"]) == (1, "pooling of")
-    assert Remark.EXIT_CODE_ALONE not in remarks(result.notes)
+    assert "exit-code-alone" not in note_codes(result.notes)
 
 
 ADD_AND_NEIGHBORS: dict[str, Any] = {"node": "b1.sum", "hops": 2, "check": "true", "minimize": True}
@@ -150,7 +150,7 @@ def test_interrupted_minimize_returns_smallest_model() -> None:
     model = residual()
     result = qdqtool.extract(model, keep_interrupted=True, **ADD_AND_NEIGHBORS)
     assert result.interrupted and result.as_json()["interrupted"]
-    assert result.notes[0].remark is Remark.INTERRUPTED
+    assert result.notes[0].code == "interrupted"
     assert "SKIP-FLOAT" in result.prediction.findings_by_code()
     assert len(result.proto.graph.node) < len(model.graph.node)
 

@@ -21,9 +21,9 @@ from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import BUILDS, TARGETS, target_of_version
 from qdqtool.trt.trace import FORMATS
 from qdqtool.types import Evidence, ModelInfo, MyelinRegion, Prediction, Severity
-from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.findings.test_causes import residual
+from tests.notes import note
 from tests.slow import slow_after
 from tests.trt.evidence import DIFFERENT, advised, truth
 
@@ -232,12 +232,12 @@ def test_line_leads_to_pass_cases_and_test(line: str, pass_name: str, prefix: st
 
 def test_line_of_several_passes() -> None:
     answer = explain("Removing QuantizeLinear_46")
-    assert len(answer.rules) > 1 and answer.note == Remark.PASSES_SHARE_LINE()
+    assert len(answer.rules) > 1 and answer.note == note("passes-share-line")
 
 
 def test_line_of_unknown_pass() -> None:
     answer = explain("Running: SomethingNew on Conv_1")
-    assert answer.rules == () and answer.note == Remark.PASS_UNKNOWN(name="SomethingNew")
+    assert answer.rules == () and answer.note == note("pass-unknown", name="SomethingNew")
 
 
 def test_line_that_counts_layers() -> None:

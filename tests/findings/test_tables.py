@@ -250,17 +250,13 @@ assert (finding.node, finding.message, finding.fix) == ("n", "n is an example of
 assert type(finding.causes[0].refusal).__name__ == "ExampleFault" and finding.causes[0].refusal.size == 2
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
-    "note": """
-from qdqtool.util.notes import Remark
-assert Remark.EXAMPLE(count=2) == "2 tensors were renamed by the example"
-""",
     "way": """
 from qdqtool.findings.ways import way_named
 assert way_named("example").name == "example-runtime" and way_named("example").flags("trt8.5").startswith("example")
 """,
     "gpu": """
-from qdqtool.timing.gpus import find
-assert find("example nine thousand").name == "Example 9000" and find("Example 9000").has_int8
+from qdqtool.timing.gpus import find_gpu
+assert find_gpu("example nine thousand").name == "Example 9000" and find_gpu("Example 9000").has_int8
 """,
     "target": """
 from qdqtool import predict
@@ -358,7 +354,7 @@ def test_contributing_page_has_the_files_that_it_counts() -> None:
     }
     in_words = {"A case of a pass", "A pass"}
     assert missing == {title: title in in_words for title in missing}
-    topics = "text code refusal note build GPU target operator pass"
+    topics = "text code refusal build GPU target operator pass"
     assert {title.split()[-1] for title in missing} == set(topics.split())
     assert len(missing) == len(CHECKS)
 

@@ -58,6 +58,8 @@ def test_private_part_renames_nodes_but_no_words() -> None:
     name = hidden.private.names["prediction"]
     assert hidden.kept.count(name) == 2 and "prediction" in hidden.kept
     quoted = Remark.CHECKED_BUILD_SAYING(
-        builder="b", status="refused", message="at 'prediction': no prediction"
+        builder="b",
+        status="refused",
+        message="at 'prediction': no prediction",
     )
     assert quoted.renamed(hidden.private.value) == f"b: refused: at '{name}': no {name}"

@@ -13,13 +13,12 @@ from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.findings.messages import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
-from qdqtool.fixing.compare import Noise, noise_of_samples, within, worst_part
+from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
 from qdqtool.fixing.outputs import OutputPart
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
 from qdqtool.types import Severity
-from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import detector as small_detector
 from tests.trt.builder import Graph
@@ -112,7 +111,7 @@ def test_one_scale_costs_at_most_two_bits(
         assert refused == []
     else:
         (why,) = refused
-        assert why.remark is Remark.SCALE_TOO_COARSE
+        assert why.code == "scale-too-coarse"
         assert why.values["bits"] == pytest.approx(np.log2(behind / min(scales)), rel=1e-6)
         kept = {
             float(onnx.numpy_helper.to_array(t))
@@ -249,11 +248,11 @@ def test_part_that_gets_worse(
     scores: float, lost: tuple[tuple[str, str], ...], worst: tuple[str, str] | None
 ) -> None:
     """The error of an output is that of its boxes; that of its scores decides where parts are asked for."""
-    before = Noise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
-    after = Noise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
-    assert worst_part(before, after, 1.5) == worst
-    assert within(before, after, 1.5)
-    assert within(before, after, 1.5, parts=True) == (worst is None)
+    before = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
+    after = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
+    assert find_worst_part(before, after, 1.5) == worst
+    assert is_within(before, after, 1.5)
+    assert is_within(before, after, 1.5, parts=True) == (worst is None)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -271,14 +270,14 @@ def test_noise_over_samples(count: int) -> None:
     level = np.concatenate([b["y"] for _, b in pairs]).astype(np.float64)
     mask = np.array([[True, True, False, False]])
     part = OutputPart("y", "first", (0, 1), 1, mask)
-    found = noise_of_samples(pairs, [part])
+    found = measure_noise(pairs, [part])
     assert found.each["y"] == pytest.approx(np.sqrt(np.sum(off**2) / np.sum(level**2)), rel=1e-6)
     assert found.parts["y", "first"] == pytest.approx(
         np.sqrt(np.sum(off[:, :2] ** 2) / np.sum(level[:, :2] ** 2)), rel=1e-6
     )
     assert found.lost == frozenset()
     dead = [({"y": np.zeros((1, 4), np.float32)}, b) for _, b in pairs]
-    assert noise_of_samples(dead, [part]).lost == {("y", "first")}
+    assert measure_noise(dead, [part]).lost == {("y", "first")}
 
 
 def test_levels_of_a_head_are_compared_apart(g: Graph) -> None:
@@ -373,7 +372,7 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
     assert fixed.ok and "HEAD-CONCAT" in codes(fixed)
     scores = run(fixed.proto, x)[0][:, 4:]
     assert np.sqrt(np.mean((scores - exact) ** 2)) < 0.2 * np.sqrt(np.mean(exact**2))
-    assert Remark.INSERT_IS_BETTER in {n.remark for n in fixed.notes} or not (
+    assert "insert-is-better" in {n.code for n in fixed.notes} or not (
         {"ZP-NONZERO", "ZP-UINT8"} & set(codes(fixed))
     )
 
@@ -430,7 +429,7 @@ def test_rounded_anchors_are_reported(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
     stored = np.arange(128).astype(np.int8).reshape(1, 1, 1, 128)
     fixed = fix(g.model(g.add(x, g.dq(g.const("grid", stored), "gdq", 1.004), "sum")))
-    (note,) = (n for n in fixed.notes if n.remark is Remark.CONSTANTS_ROUNDED)
+    (note,) = (n for n in fixed.notes if n.code == "constants-rounded")
     assert (note.values["count"], note.values["tensor"]) == (1, "grid")
     assert note.values["step"] == pytest.approx(1.004)
-    assert Remark.INSERT_IS_BETTER in {n.remark for n in fixed.notes}
+    assert "insert-is-better" in {n.code for n in fixed.notes}

@@ -9,19 +9,19 @@ import pytest
 import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
-from calibration.runner import Mismatch
+from calibration.runner import CacheMismatch
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
-from qdqtool.insertion.inputs import write_table
-from qdqtool.insertion.losses import Losses
+from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
+from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.indexing import indexed
 from tests.insertion.nets import (
     Net,
@@ -35,6 +35,7 @@ from tests.insertion.nets import (
     run,
     set_value,
 )
+from tests.notes import note
 from tests.slow import slow_after
 
 SIZE = 64
@@ -130,8 +131,9 @@ def test_cache_is_reused_for_another_target(targets: tuple[str, str], tmp_path: 
     onnx.save(net.model(opset=13), path)
     for target in targets:
         result = qdqtool.insert(path, images(2), target=target, calib_cache=cache, predict=False)
-        assert {Remark.SUMS_AS_ADDS(count=1), Remark.WEIGHTS_COMPUTED(count=1)} <= set(result.notes)
-    assert Remark.REUSED in remarks(result.calibration["notes"])
+        for code in ("sums-as-adds", "weights-computed"):
+            assert note(code, count=1) in result.notes
+    assert "reused" in note_codes(result.calibration["notes"])
     changed = net.model(opset=13)
     set_value(changed, "w", np.full((16, 16, 1, 1), 0.75, np.float32))
     onnx.save(changed, path)
@@ -145,7 +147,7 @@ def test_cache_is_reused_for_another_method_only(folder: Path, tmp_path: Path) -
     plain = qdqtool.insert(path, folder, method="percentile", predict=False)
     qdqtool.insert(path, folder, calib_cache=cache, predict=False)
     again = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, predict=False)
-    assert remarks(again.calibration["notes"]) == [Remark.REUSED]
+    assert note_codes(again.calibration["notes"]) == ["reused"]
     assert [q.scale for q in again.quantized] == [q.scale for q in plain.quantized]
     # A model that differs in one weight must not take these ranges.
     other = small()
@@ -154,7 +156,7 @@ def test_cache_is_reused_for_another_method_only(folder: Path, tmp_path: Path) -
     changed = qdqtool.insert(
         path, folder, method="percentile", calib_cache=cache, overwrite_cache=True, predict=False
     )
-    assert changed.calibration["notes"] == [Remark.NOT_USED(cache=cache, why=Mismatch.MODEL)]
+    assert changed.calibration["notes"] == [note("not-used", cache=cache, why=CacheMismatch.MODEL)]
 
 
 def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_insert_returns_model_when_prediction_fails(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("qdqtool.prediction.predict", failing)
     result = qdqtool.insert(one_layer(), images())
     assert result.prediction is None
-    assert result.warnings == [Remark.NOT_PREDICTED(error="pass Nonsense failed")]
+    assert result.warnings == [note("not-predicted", error="pass Nonsense failed")]
     check(result.model)
 
 
@@ -336,7 +338,7 @@ def test_json_without_losses_and_prediction() -> None:
 
 def test_json_with_losses_and_prediction() -> None:
     result = insertion()
-    result.losses = Losses(0.5, [], 1, 2)
+    result.losses = ActivationLosses(0.5, [], 1, 2)
     result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     data = result.as_json()
     assert data["losses"] == {"error": 0.5, "samples": 1, "tried": 2, "tensors": []}

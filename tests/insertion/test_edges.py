@@ -17,13 +17,13 @@ from calibration import Preprocess
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings import left_float
-from qdqtool.insertion.halfprecision import to_half
-from qdqtool.insertion.inputs import write_table
+from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -55,7 +55,7 @@ def test_half_keeps_constant_nodes_with_consumers(net: Net) -> None:
     back = net.op("Reshape", "back", flat, net.const("shape_back", [1, 16, 16, 16], np.int64))
     before = with_constant_nodes(net.output(net.conv("d", back)).model(19, ir=9))
     after = copied(before)
-    to_half(Model(after))
+    convert_to_fp16(Model(after))
     check(after)
     left = {n.output[0] for n in after.graph.node if n.op_type == "Constant"}
     assert {"scales", "shape", "shape_back"} <= left
@@ -383,7 +383,7 @@ def ramp(low: float, high: float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.2, 0.9)])
 def test_uint8_input_accepts_data_from_0_to_1(low: float, high: float) -> None:
     result = inserted("uint8", data=ramp(low, high))
-    assert result.notes[-1].remark is Remark.FEED_UINT8_SCALED
+    assert result.notes[-1].code == "feed-uint8-scaled"
 
 
 @pytest.mark.parametrize(
@@ -548,4 +548,4 @@ def test_int8_weights_warn_for_targets_that_cannot_read_them(
     target: str, weights: str, is_warned: bool
 ) -> None:
     result = qdqtool.insert(one_layer(), images(), target=target, weights=weights, predict=False)
-    assert remarks(result.warnings).count(Remark.INT8_WEIGHTS_UNREAD) == is_warned
+    assert note_codes(result.warnings).count("int8-weights-unread") == is_warned

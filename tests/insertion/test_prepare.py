@@ -7,7 +7,6 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.half import HALF_OPSET
-from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -19,6 +18,7 @@ from tests.insertion.nets import (
     run,
     value_of,
 )
+from tests.notes import note
 
 
 def prepare_copy(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -43,7 +43,7 @@ def prepare_and_compare(
 def test_prepare_folds_batch_normalization(net: Net, bias: bool) -> None:
     before = net.output(net.op("Relu", "r", net.norm("n", net.conv("c", "x", bias=bias)))).model()
     after, notes = prepare_and_compare(before)
-    assert notes == [Remark.NORMS_FOLDED(count=1)]
+    assert notes == [note("norms-folded", count=1)]
     assert not nodes_of(after, "BatchNormalization")
     assert len(after.graph.initializer) == 2
     assert {v.name for v in after.graph.value_info} <= {"n.out"}
@@ -181,7 +181,7 @@ def test_einsum_needs_equal_summed_sizes(
     stated = onnx.helper.make_tensor_value_info("r.out", onnx.TensorProto.FLOAT, ["?", "??", last])
     model.graph.value_info.append(stated)
     _, notes = prepare_copy(model)
-    assert notes == [Remark.PRODUCTS_WRITTEN(count=1)] * written
+    assert notes == [note("products-written", count=1)] * written
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -251,7 +251,7 @@ def test_weights_of_three_nodes_get_two_copies(net: Net) -> None:
     square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
     before = net.output(*(net.op("Conv", f"c{i}", "x", square) for i in range(3))).model()
     after, notes = prepare_and_compare(before)
-    assert notes == [Remark.WEIGHTS_COPIED(count=2)]
+    assert notes == [note("weights-copied", count=2)]
     assert [n.input[1] for n in after.graph.node] == ["w", "w_copy", "w_copy_1"]
 
 
@@ -260,7 +260,7 @@ def test_shared_weights_are_copied_before_folding(net: Net) -> None:
     second = net.conv("b", "x", bias=False, weight="a.weight")
     before = net.output(net.norm("na", first), net.norm("nb", second)).model()
     after, notes = prepare_and_compare(before)
-    assert notes[0] == Remark.WEIGHTS_COPIED(count=1)
+    assert notes[0] == note("weights-copied", count=1)
     assert len({n.input[1] for n in nodes_of(after, "Conv")}) == 2
 
 
@@ -279,7 +279,7 @@ def test_weights_after_up_to_1000_nodes_are_computed(length: int, folded: bool) 
     assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + [
         "Conv"
     ]
-    assert notes == ([Remark.WEIGHTS_COMPUTED(count=1)] if folded else [])
+    assert notes == ([note("weights-computed", count=1)] if folded else [])
 
 
 def computed(op: str, *inputs: tuple[str, object, object], **attributes: object) -> onnx.ModelProto:
@@ -346,7 +346,7 @@ def test_weights_of_one_constant_node(proto: onnx.ModelProto, expected: np.ndarr
     if expected is None:
         assert notes == [] and weight == "k.out"
     else:
-        assert notes == [Remark.WEIGHTS_COMPUTED(count=1)]
+        assert notes == [note("weights-computed", count=1)]
         np.testing.assert_array_equal(value_of(proto, weight), expected)
 
 
@@ -377,7 +377,7 @@ def test_standardized_weights_become_constants(net: Net) -> None:
         )
     )
     after, notes = prepare_copy(net.model())
-    assert notes == [Remark.WEIGHTS_COMPUTED(count=1)]
+    assert notes == [note("weights-computed", count=1)]
     assert [n.op_type for n in after.graph.node] == ["Conv"]
     mean, variance = weight.mean((1, 2, 3), keepdims=True), weight.var((1, 2, 3), keepdims=True)
     expected = 0.5 * (weight - mean) / np.sqrt(variance + 1e-6)
@@ -425,7 +425,7 @@ def test_computed_parameters_become_constants(net: Net) -> None:
     constant = net.op("Conv", "c2", identity("data", (1, 16, 8, 8)), "w/i.out")
     before = net.output(constant, added, net.conv("plain", "x")).model()
     after, notes = prepare_and_compare(before)
-    assert notes == [Remark.WEIGHTS_COMPUTED(count=7)]
+    assert notes == [note("weights-computed", count=7)]
     assert {n.name for n in after.graph.node} == {
         "c",
         "r",
@@ -448,7 +448,7 @@ def test_raising_opset_keeps_names_and_metadata(net: Net, opset: int) -> None:
     before.graph.node[0].doc_string = "first"
     before.opset_import.add(domain="Paddle", version=1)
     after, notes = prepare_and_compare(before)
-    assert notes == [Remark.OPSET_RAISED(before=opset, after=13)]
+    assert notes == [note("opset-raised", before=opset, after=13)]
     assert {(o.domain, o.version) for o in after.opset_import} == {("", 13), ("Paddle", 1)}
     assert after.metadata_props[0].value == "32"
     assert (after.doc_string, after.graph.node[0].doc_string) == ("kept", "first")
@@ -461,7 +461,7 @@ def test_raising_opset_keeps_names_and_metadata(net: Net, opset: int) -> None:
     [
         (13, 13, 7, []),
         (14, 13, 8, []),
-        (12, 13, 7, [Remark.OPSET_RAISED(before=12, after=13)]),
+        (12, 13, 7, [note("opset-raised", before=12, after=13)]),
         (18, 19, 9, ["opset raised from 18 to 19"]),
         (19, 19, 9, []),
     ],
@@ -481,7 +481,7 @@ def test_opset_limits() -> None:
 def test_opset_of_domain_ai_onnx_is_raised(net: Net) -> None:
     model = net.output(net.conv("c", "x")).model(12)
     model.opset_import[0].domain = "ai.onnx"
-    assert prepare(Model(model)) == [Remark.OPSET_RAISED(before=12, after=13)]
+    assert prepare(Model(model)) == [note("opset-raised", before=12, after=13)]
     assert [(o.domain, o.version) for o in model.opset_import] == [("ai.onnx", 13)]
 
 
@@ -518,7 +518,7 @@ def test_duplicate_node_names_are_replaced() -> None:
     graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     notes = prepare(Model(model))
-    assert notes == [Remark.NODES_NAMED(count=2)]
+    assert notes == [note("nodes-named", count=2)]
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
@@ -534,7 +534,7 @@ def test_functions_are_inlined() -> None:
     weights = np.random.default_rng(0).normal(0, 1, (16, 16, 1, 1)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     after, notes = prepare_and_compare(model)
-    assert notes == [Remark.INLINED()]
+    assert notes == [note("inlined")]
     assert [n.op_type for n in after.graph.node] == ["Conv", "Relu"]
 
 

@@ -11,8 +11,8 @@ from calibration.methods import choose_range
 from calibration.statistics import Histogram, TensorStatistics
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
 from qdqtool.insertion.options import CacheOptions
+from qdqtool.insertion.ranges import collect_statistics, read_table_scales, write_table
 from qdqtool.insertion.scales import (
     METHODS,
     MethodChoice,
@@ -24,9 +24,9 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
-from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import Net, images, one_layer, require_prediction
+from tests.notes import note
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.laplace(0.0, 4.0, 40_000).astype(np.float32)
@@ -110,7 +110,7 @@ def test_focus_range_of_group_has_least_error(spread: float, power: float) -> No
 @pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])
 def test_zero_tensor_gets_positive_scale_and_warning(method: str) -> None:
     chosen, warnings = choose_scale(group("a"), statistics(a=np.zeros(100)), MethodChoice(method))
-    assert warnings == [Remark.ALWAYS_ZERO(tensor="a")]
+    assert warnings == [note("always-zero", tensor="a")]
     assert chosen.scale == np.float32(1 / 127) and chosen.power is None
 
 
@@ -275,7 +275,7 @@ GROUP = ScaleGroup(("joined",), ("joined", "a", "b"), ("a", "b"))
 def test_scale_from_table_is_largest_of_group(
     scales: dict[str, float], expected: dict[str, float], tmp_path: Path
 ) -> None:
-    (chosen,) = scales_from_table(table(tmp_path, **scales), [GROUP])
+    (chosen,) = read_table_scales(table(tmp_path, **scales), [GROUP])
     assert (chosen.scale, chosen.method, chosen.power) == (max(expected.values()), "table", None)
     members = [(m.tensor, m.amax, m.bits_lost) for m in chosen.members]
     assert members == [(tensor, scale * 127, 0.0) for tensor, scale in expected.items()]
@@ -295,11 +295,11 @@ def test_table_without_scale_is_refused(scales: dict[str, float], tmp_path: Path
     path = table(tmp_path, **scales, other=1.0)
     refused = has("missing-scale", path=str(path), parameter="calib_table", node="joined")
     with pytest.raises(DataError, check=refused):
-        scales_from_table(path, [GROUP])
+        read_table_scales(path, [GROUP])
 
 
 def test_scale_from_table_is_positive(tmp_path: Path) -> None:
-    (chosen,) = scales_from_table(table(tmp_path, a=1e-45), [GROUP])
+    (chosen,) = read_table_scales(table(tmp_path, a=1e-45), [GROUP])
     assert chosen.scale == TINY
 
 
@@ -310,7 +310,7 @@ def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any
     model = net.output(net.op("Sigmoid", "s", net.conv("heat", body, cout=3))).index()
     groups = [ScaleGroup(("x",), ("x",), ("x",)), ScaleGroup((body,), (body,), (body, "x"))]
     options = CacheOptions(calib_cache=cache)
-    _, report = collect_for(model, data, groups, max_images=3, cache=options)
+    _, report = collect_statistics(model, data, groups, max_images=3, cache=options)
     return report
 
 

@@ -12,21 +12,21 @@ import qdqtool
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings.left_float import Part
 from qdqtool.formats.predict_text import render, verdict
-from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
-from qdqtool.timing.twin import best_placement
+from qdqtool.timing.model_variants import quantized_variant
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.refusals import ActivationPerChannel
 from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.trt.targets import TARGETS, target_named
-from qdqtool.tuning.configuration import Planner
+from qdqtool.tuning.planner import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.insertion.nets import (
     Net,
     copied,
@@ -37,6 +37,7 @@ from tests.insertion.nets import (
     run,
 )
 from tests.insertion.transformers import HEADS, WIDTH, Detr, Tokens, detr, samples, vit
+from tests.notes import note
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tools.fuzz.driver import Answer, Lab
@@ -127,7 +128,7 @@ def test_prediction_without_attention_has_no_myelin_region(target: str) -> None:
 
 def test_attention_int8_without_attention_is_a_note() -> None:
     result = qdqtool.insert(one_layer(), images(2), attention="int8", predict=False)
-    assert Remark.NO_ATTENTION in remarks(result.notes) and len(result.activations) == 1
+    assert "no-attention" in note_codes(result.notes) and len(result.activations) == 1
 
 
 def test_unused_and_constant_products_are_not_counted() -> None:
@@ -456,14 +457,14 @@ def test_patch_embedding_stays_float_if_prediction_advises_it(
 def test_best_placement_treats_patch_embedding_as_insert(
     patch: int, target: str, is_float: bool
 ) -> None:
-    twin = Model(best_placement(Model(vit(patch=patch)), target_named(target)).proto)
+    twin = Model(quantized_variant(Model(vit(patch=patch)), target_named(target)).proto)
     assert ({n.op for n in twin.consumers("x")} == {"Conv"}) is is_float
 
 
 @pytest.mark.parametrize("residual", ["both", "skip", "auto", "none"])
 def test_residual_without_effect_is_a_note(residual: str) -> None:
     notes = quantized(residual=residual).notes
-    assert (Remark.NO_RESIDUAL(residual=residual) in notes) is (residual in ("both", "skip"))
+    assert (note("no-residual", residual=residual) in notes) is (residual in ("both", "skip"))
 
 
 EINSUMS = {

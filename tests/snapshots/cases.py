@@ -16,7 +16,6 @@ from qdqtool.commands import COMMANDS
 from qdqtool.findings.codes import CODES
 from qdqtool.prediction import predict
 from qdqtool.types import Finding
-from qdqtool.util.notes import Remark
 from tests import contract, wording
 from tests.findings import test_each_code
 from tests.insertion.nets import detector
@@ -407,5 +406,4 @@ SNAPSHOTS: dict[str, Callable[[], Cases]] = {
     "findings": finding_cases,
     "headlines": lambda: {"Headlines": "\n".join(wording.headlines())},
     "left-float": skipped_cases,
-    "notes": lambda: {"Notes": "\n".join(f"{r.name}\n    {r.value}" for r in Remark)},
 }

@@ -13,8 +13,8 @@ import pytest
 
 from qdqtool.buildlog import sections
 from qdqtool.buildlog.read import MAX_LINE, read_build, split_lines
-from qdqtool.util.notes import Remark
 from tests.buildlog import samples
+from tests.notes import note
 from tests.slow import slow_after
 from tools.fuzz_logs.check import check
 from tools.fuzz_logs.mutate import mutated, seeds
@@ -93,5 +93,5 @@ def test_log_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     line = b"[V] [TRT] Removing /some/layer/of/the/network/number\n"
     build = read_build(io.BytesIO(samples.trtexec_log().encode() + line * 3050))
     assert 2900 < len(build.trace) <= 3000
-    assert Remark.TOO_LONG(records=3000) in build.notes
+    assert note("too-long", records=3000) in build.notes
     assert not build.complete

@@ -11,7 +11,7 @@ import pytest
 from qdqtool.trt import pipeline
 from qdqtool.trt.targets import BUILDS
 from qdqtool.types import ConvOutcome, Event, Evidence, Precision
-from qdqtool.verification.lines import in_order
+from qdqtool.verification.lines import longest_common_subsequence
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 
 # These names depend on the parser's numbering of a post-processing tail. None is of a Q/DQ pass.
@@ -104,7 +104,7 @@ def test_trace_has_97_percent_of_all_lines(case: str) -> None:
 @pytest.mark.parametrize("case", WITH_TRACE)
 def test_trace_has_order_of_log(case: str) -> None:
     built, predicted = traces(case, ("ConstQDQInitializersFusion",))
-    common = in_order(built, predicted)
+    common = longest_common_subsequence(built, predicted)
     assert common is not None and common >= ORDER[case] * len(built)
 
 

@@ -17,8 +17,9 @@ from qdqtool.insertion import rules
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import Target
-from qdqtool.tuning import api, configuration, expected, measurements, search
-from qdqtool.tuning.configuration import Cost, Planner, Recipe
+from qdqtool.tuning import api, evaluator, planner, search, store, time_plan
+from qdqtool.tuning.planner import PlacementCost, Planner
+from qdqtool.tuning.recipe import Recipe
 from qdqtool.types import Json, Prediction
 from qdqtool.util.notes import Note
 
@@ -26,16 +27,16 @@ from qdqtool.util.notes import Note
 @contextlib.contextmanager
 def predicted_once() -> Iterator[None]:
     """Cache predictions, costs, scales and statistics: most tests tune the same network."""
-    costs: dict[Any, Cost] = {}
+    costs: dict[Any, PlacementCost] = {}
     predictions: dict[Any, Prediction] = {}
     scales: dict[Any, tuple[GroupScale, list[Note]]] = {}
     collections: dict[Any, tuple[Statistics, Json]] = {}
     predict_cost, predict = Planner.predict_cost, prediction.predict
-    settled, choose_scale = rules.simulate_without_alternatives, configuration.choose_scale
-    collect_for = api.collect_for
+    settled, choose_scale = rules.simulate_without_alternatives, planner.choose_scale
+    collect_statistics = api.collect_statistics
 
-    def cached_cost(self: Planner, recipe: Recipe) -> Cost:
-        model = self.slim.proto.SerializeToString(deterministic=True)
+    def cached_cost(self: Planner, recipe: Recipe) -> PlacementCost:
+        model = self.light_model.proto.SerializeToString(deterministic=True)
         key = (model, self.target, self.gpu, self.half, tuple(self.wide.items()), recipe.key)
         if key not in costs:
             costs[key] = predict_cost(self, recipe)
@@ -71,20 +72,20 @@ def predicted_once() -> Iterator[None]:
         whole = getattr(data.source, "whole", None)
         in_memory = isinstance(whole, MemorySource) and whole.repeatable
         if not in_memory or options["cluster"].cluster is not None:
-            return collect_for(model, data, groups, **options)
+            return collect_statistics(model, data, groups, **options)
         samples = tuple((n, v.tobytes()) for sample in data for n, v in sorted(sample.items()))
         proto = model.proto.SerializeToString(deterministic=True)
         key = (proto, samples, tuple(groups), options["max_images"])
         if key not in collections:
-            collections[key] = collect_for(model, data, groups, **options)
+            collections[key] = collect_statistics(model, data, groups, **options)
         return collections[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "collect_for", cached_statistics)
+        patch.setattr(api, "collect_statistics", cached_statistics)
         patch.setattr(Planner, "predict_cost", cached_cost)
-        patch.setattr(configuration, "choose_scale", cached_scale)
+        patch.setattr(planner, "choose_scale", cached_scale)
         patch.setattr(rules, "simulate_without_alternatives", cached_settled)
-        patch.setattr(configuration, "prediction", SimpleNamespace(predict=cached_prediction))
+        patch.setattr(planner, "prediction", SimpleNamespace(predict=cached_prediction))
         patch.setattr(api, "prediction", SimpleNamespace(predict=copied_prediction))
         yield
 
@@ -98,7 +99,7 @@ def cached_predictions() -> Iterator[None]:
 @pytest.fixture
 def constant_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict no placement, for tests whose result depends on no cost."""
-    cost = lambda self, recipe: Cost(99, len(recipe.weights), 0)  # noqa: E731
+    cost = lambda self, recipe: PlacementCost(99, len(recipe.weights), 0)  # noqa: E731
     monkeypatch.setattr(Planner, "predict_cost", cost)
 
 
@@ -117,6 +118,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock that time limits of tuning use."""
     clock = Clock()
-    for module in (api, expected, measurements, search):
+    for module in (api, evaluator, search, store, time_plan):
         monkeypatch.setattr(module, "time", clock)
     return clock

@@ -22,16 +22,25 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.ir.graph import Model
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import estimate, predict_on
+from qdqtool.timing.estimate import estimate, predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
-from qdqtool.tuning import api, measurements, search
-from qdqtool.tuning.configuration import Configuration, Recipe
-from qdqtool.tuning.measure import Job, Mapper, Network, Result, Row, Task, local
+from qdqtool.tuning import api, sensitivity, store
+from qdqtool.tuning.measure import (
+    Measurement,
+    MeasurementTask,
+    PartitionedNetwork,
+    TaskMapper,
+    TaskResult,
+    TuningJob,
+    map_on_threads,
+)
 from qdqtool.tuning.metrics import OutputAgreement
-from qdqtool.tuning.result import Point, Tuning
+from qdqtool.tuning.planner import Configuration
+from qdqtool.tuning.recipe import Recipe
+from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.types import Precision
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.insertion.nets import check, images, run
@@ -45,16 +54,20 @@ DATA = images(16, 16, 16)
 # Blocks of four samples: two for ranges, one to choose on, one to judge on.
 CALIBRATION, CHOSEN, JUDGED = [d for i, d in enumerate(DATA) if i % 4 < 2], DATA[2::4], DATA[3::4]
 KEEP = 0.984
-ROWS = Network.rows
+ROWS = PartitionedNetwork.measure
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_rows() -> Iterator[None]:
     """Measure each placement once on a sample; `test_measure.py` compares rows with whole networks."""
-    cache: dict[Any, Row] = {}
+    cache: dict[Any, Measurement] = {}
 
     def rows(
-        self: Network, number: int, sample: Any, candidates: Sequence[Recipe], whole: bool
+        self: PartitionedNetwork,
+        number: int,
+        sample: Any,
+        candidates: Sequence[Recipe],
+        whole: bool,
     ) -> Iterator[Any]:
         job, arrays = self.job, [sample[name].tobytes() for name in sorted(sample)]
         if not isinstance(job.metric, OutputAgreement):
@@ -70,7 +83,7 @@ def cached_rows() -> Iterator[None]:
             yield key, row
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Network, "rows", rows)
+        patch.setattr(PartitionedNetwork, "measure", rows)
         yield
 
 
@@ -89,11 +102,11 @@ def insert(floats: Iterable[str], **options: Any) -> Insertion:
     return qdqtool.insert(branchy(), CALIBRATION, method="mse", exclude=exclude, **options)
 
 
-def observed(observe: Callable[[Job, Result], None], workers: int = 1) -> Mapper:
+def observed(observe: Callable[[TuningJob, TaskResult], None], workers: int = 1) -> TaskMapper:
     """Return a mapper that passes each result to a function first."""
 
-    def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        for result in local(workers)(job, tasks):
+    def run(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
+        for result in map_on_threads(workers)(job, tasks):
             observe(job, result)
             yield result
 
@@ -105,7 +118,7 @@ def without_effort(tuning: Tuning) -> dict[str, Any]:
     return {k: v for k, v in tuning.as_json().items() if k != "effort"}
 
 
-def points_of(tuning: Tuning) -> dict[str, Point]:
+def points_of(tuning: Tuning) -> dict[str, PlacementResult]:
     return {point.name: point for point in [*tuning.front, *tuning.others]}
 
 
@@ -214,7 +227,7 @@ def test_model_of_point_has_its_cost(tuned: Tuning) -> None:
 def test_tune_measures_no_choice_that_cannot_pay() -> None:
     swept: set[str] = set()
 
-    def observe(job: Job, result: Result) -> None:
+    def observe(job: TuningJob, result: TaskResult) -> None:
         for key, rows in result.rows.items():
             if all(row and row.evidence is None for row in rows.values()):
                 swept.add(key)
@@ -246,10 +259,10 @@ def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
     for site in tuning.sites:
         nodes = {planner.model.node(n).index for n in site.nodes}
         without = planner.plan(floats(*site.nodes)).recipe
-        others_unchanged = without.key == whole.only({*whole.reads} - nodes).key
+        others_unchanged = without.key == whole.restrict({*whole.quantized_inputs} - nodes).key
         if site.loss is None or not others_unchanged:
             continue
-        alone = squared_errors(whole.only(nodes))
+        alone = squared_errors(whole.restrict(nodes))
         errors = {
             len(s): (math.sqrt(base[s].mean()), math.sqrt(base[s].mean() - alone[s].mean()))
             for s in subsets
@@ -277,7 +290,7 @@ def test_tune_for_strongly_typed_target_is_fp16() -> None:
     predicted = qdqtool.predict(tuning.model, "trt11")
     assert predicted.summary()["int8"] == tuning.chosen.cost.int8
     assert "FLOAT-FP32" not in predicted.findings_by_code()
-    (note,) = (n for n in tuning.notes if n.remark is Remark.MEASURED_IN_FP32)
+    (note,) = (n for n in tuning.notes if n.code == "measured-in-fp32")
     errors = [1.0 - agreement(tuning.model, [d]) for d in CALIBRATION]
     assert note.values["after"] == pytest.approx(np.mean(errors), abs=5e-5)
 
@@ -289,7 +302,7 @@ def test_tensor_too_large_for_fp16_stays_fp32() -> None:
     array = 1.5e5 * onnx.numpy_helper.to_array(tensor)
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
-    _, time = predict_on(tuning.model, "trt11", TimingOptions(gpu="RTX 3060"))
+    _, time = predict_on_gpu(tuning.model, "trt11", TimingOptions(gpu="RTX 3060"))
     assert time is not None and time.float_time is not None
     assert time.float_time.precision == Precision.FP16  # the type of most of the model
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
@@ -306,7 +319,7 @@ def test_high_precision_fp32_writes_no_fp16() -> None:
 def test_tune_result_does_not_depend_on_workers(
     tuned: Tuning, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Network, "rows", ROWS)  # without the cache
+    monkeypatch.setattr(PartitionedNetwork, "measure", ROWS)  # without the cache
     again = tune(keep=KEEP, workers=workers)
     first, second = (t.model.SerializeToString(deterministic=True) for t in (tuned, again))
     assert without_effort(again) == without_effort(tuned) and first == second
@@ -319,9 +332,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("after", slow_after(1, [40, 1]))
 def test_tune_continues_from_state(tuned: Tuning, tmp_path: Path, after: int) -> None:
     state = tmp_path / "t.tuning"
-    results: list[Result] = []
+    results: list[TaskResult] = []
 
-    def kill(job: Job, result: Result) -> None:
+    def kill(job: TuningJob, result: TaskResult) -> None:
         if len(results) == after:
             raise Killed
         results.append(result)
@@ -353,8 +366,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tune_refuses_another_state_before_it_collects_ranges(
     state: Path, options: dict[str, Any], newer: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurements, "REVISION", measurements.REVISION + newer)
-    monkeypatch.setattr(api, "collect_for", None)
+    monkeypatch.setattr(store, "REVISION", store.REVISION + newer)
+    monkeypatch.setattr(api, "collect_statistics", None)
     with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")):
         tune(keep=KEEP, state=state, **options)
 
@@ -363,7 +376,7 @@ def test_tune_refuses_another_state_before_it_collects_ranges(
 def test_tune_smooths_activations_and_keeps_their_state_apart(tmp_path: Path) -> None:
     model, data, state = heavy(vit(1)), samples(vit(1), 16), tmp_path / "t.tuning"
     tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
-    assert any(n.remark is Remark.SMOOTHED and n.values["alpha"] == 0.5 for n in tuning.notes)
+    assert any(n.code == "smoothed" and n.values["alpha"] == 0.5 for n in tuning.notes)
     before, after = ({t.name: t for t in m.graph.initializer} for m in (model, tuning.model))
     assert before["b0.ln1.gamma"] != after["b0.ln1.gamma"]
     with pytest.raises(DataError, check=has("different-settings", parameter="state")):
@@ -388,10 +401,10 @@ def test_swept_on_limits_images_for_single_choices(tuned: Tuning) -> None:
     swept: set[int] = set()
     whole: set[int] = set()
 
-    def mapper(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         for task in tasks:
             (whole if task.whole else swept).update(task.images)
-        return local(1)(job, tasks)
+        return map_on_threads(1)(job, tasks)
 
     fewer = tune(keep=KEEP, swept_on=2, mapper=mapper)
     assert len(swept) == 2 and swept < {0, 1, 2, 3} < whole
@@ -413,7 +426,7 @@ def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
 
 def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
     tuning = tune(keep=1.0, metric=always_worse)
-    assert not tuning.reached and Remark.GOAL_NOT_REACHED in remarks(tuning.notes)
+    assert not tuning.reached and "goal-not-reached" in note_codes(tuning.notes)
     best = max(p.chosen_on for p in tuning.front)
     assert tuning.chosen.chosen_on == best < 1.0 and tuning.chosen.cost.int8 > 0
 
@@ -460,9 +473,9 @@ def test_budget_that_nothing_fits_takes_the_fastest() -> None:
 
 def test_budget_that_the_float_model_fits_takes_it() -> None:
     tuning = tune(budget_ms=1000.0, **SLOW, swept_on=1)
-    fits = (Remark.FLOAT_FITS, Remark.FLOAT_FITS_AND_WRITTEN)
-    (note,) = (n for n in tuning.notes if n.remark in fits)
-    gpu, target = gpus.chosen("T4", 300.0, None), target_named("trt8.5")
+    fits = ("float-fits", "float-fits-and-written")
+    (note,) = (n for n in tuning.notes if n.code in fits)
+    gpu, target = gpus.choose_gpu("T4", 300.0, None), target_named("trt8.5")
     time = estimate(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
@@ -484,9 +497,9 @@ def test_front_has_no_float_model_without_gpu() -> None:
 
 @pytest.mark.parametrize("after", slow_after(1, [16, 60, 40]))
 def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
-    results: list[Result] = []
+    results: list[TaskResult] = []
 
-    def observe(job: Job, result: Result) -> None:
+    def observe(job: TuningJob, result: TaskResult) -> None:
         results.append(result)
         if len(results) > after:
             clock.now = 1e6
@@ -507,10 +520,10 @@ def test_better_choices_are_measured_on_more_samples(monkeypatch: pytest.MonkeyP
     data = images(48, 16, 16)
     tunings = []
     for first in (2, 100):
-        monkeypatch.setattr(search, "FIRST_SAMPLES", first)
+        monkeypatch.setattr(sensitivity, "FIRST_SAMPLES", first)
         images_of: dict[str, set[int]] = defaultdict(set)
 
-        def observe(job: Job, result: Result, images_of: Any = images_of) -> None:
+        def observe(job: TuningJob, result: TaskResult, images_of: Any = images_of) -> None:
             for key, rows in result.rows.items():
                 swept = [n for n, row in rows.items() if row is not None and row.evidence is None]
                 images_of[key].update(swept)
@@ -533,7 +546,7 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
     before: list[set[int]] = []  # float convolutions of combinations before the first sweep
     everything: set[int] = set()  # convolutions of everything INT8, which is measured first
 
-    def mapper(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         nonlocal combining
         whole = any(t.whole for t in tasks)
         new = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
@@ -542,7 +555,7 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
             swept.extend(new)
         elif not swept:
             before.extend(everything - nodes for nodes in new)
-        for result in local(1)(job, tasks):
+        for result in map_on_threads(1)(job, tasks):
             seconds = sum(map(len, result.rows.values()))
             clock.now += seconds
             if not whole:
@@ -656,7 +669,7 @@ def test_tune_leaves_broken_images_out(tmp_path: Path) -> None:
     whole = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (tmp_path / "03.png").write_bytes(b"no image")
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
-    (unread,) = (w for w in tuning.warnings if w.remark is Remark.UNREAD_IMAGES)
+    (unread,) = (w for w in tuning.warnings if w.code == "unread-images")
     assert (unread.values["count"], unread.values["file"]) == (1, "03.png")
     assert tuning.chosen.metric != whole.chosen.metric
     assert tuning.chosen.chosen_on == whole.chosen.chosen_on

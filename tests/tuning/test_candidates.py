@@ -11,19 +11,28 @@ from calibration.session import partial_model
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.tuning import sites
-from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
-from qdqtool.tuning.expected import sentence
-from qdqtool.tuning.measure import Partition
-from qdqtool.tuning.sites import BETWEEN, CONVOLUTION, FREE, INT8, NO_GAIN, Candidate, Gain, Site
+from qdqtool.tuning.partition import NetworkPartition
+from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost
+from qdqtool.tuning.sites import (
+    BETWEEN,
+    CONVOLUTION,
+    FREE,
+    INT8,
+    NO_GAIN,
+    Candidate,
+    ChoiceGain,
+    TuningSite,
+)
+from qdqtool.tuning.time_plan import describe_duration
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
 
 SITES = {
-    "a": Site("a", CONVOLUTION, ("a",), ("t",)),
-    "b": Site("b", CONVOLUTION, ("b",), ()),
-    "ab": Site("ab", "group", ("a", "b"), ("t",)),
-    "box": Site("box", "head", ("box",), (), FLOAT),
+    "a": TuningSite("a", CONVOLUTION, ("a",), ("t",)),
+    "b": TuningSite("b", CONVOLUTION, ("b",), ()),
+    "ab": TuningSite("ab", "group", ("a", "b"), ("t",)),
+    "box": TuningSite("box", "head", ("box",), (), FLOAT),
 }
 CANDIDATES = {name: Candidate(site, FLOAT, site.as_float()) for name, site in SITES.items()}
 CANDIDATES["box"] = Candidate(SITES["box"], INT8, Configuration(quantized=frozenset({"box"})))
@@ -33,11 +42,13 @@ Costs = dict[str, tuple[int, int]]
 
 
 def judge(costs: Costs, *names: str) -> tuple[Configuration, list[str]]:
-    def cost(configuration: Configuration) -> Cost:
-        return Cost(10, *costs["".join(sorted(configuration.floats | configuration.quantized))])
+    def cost(configuration: Configuration) -> PlacementCost:
+        return PlacementCost(
+            10, *costs["".join(sorted(configuration.floats | configuration.quantized))]
+        )
 
-    free, judged = sites.judge([CANDIDATES[name] for name in names], cost)
-    return free, [j.why_not for j in judged]
+    free, judged = sites.select_candidates([CANDIDATES[name] for name in names], cost)
+    return free, [j.skip_reason for j in judged]
 
 
 @pytest.mark.parametrize(
@@ -51,16 +62,18 @@ def judge(costs: Costs, *names: str) -> tuple[Configuration, list[str]]:
         pytest.param({"": (10, 1), "box": (11, 1)}, "box", "", id="head-with-gain"),
     ],
 )
-def test_judge_gives_reasons_not_to_measure(costs: Costs, name: str, reason: str) -> None:
+def test_select_candidates_gives_reasons_not_to_measure(
+    costs: Costs, name: str, reason: str
+) -> None:
     assert judge(costs, name) == (Configuration(), [reason])
 
 
-def test_judge_takes_choices_that_cost_nothing() -> None:
+def test_select_candidates_takes_choices_that_cost_nothing() -> None:
     free, reasons = judge({"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, "a", "b")
     assert free == floats("a") and reasons[0] == FREE
 
 
-def test_judge_names_a_larger_choice_that_costs_less() -> None:
+def test_select_candidates_names_a_larger_choice_that_costs_less() -> None:
     _, reasons = judge({"": (10, 1), "a": (9, 4), "ab": (8, 3)}, "a", "ab")
     assert "ab" in reasons[0] and reasons[1] == ""
 
@@ -69,23 +82,25 @@ def test_judge_names_a_larger_choice_that_costs_less() -> None:
     ("residual", "free_nodes", "never"),
     [("skip", {"add"}, {"add", "c1"}), ("both", set(), {"c1", "c3", "c4"})],
 )
-def test_judge_agrees_with_predictions(
+def test_select_candidates_agrees_with_predictions(
     residual: str, free_nodes: set[str], never: set[str]
 ) -> None:
     """A choice that is not measured is free, frees no activation, or a larger one costs less."""
     planner = planner_of(branchy(), images(2, 16, 16), residual)
-    free, judged = sites.judge(sites.candidates(sites.find_sites(planner)), planner.cost)
+    free, judged = sites.select_candidates(
+        sites.list_candidates(sites.find_sites(planner)), planner.cost
+    )
     base = planner.cost(Configuration())
     assert free.floats == free_nodes and planner.cost(free).value <= base.value
-    assert {j.candidate.site.name for j in judged if j.why_not} == never
+    assert {j.candidate.site.name for j in judged if j.skip_reason} == never
     costs = [
         (j.candidate.configuration.floats, planner.cost(j.candidate.configuration)) for j in judged
     ]
     for (nodes, cost), choice in zip(costs, judged, strict=True):
-        assert (choice.why_not == FREE) == (nodes <= free.floats)
-        if choice.why_not == BETWEEN:
+        assert (choice.skip_reason == FREE) == (nodes <= free.floats)
+        if choice.skip_reason == BETWEEN:
             assert not choice.candidate.site.tensors and cost.conversions >= base.conversions + 2
-        elif choice.why_not and choice.why_not != FREE:
+        elif choice.skip_reason and choice.skip_reason != FREE:
             assert any(nodes < larger and less.value <= cost.value for larger, less in costs)
 
 
@@ -102,26 +117,28 @@ def test_sites_name_nodes_and_tensors_once() -> None:
 
 def test_partition_divides_where_few_tensors_cross() -> None:
     model = Model(branchy())
-    cuts = Partition(model, model.outputs)
+    cuts = NetworkPartition(model, model.outputs)
     names = [n.name for n in model.ordered]
     tensors = {"c0": "x", "c4": "add.out a3/Mul.out", "c5": "cat.out"}
     for name, crossing in tensors.items():
         assert set(cuts.crossing_tensors(names.index(name))) == set(crossing.split())
     assert cuts.crossing_tensors(len(names)) == ("c6.out",)
     assert cuts.first_cut_after(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1
-    parts = cuts.parts(names.index("cat") + 1)
+    parts = cuts.build_parts(names.index("cat") + 1)
     position = {n.index: i for i, n in enumerate(model.ordered)}
     ends = [names[max(position[i] for i in part.nodes)] for part in parts]
     # The cut after cat is also the one before c5.
     assert ends == ["a0/Mul", "a1/Mul", "add", "a3/Mul", "cat", "a5/Mul", "c6"]
-    assert [p.after for p in parts] == [(), (0,), (1, 0), (2,), (2, 3), (4,), (5,)]
+    assert [p.producers for p in parts] == [(), (0,), (1, 0), (2,), (2, 3), (4,), (5,)]
 
 
 def test_partition_keeps_network_outputs() -> None:
     proto = branchy()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
     model = Model(proto)
-    assert "a0/Mul.out" in Partition(model, model.outputs).crossing_tensors(len(model.ordered) - 1)
+    assert "a0/Mul.out" in NetworkPartition(model, model.outputs).crossing_tensors(
+        len(model.ordered) - 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,24 +155,24 @@ def test_chain_takes_the_best_choice_first(
     """Float a and b cost `together` less than the sum."""
     price = dict(zip("abc", prices, strict=True))
 
-    def cost(configuration: Configuration) -> Cost:
+    def cost(configuration: Configuration) -> PlacementCost:
         saved = together if {"a", "b"} <= configuration.floats else 0
-        return Cost(100, 100 - sum(price[n] for n in configuration.floats) + saved, 0)
+        return PlacementCost(100, 100 - sum(price[n] for n in configuration.floats) + saved, 0)
 
-    choices = [Gain(floats(n), g, price[n]) for n, g in zip("abc", gains, strict=True)]
+    choices = [ChoiceGain(floats(n), g, price[n]) for n, g in zip("abc", gains, strict=True)]
     near = {"a": frozenset("b"), "b": frozenset("a")}
-    chain = sites.chain(Configuration(), choices, cost, near)
+    chain = sites.chain_choices(Configuration(), choices, cost, near)
     assert ["".join(sorted(step.floats)) for step in chain] == order.split()
 
 
 @pytest.mark.parametrize(("names", "gain"), [("ab", 5.0), ("ac", 4.0), ("b", 0.0)])
 def test_estimated_gain_adds_up_choices_within(names: str, gain: float) -> None:
     choices = [(floats("a", "b"), 5.0, 2.0), (floats("a"), 3.0, 1.0), (floats("c"), 1.0, 1.0)]
-    assert sites.estimated([Gain(*choice) for choice in choices], floats(*names)) == gain
+    assert sites.estimate_gain([ChoiceGain(*choice) for choice in choices], floats(*names)) == gain
 
 
-def test_neighbours_are_mutual_and_pass_the_residual() -> None:
-    near = sites.neighbours(Model(branchy()))
+def test_neighbors_are_mutual_and_pass_the_residual() -> None:
+    near = sites.find_neighbors(Model(branchy()))
     assert near["c0"] == {"c1", "c3", "c4"} and near["c6"] == {"c5"}
     assert all(n in near[m] for n, others in near.items() for m in others)
 
@@ -169,23 +186,23 @@ def test_partition_parts_compute_what_the_whole_computes(
     data = images(2, channels, 16)
     planner = planner_of(proto, data)
     model = planner.model
-    parts = Partition(model, model.outputs).parts(len(model.ordered))
+    parts = NetworkPartition(model, model.outputs).build_parts(len(model.ordered))
     assert sorted(i for p in parts for i in p.nodes) == sorted(n.index for n in model.nodes)
     recipe = planner.plan(Configuration()).recipe
     state = dict(data[0])
     for part in parts:
         inputs = [
-            onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.given
+            onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.inputs
         ]
-        piece = partial_model(part.of(recipe).build(model)[0], part.made, inputs)
+        piece = partial_model(part.restrict(recipe).build(model)[0], part.outputs, inputs)
         feeds = {i.name: state[i.name] for i in piece.graph.input}
-        state |= zip(part.made, run(piece, feeds), strict=True)
+        state |= zip(part.outputs, run(piece, feeds), strict=True)
     (expected,) = run(recipe.build(model)[0].proto, data[0])
     assert np.allclose(state[model.outputs[0]], expected, rtol=1e-4, atol=1e-6)
-    recipes = [part.of(recipe) for part in parts]
+    recipes = [part.restrict(recipe) for part in parts]
     assert sorted(w for r in recipes for w in r.weights) == sorted(recipe.weights)
-    assert {(p.tensor, r) for d in recipes for p in d.pairs for r in p.readers} == {
-        (p.tensor, r) for p in recipe.pairs for r in p.readers
+    assert {(p.tensor, r) for d in recipes for p in d.pairs for r in p.consumers} == {
+        (p.tensor, r) for p in recipe.pairs for r in p.consumers
     }
 
 
@@ -197,8 +214,8 @@ def test_partition_parts_compute_what_the_whole_computes(
         (None, 2, "what an earlier run measured is taken"),
     ],
 )
-def test_sentence_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
-    text = sentence(choices=70, never=20, images=8, seconds=seconds, workers=workers)
+def test_duration_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
+    text = describe_duration(choices=70, skipped=20, images=8, seconds=seconds, workers=workers)
     begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
     assert text == begin + end
 

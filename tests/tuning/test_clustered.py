@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibration.cluster.mapping import Cluster
+from calibration.cluster.connection import Cluster
 from qdqtool.tuning import measure
 from qdqtool.tuning.api import tune
-from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, Result, Task, local
+from qdqtool.tuning.measure import (
+    ClusterMapper,
+    MeasurementTask,
+    TaskMapper,
+    TaskResult,
+    TuningJob,
+    map_on_threads,
+)
 from tests.calibration.cluster.clusters import kill_one, left_behind
 from tests.insertion.nets import images
 from tests.tuning.nets import branchy, floats, job_of, planner_of, segmentation
@@ -26,11 +33,11 @@ pytestmark = pytest.mark.skipif(
 DATA = images(6, 16, 16)
 
 
-def job_and_tasks() -> tuple[Job, list[Task]]:
+def job_and_tasks() -> tuple[TuningJob, list[MeasurementTask]]:
     planner = planner_of(branchy(), DATA)
     choices = floats(), floats("c6"), floats("c0"), floats("c3", "c4")
     recipes = tuple(planner.plan(choice).recipe for choice in choices)
-    tasks = [Task(f"t{k}", (k,), recipes) for k in range(6)]
+    tasks = [MeasurementTask(f"t{k}", (k,), recipes) for k in range(6)]
     return job_of(planner, DATA), tasks
 
 
@@ -39,7 +46,7 @@ def test_cluster_rows_are_those_of_one_process(client: Any) -> None:
     whole = [replace(t, whole=True) for t in tasks]
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
         for work in (tasks, whole):
-            expected = rows_of(local(1)(job, work))
+            expected = rows_of(map_on_threads(1)(job, work))
             assert len(expected) == 24 and rows_of(mapper(job, work)) == expected
     assert left_behind(client) == (0, 0, [])
 
@@ -48,14 +55,14 @@ def test_cluster_rows_are_those_of_one_process(client: Any) -> None:
 def test_cluster_worker_that_dies_loses_nothing(client: Any) -> None:
     job, tasks = job_and_tasks()
 
-    def kill_after_first(mapper: Mapper) -> Iterator[Result]:
+    def kill_after_first(mapper: TaskMapper) -> Iterator[TaskResult]:
         for position, result in enumerate(mapper(job, tasks)):
             if position == 0:
                 kill_one(client)
             yield result
 
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
-        assert rows_of(kill_after_first(mapper)) == rows_of(local(1)(job, tasks))
+        assert rows_of(kill_after_first(mapper)) == rows_of(map_on_threads(1)(job, tasks))
     client.wait_for_workers(2, timeout=60)
     assert left_behind(client) == (0, 0, [])
 
@@ -64,9 +71,9 @@ def test_cluster_worker_that_dies_loses_nothing(client: Any) -> None:
 def test_cluster_worker_gets_the_network_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job, tasks = job_and_tasks()
     handed: list[Any] = []
-    original = measure.Handed
+    original = measure.ClusterJob
     record = lambda *arguments: handed.append(arguments) or original(*arguments)  # noqa: E731
-    monkeypatch.setattr(measure, "Handed", record)
+    monkeypatch.setattr(measure, "ClusterJob", record)
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
         for k in range(3):
             assert len(rows_of(mapper(job, tasks[2 * k : 2 * k + 2]))) == 8

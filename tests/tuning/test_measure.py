@@ -1,4 +1,4 @@
-"""Measurements, compared with whole networks run by onnxruntime and errors computed with numpy."""
+"""CandidateEvaluator, compared with whole networks run by onnxruntime and errors computed with numpy."""
 
 import functools
 import itertools
@@ -6,7 +6,7 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,21 @@ from calibration.session import TensorFetcher
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.tuning.configuration import Configuration, Recipe
-from qdqtool.tuning.measure import Job, Result, Row, Task, local, looked_at, run_task
-from qdqtool.tuning.measurements import Measurements, Sets, open_sets
-from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
+from qdqtool.tuning.evaluator import CandidateEvaluator
+from qdqtool.tuning.image_sets import ImageSets, open_sets
+from qdqtool.tuning.measure import (
+    Measurement,
+    MeasurementTask,
+    TaskMapper,
+    TaskResult,
+    TuningJob,
+    map_on_threads,
+    run_task,
+)
+from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resample
+from qdqtool.tuning.planner import Configuration
+from qdqtool.tuning.recipe import Recipe
+from qdqtool.tuning.store import MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
@@ -37,7 +48,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
-def job() -> Job:
+def job() -> TuningJob:
     return job_of(planner_of(branchy(), DATA), DATA)
 
 
@@ -48,62 +59,57 @@ def recipes() -> tuple[Recipe, ...]:
     return tuple(planner.plan(floats(*names)).recipe for names in choices)
 
 
-HALF = Result("s", {"a": {0: Row(0.5)}})
-WRONG_MAPPERS: dict[str, tuple[Callable[[list[Task]], Any], str, str]] = {
-    "returns-none": (lambda tasks: None, "function-raised", "None"),
-    "returns-int": (lambda tasks: 5, "function-raised", "int"),
-    "raises": (lambda tasks: {}["x"], "function-raised", "KeyError"),
-    "yields-none": (lambda tasks: [None], "wrong-type", "None"),
-    "yields-nothing": (lambda tasks: iter(()), "result-missing", "0 of 4"),
-    "yields-one": (lambda tasks: [HALF], "result-missing", "1 of 4"),
-    "yields-twice": (lambda tasks: [HALF] * 2, "result-missing", "1 of 4"),
-    "error-large": (lambda tasks: [Result("t", {"a": {0: Row(1e200)}})], "out-of-range", "'t'"),
-    "not-requested": (
-        lambda tasks: [Result("t", {"c": {0: None}})],
-        "result-not-requested",
-        "'t'",
-    ),
-    "raises-later": (lambda tasks: (1 / 0 for _ in tasks), "", "ZeroDivisionError"),
-}
-TASKS = [Task("s", (0, 1), (SimpleNamespace(key="a"), SimpleNamespace(key="b")))]  # type: ignore[arg-type]
+RECIPES: Any = (SimpleNamespace(key="a"), SimpleNamespace(key="b"))
+HALF = TaskResult("s", {"a": {0: Measurement(0.5)}})
 
 
-@pytest.mark.parametrize(("results", "code", "value"), WRONG_MAPPERS.values(), ids=WRONG_MAPPERS)
-def test_mapper_with_wrong_results_is_an_error(
-    results: Callable[[list[Task]], Any], code: str, value: str
+@pytest.mark.parametrize(
+    ("results", "count"),
+    [
+        pytest.param([], 0, id="nothing"),
+        pytest.param([HALF], 1, id="one"),
+        pytest.param([HALF, HALF], 1, id="one-twice"),
+    ],
+)
+def test_mapper_that_leaves_measurements_out_is_an_error(
+    results: list[TaskResult], count: int
 ) -> None:
-    with pytest.raises(QdqtoolError, match=r"^`mapper") as caught:
-        list(looked_at(lambda job, tasks: results(tasks))(None, TASKS))  # type: ignore[arg-type]
-    assert caught.value.code == code or not code
-    assert value in str(caught.value)
+    with pytest.raises(QdqtoolError, check=has("result-missing", parameter="mapper")) as caught:
+        evaluator_with(lambda job, tasks: iter(results)).sweep(RECIPES, "", images=(0, 1))
+    assert f"{count} of 4" in str(caught.value)
 
 
-@pytest.mark.parametrize("results", [case[0] for case in WRONG_MAPPERS.values()], ids=WRONG_MAPPERS)
-def test_mapper_with_wrong_results_is_closed(results: Callable[[list[Task]], Any]) -> None:
+def test_mapper_that_raises_is_closed() -> None:
     closed: list[bool] = []
 
-    def mapper(job: Job, tasks: list[Task]) -> Iterator[Any]:
+    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         try:
-            yield from results(tasks)
+            yield HALF
+            raise ZeroDivisionError
         finally:
             closed.append(True)
 
-    with pytest.raises(QdqtoolError, match=r"^`mapper"):
-        list(looked_at(mapper)(None, TASKS))  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        evaluator_with(mapper).sweep(RECIPES, "", images=(0, 1))
     assert closed
 
 
-def test_mapper_may_repeat_results_and_yield_more_at_the_end() -> None:
+def test_mapper_may_repeat_results_and_run_on_after_the_last() -> None:
     """A mapper may try a task twice."""
-    results = [Result("s", {key: {0: None, 1: None}}) for key in "aab"]
+    results = [TaskResult("s", {key: {0: None, 1: None}}) for key in "aab"]
     ended: list[bool] = []
 
-    def mapper(job: Job, tasks: list[Task]) -> Iterator[Any]:
+    def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         yield from results
         ended.append(True)
-        yield None
 
-    assert list(looked_at(mapper)(None, TASKS)) == results and ended  # type: ignore[arg-type]
+    evaluator = evaluator_with(mapper)
+    assert evaluator.sweep(RECIPES, "", images=(0, 1)) and ended
+    assert evaluator.store.rows["sweep"] == {key: {0: None, 1: None} for key in "ab"}
+
+
+def evaluator_with(mapper: TaskMapper) -> CandidateEvaluator:
+    return CandidateEvaluator(None, None, mapper, MeasurementStore(None, {}), 1)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -120,10 +126,10 @@ def relative_error(recipe: Recipe, sample: int) -> float:
 
 
 def test_sweep_and_whole_run_measure_the_output_error(
-    job: Job, recipes: tuple[Recipe, ...]
+    job: TuningJob, recipes: tuple[Recipe, ...]
 ) -> None:
-    swept = run_task(job, Task("s", (0, 1, 3), recipes))
-    whole = run_task(job, Task("w", (0, 1, 3), recipes, whole=True))
+    swept = run_task(job, MeasurementTask("s", (0, 1, 3), recipes))
+    whole = run_task(job, MeasurementTask("w", (0, 1, 3), recipes, whole=True))
     for recipe, sample in itertools.product(recipes, (0, 1, 3)):
         row, whole_row = (r.rows[recipe.key][sample] for r in (swept, whole))
         assert row is not None and whole_row is not None
@@ -133,7 +139,7 @@ def test_sweep_and_whole_run_measure_the_output_error(
         assert whole_row.evidence == pytest.approx(1.0 - whole_row.error)
 
 
-def test_sessions_share_weights(job: Job) -> None:
+def test_sessions_share_weights(job: TuningJob) -> None:
     assert "c0.weight" in job.network.weights
     assert job.network.model.proto.ByteSize() < branchy().ByteSize() // 4
 
@@ -147,16 +153,16 @@ def test_constant_outputs_agree() -> None:
     )
     planner = planner_of(proto, DATA)
     job, recipe = job_of(planner, DATA), planner.plan(Configuration()).recipe
-    row = run_task(job, Task("t", (0,), (recipe,), whole=True)).rows[recipe.key][0]
+    row = run_task(job, MeasurementTask("t", (0,), (recipe,), whole=True)).rows[recipe.key][0]
     assert job.metric.tensors == ("c6.out", "c0.bias", "k") and row is not None
     assert row.evidence == pytest.approx(1.0 - relative_error(recipe, 0) / 3, rel=1e-3)
 
 
-def with_metric(job: Job, metric: Any) -> Job:
-    return Job(job.model, job.images, job.compared, (), metric)
+def with_metric(job: TuningJob, metric: Any) -> TuningJob:
+    return TuningJob(job.model, job.images, job.compared, (), metric)
 
 
-def rows_of(results: Iterable[Result]) -> dict[tuple[str, int], Any]:
+def rows_of(results: Iterable[TaskResult]) -> dict[tuple[str, int], Any]:
     """Return rows by candidate and sample, and check that each comes once."""
     rows: dict[tuple[str, int], Any] = {}
     for result in results:
@@ -167,10 +173,12 @@ def rows_of(results: Iterable[Result]) -> dict[tuple[str, int], Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_workers_give_the_same_bits(job: Job, recipes: tuple[Recipe, ...], workers: int) -> None:
-    tasks = [Task(f"{i} {k}", (i,), recipes[k::2]) for i in range(5) for k in range(2)]
-    expected = rows_of([run_task(job, Task("all", tuple(range(5)), recipes))])
-    assert rows_of(local(workers)(job, tasks)) == expected
+def test_workers_give_the_same_bits(
+    job: TuningJob, recipes: tuple[Recipe, ...], workers: int
+) -> None:
+    tasks = [MeasurementTask(f"{i} {k}", (i,), recipes[k::2]) for i in range(5) for k in range(2)]
+    expected = rows_of([run_task(job, MeasurementTask("all", tuple(range(5)), recipes))])
+    assert rows_of(map_on_threads(workers)(job, tasks)) == expected
 
 
 def test_metric_of_current_folder_is_imported(
@@ -182,26 +190,26 @@ def test_metric_of_current_folder_is_imported(
     assert metric_for(Model(branchy()), "only_here:f").name == "only_here:f"
 
 
-def test_job_and_task_survive_pickle(job: Job, recipes: tuple[Recipe, ...]) -> None:
-    task = Task("t", (1,), recipes[:3], whole=True)
+def test_job_and_task_survive_pickle(job: TuningJob, recipes: tuple[Recipe, ...]) -> None:
+    task = MeasurementTask("t", (1,), recipes[:3], whole=True)
     expected = run_task(job, task)  # the sessions of this process are not pickled
     result = run_task(pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(task)))
     assert pickle.loads(pickle.dumps(result)) == expected
 
 
-def test_metric_that_raises_is_an_error(job: Job, recipes: tuple[Recipe, ...]) -> None:
+def test_metric_that_raises_is_an_error(job: TuningJob, recipes: tuple[Recipe, ...]) -> None:
     def fail(reference: object, outputs: object, image: str) -> float:
         raise RuntimeError("no labels")
 
     failing = with_metric(job, UserMetric("m:f", job.metric.tensors, fail))
-    tasks = [Task(f"{i}", (i,), recipes, whole=True) for i in range(5)]
+    tasks = [MeasurementTask(f"{i}", (i,), recipes, whole=True) for i in range(5)]
     with pytest.raises(QdqtoolError, check=has("function-raised", parameter="metric")) as caught:
-        list(local(2)(failing, tasks))
+        list(map_on_threads(2)(failing, tasks))
     assert "m:f" in str(caught.value) and "RuntimeError" in str(caught.value)
 
 
 def test_metric_that_writes_into_outputs_changes_nothing(
-    job: Job, recipes: tuple[Recipe, ...]
+    job: TuningJob, recipes: tuple[Recipe, ...]
 ) -> None:
     def overwrite(reference: Arrays, outputs: Arrays, image: str) -> float:
         (expected,), (actual,) = reference.values(), outputs.values()
@@ -211,22 +219,22 @@ def test_metric_that_writes_into_outputs_changes_nothing(
 
     writing = with_metric(job, UserMetric("m:f", job.metric.tensors, overwrite))
     orders = recipes, recipes[::-1]
-    first, second = (run_task(writing, Task("t", (0,), r, whole=True)) for r in orders)
+    first, second = (run_task(writing, MeasurementTask("t", (0,), r, whole=True)) for r in orders)
     assert first.rows == second.rows
 
 
 def test_float_network_runs_once_per_sample(
-    job: Job, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
+    job: TuningJob, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [
-        Task(f"{r.key} {i}", (i, i + 1), (r,), whole)
+        MeasurementTask(f"{r.key} {i}", (i, i + 1), (r,), whole)
         for r, i, whole in itertools.product(recipes[:3], (0, 2), (True, False))
     ]
-    results: list[list[Result]] = []
+    results: list[list[TaskResult]] = []
     calls: list[Any] = []
-    kept = OutputAgreement.kept
+    kept = OutputAgreement.prepare
     count = lambda self, outputs: calls.append(1) or kept(self, outputs)  # noqa: E731
-    monkeypatch.setattr(OutputAgreement, "kept", count)
+    monkeypatch.setattr(OutputAgreement, "prepare", count)
     for room, runs in ((limits.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(limits, "TUNING_REFERENCES", room)
         calls.clear()
@@ -247,7 +255,8 @@ def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyP
     choices = floats(), floats("c1"), floats("c2"), floats("c0")
     recipes = tuple(planner.plan(choice).recipe for choice in choices)
     alone = {
-        r.key: run_task(job_of(planner, DATA), Task("t", (0,), (r,))).rows[r.key] for r in recipes
+        r.key: run_task(job_of(planner, DATA), MeasurementTask("t", (0,), (r,))).rows[r.key]
+        for r in recipes
     }
     runs: list[Any] = []
     fetch = TensorFetcher.run
@@ -257,16 +266,16 @@ def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyP
     for room in (limits.TUNING_HELD, 0):
         monkeypatch.setattr(limits, "TUNING_HELD", room)
         runs.clear()
-        assert run_task(job_of(planner, DATA), Task("t", (0,), recipes)).rows == alone
+        assert run_task(job_of(planner, DATA), MeasurementTask("t", (0,), recipes)).rows == alone
         # Five parts in float, in INT8 and with c0 float; c1 and c2 each with the part after it.
         assert (len(runs) == 3 * 5 + 2 + 2) if room else (len(runs) > 19)
 
 
 def test_open_sessions_are_limited(
-    job: Job, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
+    job: TuningJob, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each session takes 128 KiB, and up to 18 KB of weights."""
-    task = Task("t", (0, 1), recipes)
+    task = MeasurementTask("t", (0, 1), recipes)
     expected = run_task(job, task)
     monkeypatch.setattr(limits, "TUNING_SESSIONS", 300_000)
     new = with_metric(job, job.metric)
@@ -338,21 +347,23 @@ UNSURE = (200, 50, 9, 9, 1, 0.1)
 )
 def test_agreement_map_values(boxes: list[Box], value: float) -> None:
     metric = AgreementMap("o", 2)
-    kept = metric.kept(detections(FIRST, SECOND, UNSURE))
-    assert metric.value([metric.look(kept, detections(*boxes), "a")]) == pytest.approx(value)
+    kept = metric.prepare(detections(FIRST, SECOND, UNSURE))
+    assert metric.value([metric.observe(kept, detections(*boxes), "a")]) == pytest.approx(value)
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
     metric = AgreementMap("o", 2)
-    assert math.isnan(metric.value([metric.look(metric.kept(detections()), detections(), "a")]))
+    assert math.isnan(
+        metric.value([metric.observe(metric.prepare(detections()), detections(), "a")])
+    )
 
 
 def test_output_agreement_is_one_minus_the_relative_error() -> None:
     metric = OutputAgreement(("o",))
     expected, actual = ({"o": np.array([[1.0, 2.0, x, 6.0]], np.float32)} for x in (3.0, 4.0))
     agreement = 1.0 - 0.5 / np.std([1, 2, 3, 6])
-    assert metric.look(metric.kept(expected), actual, "a") == pytest.approx(agreement)
-    low, high = resampled(metric, [0.1, 0.2, 0.3], 50), resampled(metric, [0.2, 0.3, 0.4], 50)
+    assert metric.observe(metric.prepare(expected), actual, "a") == pytest.approx(agreement)
+    low, high = resample(metric, [0.1, 0.2, 0.3], 50), resample(metric, [0.2, 0.3, 0.4], 50)
     assert np.allclose(high - low, 0.1)
 
 
@@ -362,12 +373,12 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     outputs = [{"o": rng.random((1, 6, 40), np.float32) * scale} for _ in range(8)]
     metric = AgreementMap("o", 2)
     evidence = [
-        metric.look(metric.kept(a), b, "a")
+        metric.observe(metric.prepare(a), b, "a")
         for a, b in zip(outputs[::2], outputs[1::2], strict=True)
     ]
     copy = json.loads(json.dumps(evidence))
     assert metric.value(copy) == metric.value(evidence)
-    assert (resampled(metric, copy, 20) == resampled(metric, evidence, 20)).all()
+    assert (resample(metric, copy, 20) == resample(metric, evidence, 20)).all()
 
 
 # The user's own ---------------------------------------------------------------------------------------------------
@@ -392,8 +403,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_user_metric_is_found_by_name(module: str) -> None:
     metric = UserMetric(f"{module}:top1", ("o",))
-    kept = metric.kept({"o": np.array([0.1, 0.9])})
-    values = [metric.look(kept, {"o": np.array(o)}, "a") for o in ([0.2, 0.8], [0.8, 0.2])]
+    kept = metric.prepare({"o": np.array([0.1, 0.9])})
+    values = [metric.observe(kept, {"o": np.array(o)}, "a") for o in ([0.2, 0.8], [0.8, 0.2])]
     assert values == [1.0, 0.0] and metric.value(values) == 0.5
 
 
@@ -411,7 +422,7 @@ def test_user_metric_that_fails_is_named_with_the_image(
 ) -> None:
     metric, outputs = UserMetric(f"{module}:{function}", ("o",)), {"o": np.zeros(2)}
     with pytest.raises(QdqtoolError, check=has(code, parameter="metric")) as caught:
-        metric.look(outputs, outputs, "a.jpg")
+        metric.observe(outputs, outputs, "a.jpg")
     assert f"{module}:{function}: " in str(caught.value) and value in str(caught.value)
 
 
@@ -443,12 +454,12 @@ def numbered(count: int, first: int = 0) -> list[Arrays]:
     return [{"x": np.full((1, 1, 2, 2), first + i, np.float32)} for i in range(count)]
 
 
-def values(sets: Sets, numbers: tuple[int, ...]) -> list[int]:
+def values(sets: ImageSets, numbers: tuple[int, ...]) -> list[int]:
     samples = [sets.measured.load(number) for number in numbers]
     return [int(row.flat[0]) for sample in samples if sample is not None for row in sample["x"]]
 
 
-def calibrated(sets: Sets) -> list[int]:
+def calibrated(sets: ImageSets) -> list[int]:
     return [int(row.flat[0]) for sample in sets.calibration for row in sample["x"]]
 
 
@@ -496,7 +507,7 @@ def test_evaluation_data_must_differ_from_calibration_data(tmp_path: Path) -> No
     assert str(link) in str(caught.value) and "`data`" in str(caught.value)
 
 
-def sets_of_files(folder: Path, offset: int = 0) -> Sets:
+def sets_of_files(folder: Path, offset: int = 0) -> ImageSets:
     rows = np.arange(40, dtype=np.float32).reshape(10, 1, 2, 2)
     rows[-1] += offset
     np.save(folder / "x.npy", rows)
@@ -524,10 +535,9 @@ def test_sets_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
         (numbered(3), None, "too-few-images", "data"),
         (numbered(8), numbered(1), "too-few-images", "evaluation"),
         (iter(numbered(9)), None, "read-once", "data"),
-        (None, None, "missing-argument", "data"),
         (numbered(8), iter(numbered(9)), "read-once", "evaluation"),
     ],
-    ids=["3-images", "1-evaluation-image", "iterator", "none", "evaluation-iterator"],
+    ids=["3-images", "1-evaluation-image", "iterator", "evaluation-iterator"],
 )
 def test_sets_refuse_data(data: object, evaluation: object, code: str, parameter: str) -> None:
     with pytest.raises(DataError, check=has(code, parameter=parameter)) as caught:
@@ -538,5 +548,5 @@ def test_sets_refuse_data(data: object, evaluation: object, code: str, parameter
 
 @pytest.mark.parametrize(("deadline", "late"), [(None, False), (0.0, True), (1e12, False)])
 def test_measurements_are_late_after_the_deadline(deadline: float | None, late: bool) -> None:
-    measurements = Measurements(None, None, None, None, 1, deadline)  # type: ignore[arg-type]
+    measurements = CandidateEvaluator(None, None, None, None, 1, deadline)  # type: ignore[arg-type]
     assert measurements.is_late is late

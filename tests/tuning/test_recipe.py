@@ -12,10 +12,11 @@ import pytest
 import qdqtool
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
-from qdqtool.tuning.configuration import Configuration, Recipe, first_change
-from qdqtool.tuning.measure import Row
-from qdqtool.tuning.measurements import SWEEP, WHOLE, Store
+from qdqtool.tuning.measure import Measurement
 from qdqtool.tuning.metrics import CallNotFinished, UserMetric, call_with_timeout, cancel_calls
+from qdqtool.tuning.planner import Configuration
+from qdqtool.tuning.recipe import Recipe, find_first_difference
+from qdqtool.tuning.store import SWEEP, WHOLE, MeasurementStore
 from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import check, images, run
@@ -49,7 +50,7 @@ def test_recipe_takes_methods_of_tensors() -> None:
 
 
 def test_recipe_takes_tensors_out_of_their_group() -> None:
-    recipe = planner_of(branchy(), DATA).plan(Configuration(apart=frozenset({"x"}))).recipe
+    recipe = planner_of(branchy(), DATA).plan(Configuration(own_scales=frozenset({"x"}))).recipe
     assert {p.group for p in recipe.pairs if p.tensor == "x"} == {None}
 
 
@@ -61,25 +62,25 @@ def test_recipe_key_survives_pickle() -> None:
 
 
 @pytest.mark.parametrize("node", ["c0", "c2", "add", "c6", None])
-def test_first_change_is_the_first_node_that_differs(node: str | None) -> None:
+def test_first_difference_is_the_first_node_that_differs(node: str | None) -> None:
     planner = planner_of(branchy(), DATA)
     base = planner.plan(floats()).recipe
     other = planner.plan(floats(*filter(None, [node]))).recipe
     names = [*(n.name for n in planner.model.ordered), None]
-    assert names[first_change(planner.model, base, other)] == node
+    assert names[find_first_difference(planner.model, base, other)] == node
 
 
 # State ---------------------------------------------------------------------------------------------------------------
 
 IDENTITY = {"model": "m", "images": "i", "settings": "s"}
-ROWS = {"a": {0: Row(0.1), 3: None}, "b": {1: Row(1 / 3, [{"scores": [0.25]}])}}
+ROWS = {"a": {0: Measurement(0.1), 3: None}, "b": {1: Measurement(1 / 3, [{"scores": [0.25]}])}}
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    store = Store(tmp_path / "t.tuning", IDENTITY)
+    store = MeasurementStore(tmp_path / "t.tuning", IDENTITY)
     store.add(WHOLE, ROWS)
-    store.add(SWEEP, {"c": {0: Row(5e-324)}})
+    store.add(SWEEP, {"c": {0: Measurement(5e-324)}})
     store.save()
     return tmp_path / "t.tuning"
 
@@ -95,19 +96,22 @@ def change_state(path: Path, **fields: object) -> None:
 
 
 def test_store_reads_rows_bit_by_bit(state: Path) -> None:
-    store = Store(state, IDENTITY)
+    store = MeasurementStore(state, IDENTITY)
     assert store.rows[WHOLE] == ROWS and store.resumed == 4
-    assert store.known(SWEEP, "c")[0] == Row(5e-324) and store.known(SWEEP, "a") == {}
+    assert (
+        store.measurements(SWEEP, "c")[0] == Measurement(5e-324)
+        and store.measurements(SWEEP, "a") == {}
+    )
 
 
 def test_store_without_changes_writes_nothing(state: Path) -> None:
     before = state.stat().st_mtime_ns
-    Store(state, IDENTITY).save()
+    MeasurementStore(state, IDENTITY).save()
     assert state.stat().st_mtime_ns == before
 
 
 def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
-    store = Store(None, IDENTITY)
+    store = MeasurementStore(None, IDENTITY)
     store.add(WHOLE, ROWS)
     store.save()
     assert not list(tmp_path.iterdir())
@@ -126,7 +130,7 @@ def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
 def test_store_refuses_state_of_another_tuning(state: Path, field: str, code: str) -> None:
     change_state(state, **{field: "other"})
     with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")) as caught:
-        Store(state, IDENTITY)
+        MeasurementStore(state, IDENTITY)
     assert "`state`" in str(caught.value)
 
 
@@ -137,7 +141,7 @@ def test_store_refuses_state_that_unpacks_to_too_much(
     path = tmp_path / "t"
     path.write_bytes(pack(bytes(100_000)))
     with pytest.raises(DataError, match="the limit"):
-        Store(path, IDENTITY)
+        MeasurementStore(path, IDENTITY)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_store_refuses_and_keeps_another_file(tmp_path: Path, content: bytes) ->
     path = tmp_path / "t"
     path.write_bytes(content)
     with pytest.raises(DataError, match=str(path)):
-        Store(path, IDENTITY)
+        MeasurementStore(path, IDENTITY)
     assert path.read_bytes() == content
 
 
@@ -175,7 +179,7 @@ def test_store_refuses_and_keeps_another_file(tmp_path: Path, content: bytes) ->
 def test_store_refuses_damaged_rows(state: Path, rows: object) -> None:
     change_state(state, rows=rows)
     with pytest.raises(DataError, check=has("file-damaged", path=str(state), parameter="state")):
-        Store(state, IDENTITY)
+        MeasurementStore(state, IDENTITY)
 
 
 # Metrics with a time limit -------------------------------------------------------------------------------------------
@@ -196,7 +200,7 @@ def test_user_metric_reports_a_timeout() -> None:
 
     metric = UserMetric("m:f", ("o",), wait, seconds=0.05)
     with pytest.raises(QdqtoolError, match=r"m:f: did not end within 0\.05 s on a\.jpg"):
-        metric.look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
+        metric.observe({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
     end.set()
 
 

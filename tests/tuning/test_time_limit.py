@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.insertion.losses import FEW
+from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api
-from qdqtool.tuning.configuration import Configuration, Recipe
-from qdqtool.tuning.expected import leave_time
-from qdqtool.tuning.measure import local
-from qdqtool.tuning.measurements import Measurements, OutOfTime, Store, open_sets
-from qdqtool.tuning.search import Search
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
+from qdqtool.tuning.image_sets import open_sets
+from qdqtool.tuning.measure import map_on_threads
+from qdqtool.tuning.planner import Configuration
+from qdqtool.tuning.recipe import Recipe
+from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.store import MeasurementStore
+from qdqtool.tuning.time_plan import reserve_time
+from qdqtool.util.notes import note_codes
 from tests.insertion.nets import detector, images
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, job_of, planner_of
@@ -28,27 +31,29 @@ DATA = images(4, 16, 16)
 pytestmark = pytest.mark.usefixtures("constant_costs")
 
 
-def search_with(bench: Any, planner: Any = None, limit: float = 0.0) -> Search:
-    return Search(planner or planner_of(branchy(), DATA), bench, 0.9, None, False, print, limit)
+def search_with(bench: Any, planner: Any = None, limit: float = 0.0) -> PlacementSearch:
+    return PlacementSearch(
+        planner or planner_of(branchy(), DATA), bench, 0.9, None, False, print, limit
+    )
 
 
 def test_ranges_take_a_quarter_of_the_time(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each sample takes a second for ranges, everything else takes no time."""
-    collect_for = api.collect_for
+    collect_statistics = api.collect_statistics
 
     def collect_slowly(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:
         clock.now += len(data)
-        return collect_for(model, data, *arguments, **options)
+        return collect_statistics(model, data, *arguments, **options)
 
-    monkeypatch.setattr(api, "collect_for", collect_slowly)
+    monkeypatch.setattr(api, "collect_statistics", collect_slowly)
     data, options = images(48, 16, 16), {"method": "mse", "state": tmp_path / "state"}
     results = []
     for limit in (40.0, 20.0, None, 40.0):
         clock.now = 0.0
         tuning = qdqtool.tune(branchy(), data, keep=0.9, time_limit=limit, **options)
-        rooms = [n.values["room"] for n in tuning.notes if n.remark is Remark.RANGES_ON]
+        rooms = [n.values["room"] for n in tuning.notes if n.code == "ranges-on"]
         used = tuning.images["calibration"]
         results.append((clock.now, used, rooms, tuning.effort["runs"] > 0))
     # The second run uses the ranges of the first one, the last one those of the third one.
@@ -61,17 +66,17 @@ def test_ranges_take_a_quarter_of_the_time(
 
 
 def test_predictions_end_at_the_deadline() -> None:
-    bench = Measurements(None, None, None, None, 1)  # type: ignore[arg-type]
+    bench = CandidateEvaluator(None, None, None, None, 1)  # type: ignore[arg-type]
     search = search_with(bench)
     search.prepare()
-    assert search.judged
+    assert search.decisions
     bench.deadline = 0.0
     with pytest.raises(OutOfTime):
         search.prepare()
 
 
 @pytest.fixture
-def limited(clock: Clock) -> Search:
+def limited(clock: Clock) -> PlacementSearch:
     """Return a search of 90 s, in which building a model takes 4 s."""
 
     def build(plan: object, weights: str) -> tuple[Model, list[object]]:
@@ -87,18 +92,22 @@ def limited(clock: Clock) -> Search:
     return search_with(SimpleNamespace(deadline=90.0, sets=sets), planner, 90.0)
 
 
-def test_leave_time_keeps_time_to_judge_and_write(limited: Search, clock: Clock) -> None:
+def test_reserve_time_keeps_time_to_judge_and_write(limited: PlacementSearch, clock: Clock) -> None:
     """Writing takes twice as long as building once, and judging two placements takes a fifth of the time at most.
 
     Ten placements are measured in a third of the time, and a third is left for combinations.
     """
-    leave_time(limited, 0.5)
-    sets = limited.bench.sets
+    reserve_time(limited, 0.5)
+    sets = limited.evaluator.sets
     assert (len(sets.chosen_on), len(sets.judged_on)) == (6, 18)
     assert sets.swept_on == sets.chosen_on and max(sets.chosen_on) > 24
-    assert remarks(limited.notes) == [Remark.CHOSEN_ON, Remark.JUDGED_ON]
-    assert (limited.ends, limited.last_judged, limited.bench.deadline) == (82.0, 68.5, 64.0)
-    assert limited.moved_on == FEW
+    assert note_codes(limited.notes) == ["chosen-on", "judged-on"]
+    assert (limited.final_deadline, limited.last_judging, limited.evaluator.deadline) == (
+        82.0,
+        68.5,
+        64.0,
+    )
+    assert limited.fp16_samples == FP16_SAMPLES
     clock.now = 0.0
     assert limited.sweep_end == 34.0
     clock.now = 55.0
@@ -106,15 +115,15 @@ def test_leave_time_keeps_time_to_judge_and_write(limited: Search, clock: Clock)
 
 
 @pytest.mark.parametrize(
-    ("each", "samples", "end"), [(0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FEW, 81.76)]
+    ("each", "samples", "end"), [(0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FP16_SAMPLES, 81.76)]
 )
-def test_leave_time_keeps_time_to_compare_fp16(
-    limited: Search, each: float, samples: int, end: float
+def test_reserve_time_keeps_time_to_compare_fp16(
+    limited: PlacementSearch, each: float, samples: int, end: float
 ) -> None:
     """Running three models may take a twentieth of the time, and takes four samples at least."""
     limited.planner.half = True
-    leave_time(limited, each)
-    assert limited.moved_on == samples and limited.ends == pytest.approx(end)
+    reserve_time(limited, each)
+    assert limited.fp16_samples == samples and limited.final_deadline == pytest.approx(end)
 
 
 def test_fp16_is_compared_on_samples_that_there_is_time_for(
@@ -126,17 +135,19 @@ def test_fp16_is_compared_on_samples_that_there_is_time_for(
         calls.append((len(models), len(data), samples))
         return []
 
-    monkeypatch.setattr(api, "leave_time", lambda search, each: setattr(search, "moved_on", 5))
-    monkeypatch.setattr(api.losses, "compare", compare)
+    monkeypatch.setattr(
+        api, "reserve_time", lambda search, each: setattr(search, "fp16_samples", 5)
+    )
+    monkeypatch.setattr(api.losses, "compare_outputs", compare)
     options: Any = {"method": "mse", "keep": 0.1, "target": "trt11", "say": lambda line: None}
     tuning = qdqtool.tune(branchy(), images(16, 16, 16), **options)
-    assert calls == [(2, 5, 5)] and Remark.MEASURED_IN_FP32 in remarks(tuning.notes)
+    assert calls == [(2, 5, 5)] and "measured-in-fp32" in note_codes(tuning.notes)
 
 
 def test_placements_measured_before_the_deadline_are_kept() -> None:
     recipes: list[Recipe] = []
 
-    def whole(new: Sequence[Recipe], samples: Sequence[int], what: str) -> None:
+    def measure_metric(new: Sequence[Recipe], samples: Sequence[int], what: str) -> None:
         recipes.extend(new)
         if len(recipes) > 1:
             raise OutOfTime
@@ -144,26 +155,32 @@ def test_placements_measured_before_the_deadline_are_kept() -> None:
     bench = SimpleNamespace(
         deadline=1e12,
         require_time=lambda: None,
-        whole=whole,
+        measure_metric=measure_metric,
         value=lambda *_: 0.5,
         sets=SimpleNamespace(chosen_on=(0,)),
     )
     search = search_with(bench)
     search.prepare()
-    configurations = [j.candidate.configuration for j in search.swept()]
-    choice = search.start.joined(next(c for c in configurations if c.floats))
+    configurations = [j.candidate.configuration for j in search.list_measured_decisions()]
+    choice = search.start.merge(next(c for c in configurations if c.floats))
     with pytest.raises(OutOfTime):
         search.measure([("everything INT8", search.start), ("less", choice)])
     assert [p.name for p in search.pool.values()] == ["everything INT8"]
 
 
-class EndingMeasurements(Measurements):
-    """Measurements whose first sweeps of single choices end early, after some runs."""
+class EndingMeasurements(CandidateEvaluator):
+    """CandidateEvaluator whose first sweeps of single choices end early, after some runs."""
 
     def __init__(self, runs: Sequence[int]) -> None:
         planner = planner_of(branchy(), DATA)
         sets = open_sets(planner.model, images(16, 16, 16))
-        super().__init__(job_of(planner, images(16, 16, 16)), sets, local(1), Store(None, {}), 1)
+        super().__init__(
+            job_of(planner, images(16, 16, 16)),
+            sets,
+            map_on_threads(1),
+            MeasurementStore(None, {}),
+            1,
+        )
         self.early = iter(runs)
         self.sweeps: list[str] = []
 
@@ -181,7 +198,7 @@ def test_search_goes_back_to_single_choices_as_long_as_it_measures(
 ) -> None:
     bench = EndingMeasurements(runs)
     lines: list[str] = []
-    search = Search(planner_of(branchy(), DATA), bench, 1.0, None, True, lines.append)
+    search = PlacementSearch(planner_of(branchy(), DATA), bench, 1.0, None, True, lines.append)
     search.prepare()
     search.run()
     assert lines.count("putting choices together") == rounds
@@ -193,18 +210,18 @@ def test_limited_search_measures_heads_and_own_errors_before_sensitivity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names: list[str] = []
-    measure = Search.measure
+    measure = PlacementSearch.measure
 
-    def record(self: Search, named: Sequence[tuple[str, Configuration]]) -> None:
+    def record(self: PlacementSearch, named: Sequence[tuple[str, Configuration]]) -> None:
         names.extend(name for name, _ in named)
         measure(self, named)
 
-    def end(self: Measurements, *arguments: object) -> bool:
+    def end(self: CandidateEvaluator, *arguments: object) -> bool:
         names.append("sensitivity")
         return False
 
-    monkeypatch.setattr(Search, "measure", record)
-    monkeypatch.setattr(Measurements, "sweep", end)
+    monkeypatch.setattr(PlacementSearch, "measure", record)
+    monkeypatch.setattr(CandidateEvaluator, "sweep", end)
     tuning = qdqtool.tune(
         detector(), images(8, 3, 64, name="images"), keep=1.0, metric=correlate, time_limit=3600
     )

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.fixing.sandbox import TooMuch
+from qdqtool.fixing.sandbox import RunLimitError
 from qdqtool.formats.output import as_options
 from qdqtool.types import Precision
 from qdqtool.util.notes import Note, Remark
@@ -56,7 +56,7 @@ def test_message_of_error_is_a_sentence() -> None:
     note = Remark.NOT_PREDICTED(error=of_error(error))
     assert told(note, in_brackets) == "not predicted: m.onnx: leave it float with <exclude|>"
     for other, words in (
-        (TooMuch(said("raise it with {`effort`}")), "raise it with <effort|>"),
+        (RunLimitError(said("raise it with {`effort`}")), "raise it with <effort|>"),
         (KeyError("a `size`"), "'a `size`'"),
         (ValueError(), ""),
         (QdqtoolError("x"), "x"),
@@ -79,9 +79,9 @@ def test_renamed_replaces_values_but_not_words() -> None:
         "with these hops the part does not reproduce SKIP-FLOAT at n_b, the outcome of n_c; "
         "increase `hops`, or leave it out"
     )
-    assert (type(hidden), hidden.remark) == (Note, Remark.NOT_SHOWN) and hidden.values["missing"][
-        1
-    ] == ("the outcome of n_c")
+    assert (type(hidden), hidden.code) == (Note, "not-shown") and hidden.values["missing"][1] == (
+        "the outcome of n_c"
+    )
     changed = Remark.PREDICTED_OTHERWISE(convolutions=[("show", "INT8", "INT8", "INT8", "FLOAT")])
     assert "n_c (INT8 to INT8" in changed.renamed(lambda text: names.get(text, text))
     assert Note("show").renamed(names.__getitem__) == "n_c", "a text is one name"

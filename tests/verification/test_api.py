@@ -30,25 +30,26 @@ from qdqtool.buildlog.types import (
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.timing.expected import gpu_of
+from qdqtool.timing.built_engine import find_build_gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
-from qdqtool.util.notes import Note, Remark, remarks
+from qdqtool.util.notes import Note
 from qdqtool.verification.api import (
     check_same_model,
     choose_target,
+    choose_target_for_gpu,
     exit_code,
-    flag_notes,
-    target_of,
+    has_fp32_remainder,
     verify,
 )
-from qdqtool.verification.build_model import BuiltModel, Pair, build_model
+from qdqtool.verification.build_model import BuiltModel, ConvolutionPair, build_model
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.lines import Verification, of_pairs
+from qdqtool.verification.lines import Verification, verification_from_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
+from tests.notes import note
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
@@ -322,15 +323,15 @@ def model(count: int) -> Model:
             Build(version_hint="8.6"),
             None,
             "trt10",
-            Remark.AMBIGUOUS_VERSION(version="8.6", target="trt10"),
+            note("ambiguous-version", version="8.6", target="trt10"),
         ),
         (
             Build(version_hint="10.0"),
             None,
             "trt10",
-            Remark.VERSION_OF_SPELLING(version="10.0", target="trt10"),
+            note("version-of-spelling", version="10.0", target="trt10"),
         ),
-        (Build(), None, "trt10", Remark.NO_VERSION(target="trt10")),
+        (Build(), None, "trt10", note("no-version", target="trt10")),
         (Build(is_rtx=True), None, RTX.name, None),
         (Build(is_rtx=True, tensorrt="1.7.1"), None, RTX.name, None),
     ],
@@ -406,9 +407,9 @@ def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: i
         ),  # weights and a second output
     ],
 )
-def test_flag_notes(flags: str, layers: list[BuiltLayer], expected: bool) -> None:
-    notes = flag_notes(Build(precision_flags=frozenset(flags.split()), layers=layers))
-    assert remarks(notes) == [Remark.NO_FP16_FLAG] * expected
+def test_has_fp32_remainder(flags: str, layers: list[BuiltLayer], expected: bool) -> None:
+    build = Build(precision_flags=frozenset(flags.split()), layers=layers)
+    assert has_fp32_remainder(build) is expected
 
 
 @pytest.mark.parametrize(
@@ -510,11 +511,13 @@ def test_of_pairs() -> None:
     whole = prediction(CASE)
     agreeing, wrong, unknown = whole.convolutions[:3]
     pairs = [
-        Pair(agreeing, BuiltNode(agreeing.index, agreeing.name, "Conv", agreeing.precision)),
-        Pair(wrong, BuiltNode(wrong.index, wrong.name, "Conv", FP16)),
-        Pair(unknown, None),
+        ConvolutionPair(
+            agreeing, BuiltNode(agreeing.index, agreeing.name, "Conv", agreeing.precision)
+        ),
+        ConvolutionPair(wrong, BuiltNode(wrong.index, wrong.name, "Conv", FP16)),
+        ConvolutionPair(unknown, None),
     ]
-    result = of_pairs(whole, pairs, BuildFacts(BuildSource.LOG))
+    result = verification_from_pairs(whole, pairs, BuildFacts(BuildSource.LOG))
     assert result.convolutions == ConvolutionCounts(3, 1, 1, (unknown.name,))
     assert [m.name for m in result.mismatches] == [wrong.name]
 
@@ -543,9 +546,9 @@ def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str)
 )
 def test_target_of_rtx_build_has_its_capabilities(build: Build, capabilities: list[str]) -> None:
     """The build proves that TensorRT-RTX can build for them."""
-    target, _ = target_of(replace(build, is_rtx=True), None, GpuOptions())
+    target, _ = choose_target_for_gpu(replace(build, is_rtx=True), None, GpuOptions())
     assert (target.capability_names, target.name) == (capabilities, RTX.name)
-    assert target_of(build, None, GpuOptions(gpu="V100"))[0].capability_names == []
+    assert choose_target_for_gpu(build, None, GpuOptions(gpu="V100"))[0].capability_names == []
 
 
 TWO_TARGETS = Build(is_rtx=True, targets=(75, 86))
@@ -558,13 +561,15 @@ ORIN = Build(is_rtx=True, gpu={"Compute Capability": "8.7"})
     ids=["listed targets", "stated capability"],
 )
 def test_target_of_rtx_build_on_a_gpu(build: Build, gpu: str, capabilities: list[str]) -> None:
-    assert target_of(build, None, GpuOptions(gpu=gpu))[0].capability_names == capabilities
+    assert (
+        choose_target_for_gpu(build, None, GpuOptions(gpu=gpu))[0].capability_names == capabilities
+    )
 
 
 @pytest.mark.parametrize("build", [Build(is_rtx=True), ORIN], ids=["unknown", "8.7"])
 def test_target_of_rejects_a_gpu_that_rtx_cannot_build_for(build: Build) -> None:
     with pytest.raises(QdqtoolError, match=r" 7\.0 .*V100"):
-        target_of(build, None, GpuOptions(gpu="V100"))
+        choose_target_for_gpu(build, None, GpuOptions(gpu="V100"))
 
 
 @pytest.mark.parametrize(
@@ -576,7 +581,7 @@ def test_target_of_rejects_a_gpu_that_rtx_cannot_build_for(build: Build) -> None
 )
 def test_target_of_rejects_other_gpus(gpu: str, code: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=message, check=has(code, parameter="gpu")):
-        target_of(TWO_TARGETS, None, GpuOptions(gpu=gpu))
+        choose_target_for_gpu(TWO_TARGETS, None, GpuOptions(gpu=gpu))
 
 
 def test_target_of_prefers_the_capability_of_the_log() -> None:
@@ -584,6 +589,6 @@ def test_target_of_prefers_the_capability_of_the_log() -> None:
     facts = {"Compute Capability": "8.9", "SMs": "28"}
     build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)
     assert (
-        target_of(build, None, GpuOptions())[0].capability_names == ["8.9"]
-        and gpu_of(build) is None
+        choose_target_for_gpu(build, None, GpuOptions())[0].capability_names == ["8.9"]
+        and find_build_gpu(build) is None
     )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qdqtool.buildlog.agreement import Difference, Said
+from qdqtool.buildlog.agreement import DetailedDifference, Difference
 from qdqtool.buildlog.layers import parse_info_line
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
 from qdqtool.ir.graph import Model
@@ -16,11 +16,11 @@ from qdqtool.types import ConvOutcome, Event, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
 from qdqtool.verification.convolutions import (
     BuiltNode,
-    Mapper,
     PassLines,
-    built_nodes,
     compare_convolutions,
+    find_built_nodes,
 )
+from qdqtool.verification.layer_mapping import NodeMapper
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
@@ -57,7 +57,7 @@ def compared(
 ) -> SimpleNamespace:
     prediction: Prediction = replace(BASE, convolutions=[outcome], refusals=[], trace=[], **changes)  # type: ignore[arg-type]
     counts, mismatches = compare_convolutions(
-        MODEL, prediction, build, Mapper(MODEL, build.layers), unsure
+        MODEL, prediction, build, NodeMapper(MODEL, build.layers), unsure
     )
     return SimpleNamespace(**counts.as_json(), mismatches=mismatches)
 
@@ -215,7 +215,7 @@ def test_pass_lines_of_fused_and_merged_layers(g: Graph) -> None:
     """The first line of inputs and outputs counts."""
     x = g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1)
     model = Model(g.model(g.conv(x, "d", 8, 1)))
-    mapper = Mapper(model, [])
+    mapper = NodeMapper(model, [])
     events = [
         line("q", 3, "my + conv"),
         line("(x)", 4, "w + d + PWN(r)"),
@@ -267,7 +267,7 @@ def test_rule_of_a_mismatch(
     build = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
     outcome = replace(PLAIN, layer="the layer")
     prediction = replace(BASE, convolutions=[outcome], refusals=refusals, trace=events)
-    _, (mismatch,) = compare_convolutions(MODEL, prediction, build, Mapper(MODEL, build.layers))
+    _, (mismatch,) = compare_convolutions(MODEL, prediction, build, NodeMapper(MODEL, build.layers))
     assert mismatch.rule == rule
 
 
@@ -288,7 +288,11 @@ def test_rule_of_a_mismatch(
     ],
 )
 def test_layer_and_pass_lines_that_contradict(
-    events: list[LogEvent], ended: bool, inputs: str, outputs: str, contradiction: Said | None
+    events: list[LogEvent],
+    ended: bool,
+    inputs: str,
+    outputs: str,
+    contradiction: DetailedDifference | None,
 ) -> None:
     listed = layer("b", inputs=inputs, outputs=outputs, line=50)
     build = Build(layers=[listed], trace=events, headings=EPILOGUE if ended else [])
@@ -355,7 +359,7 @@ def row_of(
 def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
     """Return the built nodes ``first`` and ``second``."""
     model = load(two_convolutions())
-    return built_nodes(model, layers, {n.index: n.name for n in model.nodes})
+    return find_built_nodes(model, layers, {n.index: n.name for n in model.nodes})
 
 
 @pytest.mark.parametrize(

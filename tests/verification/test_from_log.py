@@ -19,12 +19,12 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import quantizers, read_params
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
-from qdqtool.util.notes import Remark
 from qdqtool.verification import api
-from qdqtool.verification.lines import Verification, agreement, is_copy_line
+from qdqtool.verification.lines import Verification, count_agreement, is_copy_line
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
+from tests.notes import note
 from tests.trt.builder import Graph
 from tests.trt.evidence import graph as published
 from tests.verification.synthetic import log_of
@@ -158,7 +158,7 @@ def test_verify_with_builder_predicted_rejection(builder: Builder, tmp_path: Pat
     message = "no asymmetric quantization"
     builder.result = BuildResult("tensorrt-rtx", "refused", "1.7.1", message=message)
     result = api.verify_with_builder(save_model(tmp_path, zero_point=3), "tensorrt-rtx")
-    assert result.notes == [Remark.BUILT_ALIKE(status="refused", message=message)]
+    assert result.notes == [note("built-alike", status="refused", message=message)]
     assert (result.mismatches, result.build.status) == ([], "refused")
     assert (result.convolutions.agree, result.convolutions.unknown) == (0, 0)
 
@@ -313,7 +313,7 @@ def test_compare_the_transcribed_build() -> None:
     build = replace(build, layers=layers, listing=ListingSource.LAYER_JSON, gaps=[])
     # The transcription counts these lines but does not contain them.
     folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)
-    result = api.compare(model, prediction, build, unsure_events=folded)
+    result = api.compare_with_build(model, prediction, build, uncertain_events=folded)
     assert_as_predicted(result)
     assert result.trace.agree == result.trace.built == result.trace.predicted
 
@@ -340,7 +340,7 @@ def test_lines_of_the_raw_log_are_predicted_in_order(raw: Build, model_bevfusion
         [e for e in events if e.pass_name != CONSTANTS]
         for events in (predict(model_bevfusion, "trt8.6").trace, [e.event for e in raw.trace])
     )
-    counts = agreement(predicted, printed)
+    counts = count_agreement(predicted, printed)
     assert (counts.predicted, counts.built) == (868, 868)
     assert counts.agree is not None and counts.agree >= 866  # two lines number an unnamed layer
     assert counts.in_order is not None and counts.in_order >= 0.95 * 868

@@ -35,19 +35,21 @@ from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
-from qdqtool.util.notes import Remark, remarks
-from qdqtool.verification.api import compare, exit_code, verify, verify_from_log
-from qdqtool.verification.convolutions import BuiltConv, Mapper
+from qdqtool.util.notes import note_codes
+from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
+from qdqtool.verification.convolutions import BuiltConvolution
+from qdqtool.verification.layer_mapping import NodeMapper
 from qdqtool.verification.lines import (
-    Compared,
+    PartComparison,
     compare_conversions,
     compare_layers,
     compare_trace,
-    compared_passes,
-    inconsistent_tensors,
+    find_inconsistent_tensors,
+    qdq_pass_names,
 )
 from tests.buildlog.samples import build_of
 from tests.errors import has
+from tests.notes import note
 from tests.trt.builder import Graph
 from tests.trt.evidence import model as published
 from tests.trt.evidence import prediction
@@ -156,7 +158,7 @@ def test_milestone_shows_that_concat_removal_ran() -> None:
 
 def test_compared_passes() -> None:
     """All but those of constants and shuffles, and those that no log names."""
-    assert {kind.__name__ for kind in passes()} - compared_passes() == {
+    assert {kind.__name__ for kind in passes()} - qdq_pass_names() == {
         "ConstCastFold",
         "ConstEltFusion",
         "ConstShuffleFusion",
@@ -252,8 +254,10 @@ def predicted_layer(
     return EngineLayer(name, "Convolution", *edges, [])
 
 
-def layers_compared(prediction: Prediction, build: Build, *reported: str) -> Compared[LayerCounts]:
-    return compare_layers(prediction, build, Mapper(MODEL, build.layers), reported)
+def layers_compared(
+    prediction: Prediction, build: Build, *reported: str
+) -> PartComparison[LayerCounts]:
+    return compare_layers(prediction, build, NodeMapper(MODEL, build.layers), reported)
 
 
 def test_layers_are_compared_by_name() -> None:
@@ -378,7 +382,7 @@ def consumer(precision: Precision) -> BuiltLayer:
 def test_tensor_with_two_types(
     build: Build, mismatches: list[tuple[str, tuple[object, ...], int]]
 ) -> None:
-    result = inconsistent_tensors(MODEL, build)
+    result = find_inconsistent_tensors(MODEL, build)
     assert [(m.name, m.values, m.line) for m in result] == mismatches
     assert all(m.differs == Difference.TWO_TYPES for m in result)
 
@@ -401,7 +405,7 @@ def test_inputs_and_outputs_of_the_network_cannot_be_int8(
 ) -> None:
     """Their names are those of the model or the bindings of the build."""
     listed = BuiltLayer("a", "Reformat", tensors(**{tensor: precision}), [], line=3)
-    result = inconsistent_tensors(MODEL, Build(layers=[listed], bindings=bindings))
+    result = find_inconsistent_tensors(MODEL, Build(layers=[listed], bindings=bindings))
     expected = [(tensor, Difference.END, INT8, 3)] * wrong
     assert [(m.name, m.differs, m.values[-1], m.line) for m in result] == expected
 
@@ -451,13 +455,13 @@ def test_pass_line_is_missing() -> None:
 
 def test_built_convolution_json_without_layer() -> None:
     unknown = dict.fromkeys(("precision", "inputs", "output", "fused"))
-    assert BuiltConv().as_json() == {**unknown, "layer": ""}
+    assert BuiltConvolution().as_json() == {**unknown, "layer": ""}
 
 
 @pytest.mark.parametrize("count", [0, 100, 101])
 def test_built_convolution_json_has_at_most_100_fused_nodes(count: int) -> None:
     names = [f"n{i}" for i in range(count)]
-    assert BuiltConv(fused=names).as_json()["fused"] == names[:100]
+    assert BuiltConvolution(fused=names).as_json()["fused"] == names[:100]
 
 
 def test_fused_nodes_of_a_mismatch() -> None:
@@ -507,14 +511,14 @@ def test_at_most_50_mismatches_of_a_kind_are_listed(extra: int) -> None:
         *[(MismatchKind.TRACE, Difference.LOGGED)] * (min(extra, 50) - 1),
     ]
     assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
-    assert [note for note in result.notes if note.remark is Remark.MORE_MISMATCHES] == (
-        [Remark.MORE_MISMATCHES(count=extra - 50, kind="trace")] if extra > 50 else []
+    assert [note for note in result.notes if note.code == "more-mismatches"] == (
+        [note("more-mismatches", count=extra - 50, kind="trace")] if extra > 50 else []
     )
 
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
 def test_unsure_convolutions_are_unknown(unsure: tuple[str, ...]) -> None:
-    result = compare(RESNET, prediction(CASE), build_of(LINES), unsure)
+    result = compare_with_build(RESNET, prediction(CASE), build_of(LINES), unsure)
     assert result.convolutions == ConvolutionCounts(21, 21 - len(unsure), len(unsure), unsure)
     assert exit_code(result) == 2
 
@@ -539,7 +543,7 @@ def test_rule_of_a_convolution_without_line_is_its_layer(has_line: bool) -> None
         rule = f"as layer {whole.convolution('Conv_9').layer}"
     index = engine_line("Conv_9")
     lines = [x.replace("Int8", "Float", 1) if i == index else x for i, x in enumerate(LINES)]
-    result = compare(RESNET, whole, build_of(lines))
+    result = compare_with_build(RESNET, whole, build_of(lines))
     assert next(m for m in result.mismatches if m.name == "Conv_9").rule == rule
 
 
@@ -596,7 +600,7 @@ def test_verify_from_log_file_and_build(tmp_path: Path) -> None:
     result = verify_from_log(path)
     assert result.as_json() == verify_from_log(read_build(path)).as_json()
     assert (result.convolutions, result.mismatches) == (ConvolutionCounts(2, 2), [])
-    assert not {Remark.CONVERSIONS_BETWEEN, Remark.LINES_LEFT_OUT} & set(remarks(result.notes))
+    assert not {"conversions-between", "lines-left-out"} & set(note_codes(result.notes))
 
 
 @pytest.mark.parametrize(
@@ -632,9 +636,9 @@ def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> 
     """A listing without bindings seems complete. A gap that is known already is not reported twice."""
     whole = replace(build_of(LINES), milestones=[])  # without a count of layers
     assert whole.complete and not whole.bindings
-    assert compare(RESNET, prediction(CASE), whole).build.complete
+    assert compare_with_build(RESNET, prediction(CASE), whole).build.complete
     cut = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
-    facts = compare(RESNET, prediction(CASE), cut).build
+    facts = compare_with_build(RESNET, prediction(CASE), cut).build
     hole = find_listing_hole(cut, RESNET.inputs)
     assert hole is not None
     assert (facts.complete, list(facts.missing)) == (False, [str(hole)] * complete)
@@ -652,5 +656,5 @@ def test_verify_from_log_result_that_depends_on_scales_is_unknown() -> None:
     assert result.convolutions == ConvolutionCounts(3, 2, 1, ("c0",))
     assert not [m for m in result.mismatches if m.kind == "convolution"]
     few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
-    assert Remark.CONVERSIONS_BETWEEN(few=few, many=many) in result.notes
+    assert note("conversions-between", few=few, many=many) in result.notes
     assert result.conversions.predicted is None

@@ -23,16 +23,16 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import exit_code, verify
-from qdqtool.verification.build_model import BuiltModel, compare, status_agrees
-from qdqtool.verification.convolutions import (
-    BuiltNode,
-    Mapper,
-    common_names,
-    is_aside,
-    product_rank,
+from qdqtool.verification.build_model import BuiltModel, is_status_as_predicted, pair_convolutions
+from qdqtool.verification.convolutions import BuiltNode
+from qdqtool.verification.kernels import product_rank
+from qdqtool.verification.layer_mapping import (
+    NodeMapper,
+    count_named_convolutions,
+    is_auxiliary,
     trt_name,
 )
-from qdqtool.verification.lines import agreement, in_order
+from qdqtool.verification.lines import count_agreement, longest_common_subsequence
 from tests.builders.models import two_convolutions
 from tests.buildlog.calls import count_calls
 from tests.buildlog.samples import build_of
@@ -74,7 +74,7 @@ def test_product_rank(kind: str, rank: int | None, generated_rank: int | None) -
     ],
 )
 def test_is_aside(kind: str, name: str, aside: bool) -> None:
-    assert is_aside(BuiltLayer(name=name, type=kind)) is aside
+    assert is_auxiliary(BuiltLayer(name=name, type=kind)) is aside
 
 
 def two_in_a_row() -> Model:
@@ -106,14 +106,14 @@ RELU = next(n for n in MODEL.nodes if n.op == "Relu")
     ],
 )
 def test_mapper_node(name: str, node: object) -> None:
-    assert Mapper(MODEL, []).node(name) is node
+    assert NodeMapper(MODEL, []).find_node(name) is node
 
 
 @pytest.mark.parametrize("name", ["a.b", "a_b"])
 def test_mapper_node_prefers_the_exact_name(name: str, g: Graph) -> None:
     x = g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1)
     model = Model(g.model(g.conv(x, "a_b", 8, 1)))
-    node = Mapper(model, []).node(name)
+    node = NodeMapper(model, []).find_node(name)
     assert node is not None and node.name == name
 
 
@@ -123,7 +123,7 @@ def test_mapper_known_names_include_constants(constant_nodes: bool) -> None:
     g = Graph(constant_nodes=constant_nodes)
     model = Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
     constants = {t for n in model.nodes if n.op == "Constant" for t in n.outputs}
-    known = Mapper(model, []).known
+    known = NodeMapper(model, []).known
     assert bool(constants) == constant_nodes
     assert {*constants, *model.initializers} <= known
     assert not {*model.inputs, *model.outputs} & known
@@ -131,34 +131,37 @@ def test_mapper_known_names_include_constants(constant_nodes: bool) -> None:
 
 def test_mapper_splits_the_name_of_a_layer_once() -> None:
     """Each of many convolutions in one layer asks for all nodes of it."""
-    mapper = Mapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
+    mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
     assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND]
     assert count_calls(mapper.nodes, mapper.layers[0]) < 5
 
 
 def test_mapper_places_in_a_merged_layer() -> None:
-    mapper = Mapper(MODEL, [layer("/m.0/cv || /m_1/cv + node_of_r:0")])
-    places = [mapper.layer_of(n) for n in (FIRST, SECOND, RELU)]
+    mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv + node_of_r:0")])
+    places = [mapper.find_layer(n) for n in (FIRST, SECOND, RELU)]
     assert [None if p is None else p[1] for p in places] == [0, 1, 1]
     assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND, RELU]
 
 
 def test_mapper_prefers_metadata_to_the_name() -> None:
-    mapper = Mapper(MODEL, [layer("/m.0/cv", "CaskConvolution", "/m_1/cv", "unknown")])
-    assert (mapper.layer_of(FIRST), mapper.layer_of(SECOND)) == (None, (mapper.layers[0], 0))
+    mapper = NodeMapper(MODEL, [layer("/m.0/cv", "CaskConvolution", "/m_1/cv", "unknown")])
+    assert (mapper.find_layer(FIRST), mapper.find_layer(SECOND)) == (None, (mapper.layers[0], 0))
 
 
 def test_mapper_ignores_foreign_nodes() -> None:
     block = layer("{ForeignNode[/m.0/cv.../m_1/cv]}", "Other")
-    assert Mapper(MODEL, [block]).layer_of(FIRST) is None and Mapper(MODEL, []).nodes(block) == []
+    assert (
+        NodeMapper(MODEL, [block]).find_layer(FIRST) is None
+        and NodeMapper(MODEL, []).nodes(block) == []
+    )
 
 
 def test_mapper_with_the_names_of_the_build() -> None:
     """The name in the model is no name of the build then."""
     names = {n.index: f"n{n.index}" for n in MODEL.nodes}
-    mapper = Mapper(MODEL, [BuiltLayer(f"n{FIRST.index}", "CaskConvolution")], names)
-    assert mapper.node(f"n{FIRST.index}") is FIRST and mapper.node(FIRST.name) is None
-    assert mapper.layer_of(FIRST) is not None
+    mapper = NodeMapper(MODEL, [BuiltLayer(f"n{FIRST.index}", "CaskConvolution")], names)
+    assert mapper.find_node(f"n{FIRST.index}") is FIRST and mapper.find_node(FIRST.name) is None
+    assert mapper.find_layer(FIRST) is not None
 
 
 def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
@@ -200,7 +203,7 @@ def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
     ],
 )
 def test_mapper_layer_of(layers: list[BuiltLayer], index: int | None) -> None:
-    place = Mapper(MODEL, layers).layer_of(FIRST)
+    place = NodeMapper(MODEL, layers).find_layer(FIRST)
     assert (None if place is None else layers.index(place[0])) == index
 
 
@@ -222,12 +225,12 @@ def test_mapper_layer_of(layers: list[BuiltLayer], index: int | None) -> None:
     ],
 )
 def test_common_names(build: Build, common: int) -> None:
-    assert common_names(MODEL, build) == (common, 2)
+    assert count_named_convolutions(MODEL, build) == (common, 2)
 
 
 def test_common_names_of_a_model_without_convolutions(g: Graph) -> None:
     model = Model(g.model(g.op("Neg", g.relu(g.input(1, 4), "r"), "n")))
-    assert common_names(model, Build(layers=[layer("r", "PointWiseV2")])) == (1, 2)
+    assert count_named_convolutions(model, Build(layers=[layer("r", "PointWiseV2")])) == (1, 2)
     assert [trt_name(n) for n in model.nodes] == ["r", "n"]
 
 
@@ -240,7 +243,7 @@ def test_common_names_of_unnamed_nodes(name: str, common: int, g: Graph) -> None
     (conv,) = (n for n in proto.graph.node if n.op_type == "Conv")
     output = ParsedTensor(conv.output[0], None, "FLOAT")
     section = ParseSection([ParsedNode(name, "Conv", outputs=[None, output])])
-    assert common_names(Model(proto), Build(parse=section)) == (common, 1)
+    assert count_named_convolutions(Model(proto), Build(parse=section)) == (common, 1)
 
 
 def two_branches() -> onnx.ModelProto:
@@ -303,7 +306,7 @@ def test_compare_precision_and_output(
     precision: Precision, output: Precision, same: bool | None, agrees: bool | None
 ) -> None:
     assert ONE.precision == INT8
-    first, second = compare(PREDICTED, built(precision, output))
+    first, second = pair_convolutions(PREDICTED, built(precision, output))
     assert (first.same_precision, first.agrees) == (same, agrees)
     assert (second.same_precision, second.agrees) == (True, True)
 
@@ -319,16 +322,16 @@ def test_compare_precision_and_output(
 )
 def test_status_agrees(bad_zero_point: bool, status: str, agrees: bool | None) -> None:
     prediction = predict(Model(two_convolutions(bad_zero_point=bad_zero_point)), "rtx1.7")
-    assert status_agrees(prediction, built(INT8, INT8, status)) is agrees
+    assert is_status_as_predicted(prediction, built(INT8, INT8, status)) is agrees
 
 
 @pytest.mark.parametrize(("length", "expected"), [(5000, 5000), (100_000, None)])
-def test_in_order_of_long_sequences(length: int, expected: int | None) -> None:
-    assert in_order(range(length), range(length)) == expected
+def test_longest_common_subsequence_of_long_sequences(length: int, expected: int | None) -> None:
+    assert longest_common_subsequence(range(length), range(length)) == expected
 
 
-def longest_common_subsequence(first: list[int], second: list[int]) -> int:
-    """Return its length by dynamic programming."""
+def dynamic_programming_length(first: list[int], second: list[int]) -> int:
+    """Return the length of the longest common subsequence."""
     row = [0] * (len(second) + 1)
     for x in first:
         before = row[:]
@@ -342,10 +345,10 @@ lists = st.lists(st.integers(0, 6), max_size=40)
 
 @given(lists, lists)
 def test_agreement_counts(first: list[int], second: list[int]) -> None:
-    ordered = longest_common_subsequence(first, second)
+    ordered = dynamic_programming_length(first, second)
     common = (Counter(first) & Counter(second)).total()
-    assert in_order(first, second) == ordered
-    assert agreement(first, second) == TraceCounts(len(first), len(second), common, ordered)
+    assert longest_common_subsequence(first, second) == ordered
+    assert count_agreement(first, second) == TraceCounts(len(first), len(second), common, ordered)
 
 
 def chain_of_two() -> Model:

@@ -21,17 +21,23 @@ from qdqtool.formats.output import as_options
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import chosen
+from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.physics import constants
+from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
-from qdqtool.util.notes import Remark, remarks
-from qdqtool.verification.api import compare_assuming, count_wrong, exit_code, verify
+from qdqtool.util.notes import note_codes
+from qdqtool.verification.api import compare_under_assumptions, count_errors, exit_code, verify
 from qdqtool.verification.lines import Verification
-from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
+from qdqtool.verification.times import (
+    compare_times,
+    explain_missing_estimate,
+    float_precision,
+    measured_time,
+)
 from tests.buildlog.samples import build_of
 from tests.errors import has
+from tests.notes import note
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
@@ -48,8 +54,10 @@ def chain(length: int = 8) -> Model:
 
 MODEL = chain()
 PREDICTED = predict(MODEL, TARGET, advice=False)
-TIME = estimate(MODEL, PREDICTED, chosen(GPU, None), TARGET, plain=Precision.FP16, compare=False)
-OVERHEAD = constants().overhead_us * 1e-3
+TIME = estimate(
+    MODEL, PREDICTED, choose_gpu(GPU, None), TARGET, float_type=Precision.FP16, compare=False
+)
+OVERHEAD = load_constants().overhead_us * 1e-3
 
 
 def row(name: str, ms: float) -> ProfileRow:
@@ -187,7 +195,7 @@ def test_medians_of_the_profile_are_used() -> None:
     ],
 )
 def test_plain_in_precision_flags(flags: tuple[str, ...], plain: Precision) -> None:
-    assert plain_in(Build(precision_flags=frozenset(flags))) == plain
+    assert float_precision(Build(precision_flags=frozenset(flags))) == plain
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
@@ -209,25 +217,25 @@ def test_verify_notes_begin_with_the_version() -> None:
     index = next(i for i, x in enumerate(lines) if "fusing" in x)
     build = build_of([*lines[:index], *[lines[index]] * 60, *lines[index:]])
     first, second, third = verify(SKIP, build).notes
-    assert first.remark in (Remark.NO_VERSION, Remark.AMBIGUOUS_VERSION, Remark.VERSION_OF_SPELLING)
-    assert second.remark is Remark.MORE_MISMATCHES and third.values["name"] == "silu-add"
+    assert first.code in ("no-version", "ambiguous-version", "version-of-spelling")
+    assert second.code == "more-mismatches" and third.values["name"] == "silu-add"
 
 
 @pytest.mark.parametrize(
     ("build", "expected"),
     [
-        (timed(1.0, device="Orin"), [Remark.NO_ESTIMATE]),
+        (timed(1.0, device="Orin"), ["no-estimate"]),
         (timed(1.0, device="Orin", gpu={"SMs": "16", "Compute Capability": "8.7"}), []),
         (Build(device="Orin"), []),
     ],
     ids=["ambiguous GPU", "GPU", "no time"],
 )
-def test_not_compared(build: Build, expected: list[Remark]) -> None:
-    assert remarks(not_compared(build)) == expected
+def test_not_compared(build: Build, expected: list[str]) -> None:
+    assert note_codes(explain_missing_estimate(build)) == expected
 
 
 def test_not_compared_names_the_measured_time() -> None:
-    assert not_compared(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
+    assert explain_missing_estimate(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -244,7 +252,7 @@ def test_compare_times_notes_a_log_of_another_device(
 ) -> None:
     build = timed(1.0, device="Orin", gpu=facts)
     times = compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions("RTX 3060"))
-    assert times is not None and (Remark.CONTRADICTED in remarks(times["notes"])) is contradicts
+    assert times is not None and ("contradicted" in note_codes(times["notes"])) is contradicts
     assert not contradicts or "--gpu" in as_options(times["notes"][0])
 
 
@@ -268,21 +276,23 @@ LINES = {
 
 
 def compare_skip(build: Build) -> Verification:
-    return compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
+    return compare_under_assumptions(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
 def test_compare_assuming_without_assumptions(g: Graph) -> None:
     model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
     prediction = predict(model, OTHER_TARGET)
-    result = compare_assuming(model, prediction, build_of(log_of(prediction)), OTHER_TARGET)
+    result = compare_under_assumptions(
+        model, prediction, build_of(log_of(prediction)), OTHER_TARGET
+    )
     assert result.prediction is prediction
     assert (result.notes, result.mismatches) == ([], [])
 
 
 def test_build_shows_the_assumed_value() -> None:
     result = compare_skip(build_of(LINES["apart"]))
-    note = Remark.SHOWN_AS_ASSUMED(name="silu-add", value="apart", target="trt8.5")
-    assert (result.mismatches, result.notes) == ([], [note])
+    expected = note("shown-as-assumed", name="silu-add", value="apart", target="trt8.5")
+    assert (result.mismatches, result.notes) == ([], [expected])
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
 
@@ -290,20 +300,20 @@ def test_build_shows_the_assumed_value() -> None:
 def test_build_shows_the_other_value() -> None:
     """The result contains the prediction of that value."""
     result = compare_skip(build_of(LINES["fused"]))
-    note = Remark.SHOWN_OTHERWISE(name="silu-add", value="fused", assumed="apart", target="trt8.5")
-    assert (result.mismatches, result.notes) == ([], [note])
+    expected = note(
+        "shown-otherwise", name="silu-add", value="fused", assumed="apart", target="trt8.5"
+    )
+    assert (result.mismatches, result.notes) == ([], [expected])
     assert result.prediction is not None
     assert result.prediction.convolution("c1").output == Precision.INT8
     assert OF_SKIP.convolution("c1").output != Precision.INT8
     (assumption,) = result.prediction.assumptions
-    assert (assumption.value, assumption.why) == ("fused", Remark.SHOWN_BY_BUILD())
+    assert (assumption.value, assumption.why) == ("fused", note("shown-by-build"))
 
 
 def test_build_without_passes_shows_neither_value() -> None:
     result = compare_skip(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
-    assert result.notes == [
-        Remark.NOT_SHOWN_BY_BUILD(name="silu-add", values=["apart", "fused"], value="apart")
-    ]
+    assert result.notes == [note("not-shown-by-build", name="silu-add", value="apart")]
     assert result.prediction is not None
     assert result.prediction.convolution("c1").output == Precision.FLOAT
 
@@ -318,7 +328,7 @@ def test_build_with_a_mismatch_shows_the_nearest_value(value: str) -> None:
     result = compare_skip(build_of(lines))
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
     note = result.notes[0]
-    assert note.remark in (Remark.NEAREST_AS_ASSUMED, Remark.NEAREST_OTHERWISE)
+    assert note.code in ("nearest-as-assumed", "nearest-otherwise")
     assert (note.values["name"], note.values["value"]) == ("silu-add", value)
 
 
@@ -344,4 +354,4 @@ def test_count_wrong(
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
     mismatches = [Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds]
     result = Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
-    assert count_wrong(result) == wrong
+    assert count_errors(result) == wrong

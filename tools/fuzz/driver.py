@@ -11,7 +11,12 @@ from qdqtool.builders.compiler_process import CompilerProcess
 from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.ir import modelfile
 from qdqtool.trt.rtx.predict import predict_rtx, status_of
-from qdqtool.verification.build_model import BuiltModel, compare, mapped, status_agrees
+from qdqtool.verification.build_model import (
+    BuiltModel,
+    is_status_as_predicted,
+    map_build,
+    pair_convolutions,
+)
 
 TIMEOUT = 60.0
 SM = (86,)
@@ -57,14 +62,14 @@ class Lab:
         result = build_with_package(self.child, path, self.work, "tensorrt-rtx", SM, TIMEOUT)
         model = modelfile.load(proto)
         read_log(model, log_names(model), self.work, result)
-        return mapped(result)
+        return map_build(result)
 
     def answer(self, proto: onnx.ModelProto) -> Answer:
         """Return the disagreements between prediction and build."""
         model = modelfile.load(proto)
         prediction = predict_rtx(model)
         result = self.build(proto)
-        if not status_agrees(prediction, result):
+        if not is_status_as_predicted(prediction, result):
             return Answer(
                 1,
                 [("", status_of(prediction), f"{result.status}: {result.message}")],
@@ -73,7 +78,7 @@ class Lab:
             )
         if result.status != "built":
             return Answer(1, [], 0, result.status)
-        pairs = compare(prediction, result)
+        pairs = pair_convolutions(prediction, result)
         built = [p for p in pairs if p.built is not None]
         wrong = [
             (

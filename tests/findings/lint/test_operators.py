@@ -17,7 +17,7 @@ from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_i
 from qdqtool.prediction import predict
 from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
 from qdqtool.types import Finding, Severity
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.findings.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
@@ -318,7 +318,7 @@ def test_insert_writes_no_squares_in_fp16(target: str, eps: float, form: str) ->
     exact = form in EXACT
     assert ops.count("LayerNormalization") == exact and bool(squares) is not exact
     assert all(index.elem_type(n.output) == TensorProto.FLOAT for n in squares)
-    assert {Remark.NORMS_WRITTEN, Remark.NORMS_STAY_FP32} & set(remarks(result.notes))
+    assert {"norms-written", "norms-stay-fp32"} & set(note_codes(result.notes))
     assert "NORM-PIECES" not in {f.code for f in result.findings}
     assert result.prediction is not None
     assert "NORM-PIECES" not in result.prediction.findings_by_code()
@@ -335,8 +335,8 @@ def test_insert_into_fp16_file_writes_layer_norm_or_reports_it(form: str) -> Non
     """Nothing is said to stay FP32 that is FP16 in the file."""
     floats = in_half(normalized(form, 1e-3))
     result = qdqtool.insert(floats, samples(floats), target="trt11", losses=0, predict=False)
-    assert (Remark.NORMS_WRITTEN in remarks(result.notes)) is (form == "Pow")
-    assert Remark.NORMS_STAY_FP32 not in remarks(result.notes)
+    assert ("norms-written" in note_codes(result.notes)) is (form == "Pow")
+    assert "norms-stay-fp32" not in note_codes(result.notes)
     assert any(f.code == "NORM-PIECES" for f in result.findings) is (form != "Pow")
     check(result.model)
 
@@ -365,7 +365,7 @@ def test_insert_reports_squares_that_may_become_fp16(target: str, form: str) -> 
         predict=False,
     )
     (finding,) = {f.code: f for f in result.findings if f.code == "NORM-PIECES"}.values()
-    warnings = [w for w in result.warnings if w.remark is Remark.OF_FINDING_TO_FIX]
+    warnings = [w for w in result.warnings if w.code == "of-finding-to-fix"]
     assert [w.values["code"] for w in warnings].count("NORM-PIECES") == 1
     assert finding.automatic is (form in EXACT and target != "trt8.5")
     if target != "trt8.5":
@@ -544,7 +544,7 @@ def test_insert_keeps_other_sums_of_squares_fp32(how: str) -> None:
     floats = g.model(g.op("Relu", sum_of_squares(g, x, how), "last"))
     data = [{"x": np.full((1, 4, 16), 30.0, np.float32)}]
     result = qdqtool.insert(floats, data, target="trt11", losses=0, predict=False)
-    notes = [n for n in result.notes if n.remark is Remark.SQUARES_STAY_FP32]
+    notes = [n for n in result.notes if n.code == "squares-stay-fp32"]
     assert "square" in [n.values["first"] for n in notes]
     (expected,), (actual,) = run(floats, data[0]), run(result.model, data[0])
     np.testing.assert_allclose(actual, expected, rtol=0.02)

@@ -10,11 +10,10 @@ import onnx
 import pytest
 
 from calibration import Focus, Statistics, collect
-from calibration.clustered import PortionSizer
+from calibration.cluster_pass import PortionSizer
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import YOLO_PREPROCESS
 from qdqtool.errors import ClusterError, DataError
-from qdqtool.util.notes import Remark
 from tests.calibration.checks import contents, reports
 from tests.calibration.cluster.clusters import (
     ChangingSource,
@@ -172,11 +171,11 @@ def test_interrupted_run_leaves_nothing_behind_and_goes_on(
     watch_progress(monkeypatch, numbers.append)
     statistics = run(pictures, client, cache=cache, focus=FOCUS, progress=True)
     assert len(numbers) == 14 - 5, "the portions that had been merged are not done again"
-    assert statistics.notes[0].remark is Remark.RESUMED
+    assert statistics.notes[0].code == "resumed"
     assert (contents(statistics), cache.read_bytes()) == alone
     # One process goes on where a cluster stopped, and finds it finished.
     again = run(pictures, cache=cache, focus=FOCUS)
-    assert again.notes[0].remark is Remark.REUSED
+    assert again.notes[0].code == "reused"
 
 
 def test_model_travels_once_to_each_worker(
@@ -198,7 +197,7 @@ def test_model_travels_once_to_each_worker(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_worker_that_differs_is_refused(
+def test_worker_that_differs_is_rejected(
     client: Any, pictures: Path, facts: dict[str, str], values: list[str]
 ) -> None:
     worker = min(worker_pids(client))
@@ -213,7 +212,7 @@ def test_worker_that_differs_is_refused(
         client.run(replace_facts, {}, workers=[worker])
 
 
-def test_other_files_on_a_worker_are_refused(client: Any, pictures: Path) -> None:
+def test_other_files_on_a_worker_are_rejected(client: Any, pictures: Path) -> None:
     paths = sorted(pictures.glob("*.png"))
     inputs = [InputSpec("images", (1, 3, 16, 16))]
     source = ChangingSource(paths, pictures, inputs, YOLO_PREPROCESS, None)
@@ -246,7 +245,7 @@ def test_urls_are_read_by_the_workers(client: Any, pictures: Path) -> None:
     assert contents(run(url, client)) == contents(alone)
 
 
-def test_other_content_behind_a_url_is_refused(
+def test_other_content_behind_a_url_is_rejected(
     client: Any, pictures: Path, portion_size: SetSize
 ) -> None:
     portion_size(1)

@@ -1,0 +1,319 @@
+"""Readers of TensorRT's JSON files: layer listings and profiles.
+
+Layers are objects, or strings if the engine was built without ``--profilingVerbosity=detailed``.
+TensorRT writes control characters, stray bytes and unescaped names into its JSON. A file may also
+be cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from typing import Any
+
+from qdqtool.buildlog.agreement import BuildSource
+from qdqtool.buildlog.layers import layer_from_fields
+from qdqtool.buildlog.lines import parse_number
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    Gap,
+    GapKind,
+    ListingSource,
+    ProfileRow,
+    Section,
+)
+from qdqtool.errors import BuildLogError
+from qdqtool.util.json_text import TooManyValues, parse_json
+from qdqtool.util.notes import Remark
+
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
+_ROW_BEGINS = '{ "name" : "'
+_ROW = re.compile(
+    r'", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
+    r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
+)
+_ROW_KEYS = ("timeMs", "averageMs", "medianMs", "percentage")
+_VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
+_TARGET = re.compile(r"SM(\d{2,3})")
+_MAX_TARGETS = 16
+_MAX_BINDINGS = 10_000
+_MAX_LAYERS = 200_000
+MAX_LISTED_TENSORS = 500_000  # of all layers: as many tensors with fields as fit into 20 MB of JSON
+
+
+def read_json(data: bytes, path: str) -> Build:
+    """Read a layer listing or a profile in JSON.
+
+    Args:
+        data: Contents of the file.
+        path: Name of the file in messages.
+
+    Raises:
+        BuildLogError: It is neither, or too much of it is damaged.
+    """
+    documents, is_complete = _load_documents(data.decode("utf-8", "replace"), path)
+    build = Build(source=BuildSource.LAYER_JSON)
+    content = documents[-1] if len(documents) == 1 else _choose_document(build, documents, path)
+    if isinstance(content, dict):
+        _add_listing(build, content, path)
+    elif isinstance(content, list) and _is_profile(content):
+        build.source = BuildSource.PROFILE_JSON
+        _add_profile(build, content)
+    elif isinstance(content, list) and any(map(_is_layer, content)):
+        _add_layers(build, content, path)
+    else:
+        raise BuildLogError(
+            "a JSON that is neither a layer listing nor a profile of TensorRT",
+            path,
+            code="wrong-format",
+        )
+    if not is_complete:
+        build.notes.append(Remark.CUT_OFF(file=path))
+        is_profile = build.source == BuildSource.PROFILE_JSON
+        section = Section.PROFILE if is_profile else Section.LISTING
+        build.gaps.append(Gap(section, GapKind.CUT_FILE, name=path))
+    return build
+
+
+# Documents of a file
+
+
+def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
+    """Return the JSON documents in a file, and whether the file is complete.
+
+    A file that several builds appended to has several documents.
+    """
+    text = text.strip().rstrip("\0")
+    error: Exception
+    for candidate in (text, _BAD_ESCAPE.sub(r"\\\\", text)):
+        try:
+            return [parse_json(candidate, strict=False)], True
+        except RecursionError:
+            raise BuildLogError(
+                "a JSON nested too deeply to be TensorRT's", path, code="nested-too-deeply"
+            ) from None
+        except TooManyValues as too_many:
+            raise BuildLogError(
+                f"a JSON of {too_many}, which none of TensorRT's has", path, code="too-many-values"
+            ) from None
+        except ValueError as damage:
+            error = damage
+    sequence = _split_documents(text)
+    if sequence is not None:
+        return sequence
+    if text.startswith('{"log":'):
+        raise BuildLogError(
+            "a log as Docker stores it; give what `docker logs` prints of that container",
+            path,
+            code="docker-log",
+        )
+    salvaged = _salvage(text)
+    if salvaged is None:
+        raise BuildLogError(
+            f"not a JSON of TensorRT, or damaged ({error}); export it again",
+            path,
+            code="file-damaged",
+        ) from None
+    return [salvaged], False
+
+
+def _split_documents(text: str) -> tuple[list[Any], bool] | None:
+    """Split a sequence of layers (one document) or of whole documents. None for anything else."""
+    items, end = _decode_values(text, 0)
+    is_complete = end == len(text)
+    if not items:
+        return None
+    if all(isinstance(item, dict) and "LayerType" in item for item in items):
+        return [items], is_complete
+    if all(_is_listing(item) or _is_profile(item) for item in items):
+        return items, is_complete
+    return None
+
+
+def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
+    """Return the last listing, else the last profile. Add the last profile to a listing."""
+    listings = [document for document in documents if isinstance(document, dict)]
+    profiles = [document for document in documents if isinstance(document, list)]
+    if listings and profiles:
+        if len(documents) > 2:
+            build.notes.append(Remark.SEVERAL_OF_BOTH(file=path, count=len(documents)))
+        _add_profile(build, profiles[-1])
+    else:
+        build.notes.append(Remark.SEVERAL_DOCUMENTS(file=path, count=len(documents)))
+    return (listings or profiles)[-1]
+
+
+def _salvage(text: str) -> Any:
+    """Return the readable part of a truncated or damaged file, None if there is none.
+
+    It is the complete rows of a profile, or the layers before the damage.
+    """
+    rows = [row for row in map(_parse_profile_row, text.splitlines()) if row is not None]
+    if rows:
+        return [{"count": 0}, *rows]
+    start = _find_layer_list(text)
+    if start < 0:
+        return None
+    layers, _ = _decode_values(text, _skip_separators(text, start + 1))
+    return {"Layers": layers} if layers else None
+
+
+def _find_layer_list(text: str) -> int:
+    for key in _LAYER_KEYS:
+        position = text.find(f'"{key}"')
+        if position >= 0:
+            return text.find("[", position)
+    return 0 if text.startswith("[") else -1
+
+
+def _decode_values(text: str, start: int) -> tuple[list[Any], int]:
+    """Return the consecutive values from a position on, and the end of the last complete one."""
+    decoder = json.JSONDecoder(strict=False)
+    items: list[Any] = []
+    with contextlib.suppress(ValueError, RecursionError):
+        while len(items) < _MAX_LAYERS:
+            item, start = decoder.raw_decode(text, start)
+            items.append(item)
+            start = _skip_separators(text, start)
+    return items, start
+
+
+def _skip_separators(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n,":
+        position += 1
+    return position
+
+
+def _parse_profile_row(line: str) -> dict[str, Any] | None:
+    """Parse a complete row of a profile. TensorRT does not escape the name in it."""
+    start = line.find(_ROW_BEGINS)
+    name_end = line.rfind('", "timeMs" : ')
+    match = _ROW.match(line, name_end) if 0 <= start < name_end else None
+    if match is None:
+        return None
+    row: dict[str, Any] = {"name": line[start + len(_ROW_BEGINS) : name_end]}
+    for key, value in zip(_ROW_KEYS, match.groups(), strict=True):
+        row[key] = parse_number(value or "")
+    return row
+
+
+# Listings
+
+
+def _is_listing(content: Any) -> bool:
+    return isinstance(content, dict) and any(key in content for key in _LAYER_KEYS)
+
+
+def _is_layer(item: Any) -> bool:
+    return isinstance(item, str) or (isinstance(item, dict) and "LayerType" in item)
+
+
+def _add_listing(build: Build, content: dict[str, Any], path: str) -> None:
+    if not _is_listing(content):
+        raise BuildLogError(
+            "a JSON without 'Layers': no layer listing and no profile of TensorRT",
+            path,
+            code="no-layer-list",
+        )
+    _add_layers(build, next(content[key] for key in _LAYER_KEYS if key in content), path)
+    # `qdqtool build` writes builder, targets and version into its layer table.
+    build.is_rtx = content.get("builder") == "tensorrt-rtx"
+    build.targets = _parse_targets(content.get("targets"))
+    version = content.get("version")
+    if isinstance(version, str) and _VERSION.fullmatch(version):
+        build.tensorrt = version
+    bindings = content.get("Bindings", content.get("I/O Tensors"))
+    if isinstance(bindings, list):
+        for item in bindings[:_MAX_BINDINGS]:
+            name = item.get("Name") if isinstance(item, dict) else item
+            if isinstance(name, str):
+                build.bindings.append(name)
+
+
+def _parse_targets(listed: Any) -> tuple[int, ...]:
+    if not isinstance(listed, list):
+        return ()
+    matches = [_TARGET.fullmatch(item) for item in listed[:_MAX_TARGETS] if isinstance(item, str)]
+    return tuple(int(match[1]) for match in matches if match)
+
+
+def _add_layers(build: Build, listed: Any, path: str) -> None:
+    if not isinstance(listed, list):
+        raise BuildLogError(
+            "'Layers' is not a list; not a listing of TensorRT", path, code="wrong-type"
+        )
+    tensors = 0
+    for item in listed[:_MAX_LAYERS]:
+        if isinstance(item, str):
+            build.layers.append(BuiltLayer(name=item))
+            continue
+        if not isinstance(item, dict) or ("Name" not in item and "LayerType" not in item):
+            raise BuildLogError(
+                f"layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT",
+                path,
+                code="wrong-layer",
+            )
+        layer = layer_from_fields(item)
+        build.layers.append(layer)
+        tensors += len(layer.inputs) + len(layer.outputs) + len(layer.constants)
+        if tensors > MAX_LISTED_TENSORS:
+            raise BuildLogError(
+                f"lists more than {MAX_LISTED_TENSORS:,} tensors up to layer "
+                f"{len(build.layers) - 1}; no engine has as many",
+                path,
+                code="too-many-tensors",
+            )
+    build.listing = ListingSource.LAYER_JSON
+
+
+# Profiles
+
+
+def _is_profile(content: Any) -> bool:
+    if not isinstance(content, list) or not content:
+        return False
+    first = content[0]
+    if isinstance(first, dict) and set(first) == {"count"}:
+        return True
+    return any(
+        isinstance(row, dict) and ("timeMs" in row or "averageMs" in row) for row in content[:3]
+    )
+
+
+def _add_profile(build: Build, content: list[Any]) -> None:
+    for item in content[:_MAX_LAYERS]:
+        if not isinstance(item, dict):
+            continue
+        if "count" in item and "name" not in item:
+            count = item["count"]
+            build.iterations = count if isinstance(count, int) and 0 < count < 10**12 else None
+            continue
+        row = _profile_row(item, build.iterations)
+        if row is not None:
+            build.profile_rows.append(row)
+    if build.profile_rows:
+        build.profile_total_ms = sum(row.average_ms for row in build.profile_rows)
+    else:
+        build.profile_total_ms = None
+
+
+def _profile_row(item: dict[str, Any], iterations: int | None) -> ProfileRow | None:
+    total, average, median, percentage = (_as_float(item.get(key)) for key in _ROW_KEYS)
+    if average is None and total is not None and iterations:
+        average = total / iterations
+    if average is None:
+        return None
+    name = str(item.get("name", ""))
+    return ProfileRow(name, total or average, average, median, percentage or 0.0)
+
+
+def _as_float(value: Any) -> float | None:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return parse_number(str(value)[:400])
+    return None

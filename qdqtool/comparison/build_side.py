@@ -1,0 +1,236 @@
+"""A build as a side of a comparison: the nodes of its model, or its own layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from qdqtool.buildlog.costs import NUMBERED_NAME, EngineComparison, EngineReport, align, main_node
+from qdqtool.buildlog.names import NameSet
+from qdqtool.buildlog.reconstruct import graph_from_log
+from qdqtool.buildlog.summary import find_truncations
+from qdqtool.buildlog.types import Build, BuiltLayer, Shape
+from qdqtool.comparison.matching import MIN_LIKENESS, match
+from qdqtool.comparison.result import ChangeKind, NodeChange, NodeSide, SideSummary
+from qdqtool.errors import BuildLogError
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import output_axis
+from qdqtool.patterns.view import View
+from qdqtool.types import BYTES, Precision, Prediction
+from qdqtool.verification.api import MIN_NAMED, is_all_myelin
+from qdqtool.verification.convolutions import PassLines, find_built_nodes, read_built_convolution
+from qdqtool.verification.kernels import (
+    compute_precision,
+    is_myelin_kernel,
+    none_if_unknown,
+    output_precision,
+)
+from qdqtool.verification.layer_mapping import (
+    NodeMapper,
+    count_named_convolutions,
+    find_name_conflicts,
+    is_multiplication_layer,
+    trt_name,
+)
+
+
+def summarize_build(report: EngineReport, name: str) -> SideSummary:
+    """Return the totals of a build, by its own layers; ``name`` stands for its files."""
+    build = report.build
+    layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
+    int8 = [layer for layer in layers if compute_precision(layer) in BYTES]
+    title = f"{name} ({build.title}{f' on {build.device}' if build.device else ''})"
+    side = SideSummary("build", title, bool(int8), len(layers), gpu=build.device or "")
+    if build.layers and not build.names_only:
+        side.int8 = len(int8)
+        side.int8_to_int8 = sum(output_precision(layer) == Precision.INT8 for layer in int8)
+        side.conversions = len(build.conversions)
+    side.plain = sum(layer.is_convolution for layer in layers)
+    side.products = len(layers) - side.plain
+    # The time that trtexec prints for one execution, otherwise the sum of the profile.
+    side.ms = build.gpu_ms
+    if side.ms is None and report.has_times:
+        side.ms = report.total_ms
+    elif side.ms is None:
+        side.ms = sum(row.ms for row in build.profile_rows) or None
+    side.measured = side.ms is not None
+    side.gaps = find_truncations(build)
+    return side
+
+
+def add_profile_layers(build: Build) -> Build:
+    """Return a build with the layers of its profile if it lists none; they have no data types."""
+    if build.layers or not build.profile_rows:
+        return build
+    layers = [BuiltLayer(row.name) for row in build.profile_rows]
+    return replace(build, layers=layers, names_only=True)
+
+
+def map_nodes(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
+    """Return a model's nodes as built, by node index, and how they were matched.
+
+    Nodes that the build does not show are left out. They are matched by ``names``, by
+    ``structure`` or by ``shapes``.
+    """
+    model = view.model
+    mapper = NodeMapper(model, build.layers)
+    names: dict[int, str] | None = None
+    if not _are_names_equal(view, build, mapper):
+        if not any(node.outputs for node in build.parse.nodes):
+            return _match_shapes(view, build), "shapes"
+        parsed = match(view, View(Model(graph_from_log(build)[0], "the log's graph")))
+        if parsed.likeness < MIN_LIKENESS:
+            raise _different_network_error(view, build)
+        names = {n.index: f"({n.index})" for n in model.nodes}
+        names |= {index: trt_name(partner) for index, partner in parsed.pairs.items()}
+        mapper = NodeMapper(model, build.layers, names)
+    if build.is_rtx:
+        nodes = _map_rtx_nodes(model, build, names)
+    else:
+        nodes = _map_convolutions(model, prediction, build, mapper)
+    return nodes, "names" if names is None else "structure"
+
+
+def _map_rtx_nodes(model: Model, build: Build, names: dict[int, str] | None) -> dict[int, NodeSide]:
+    return {
+        node.index: NodeSide(
+            node.name,
+            node.op,
+            node.precision,
+            list(node.inputs),
+            none_if_unknown(node.output),
+            layer=node.layer,
+            ms=build.profile.get(node.layer or ""),
+        )
+        for node in find_built_nodes(model, build.layers, names)
+        if node.precision != Precision.UNKNOWN
+    }
+
+
+def _map_convolutions(
+    model: Model, prediction: Prediction, build: Build, mapper: NodeMapper
+) -> dict[int, NodeSide]:
+    operators = {n.name: n.op for n in model.nodes}
+    lines = PassLines(build, mapper)
+    nodes: dict[int, NodeSide] = {}
+    for conv in prediction.convolutions:
+        built = read_built_convolution(model.node(conv.name), conv, build, mapper, lines)
+        if built.precision is not None:
+            nodes[conv.index] = NodeSide(
+                conv.name,
+                conv.op,
+                built.precision,
+                list(built.inputs or ()),
+                built.output,
+                layer=built.layer or None,
+                fused=[operators.get(name, name) for name in built.fused or ()],
+                ms=build.profile.get(built.layer),
+            )
+    return nodes
+
+
+def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
+    """Return whether the names in the build are those of the model.
+
+    If the model's names are numbered, all of them have to be there, because numbered names of
+    another export may be equal by chance.
+    """
+    if find_name_conflicts(view, build, mapper):
+        return False
+    named, total = count_named_convolutions(view.model, build)
+    if named == total or is_all_myelin(build):
+        return True
+    numbered = any(NUMBERED_NAME.search(n.name) for n in view.weighted)
+    return named >= MIN_NAMED * total and not numbered
+
+
+def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
+    """Match nodes with layers by the names of weights, then by kernel and channels in order."""
+    layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
+    nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
+    weights = {n.index: view.weights(n).source for n in nodes}
+    initializers = NameSet(view.model.initializers)
+    by_weights: dict[str, BuiltLayer] = {}
+    for layer in layers:
+        if " || " not in layer.name:
+            by_weights.update(dict.fromkeys(layer.parse_name(initializers).bases, layer))
+    counts = Counter(weights.values())  # weights that two nodes share identify neither
+    pairs: list[tuple[Node, BuiltLayer]] = []
+    left: list[Node] = []
+    for node in nodes:
+        name = weights[node.index]
+        if counts[name] == 1 and name in by_weights:
+            pairs.append((node, by_weights[name]))
+        else:
+            left.append(node)
+    paired = {id(layer) for _, layer in pairs}
+    pairs += align(
+        [(n, _weights_shape(view, n, weights[n.index])) for n in left],
+        [(layer, _layer_shape(layer)) for layer in layers if id(layer) not in paired],
+        _compare_shapes,
+    )
+    if len(pairs) < MIN_LIKENESS * max(len(nodes), len(layers)):
+        raise _different_network_error(view, build)
+    return {
+        node.index: _read_layer(layer, node.name, node.op, build.profile.get(layer.name))
+        for node, layer in pairs
+    }
+
+
+def _weights_shape(view: View, node: Node, weights: str) -> tuple[Shape, int | None]:
+    """Return the shape of the weights and the axis of the output channels."""
+    shape = view.model.constant_shape(weights) or ()
+    return shape, output_axis(node, len(shape))
+
+
+def _layer_shape(layer: BuiltLayer) -> tuple[Shape | None, str]:
+    """Return the shape of the output and the kernel, which is empty if unknown."""
+    return layer.outputs[0].shape if layer.outputs else None, str(layer.extras.get("Kernel") or "")
+
+
+def _compare_shapes(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) -> int:
+    """Return 2 if output channels and kernel of weights and layer agree, otherwise 0."""
+    (shape, axis), (output, kernel) = weights, layer
+    if output is None or axis is None or axis >= len(shape) or shape[axis] not in output:
+        return 0
+    return 0 if kernel and len(shape) > 2 and str(list(shape[2:])) != kernel else 2
+
+
+def _different_network_error(view: View, build: Build) -> BuildLogError:
+    named, total = count_named_convolutions(view.model, build)
+    return BuildLogError(
+        f"a build of another network than {view.model.path or 'the model given'}: it "
+        f"names {named} of its {total} convolutions, and shapes and order do not fit either",
+        build.display_name,
+        code="different-models",
+    )
+
+
+def pair_layers(engines: EngineComparison) -> list[NodeChange]:
+    """Return the convolutions of two engines side by side."""
+    changes = []
+    for pair in engines.pairs:
+        if not any(c and is_multiplication_layer(c.layer) for c in (pair.first, pair.second)):
+            continue
+        a, b = (
+            _read_layer(c.layer, main_node(c), c.layer.type, c.ms) if c else None
+            for c in (pair.first, pair.second)
+        )
+        kinds: tuple[ChangeKind, ...] = ()
+        if a is None or b is None:
+            kinds = (ChangeKind.ONLY_IN_B if a is None else ChangeKind.ONLY_IN_A,)
+        changes.append(NodeChange(a, b, kinds))
+    return changes
+
+
+def _read_layer(layer: BuiltLayer, name: str, op: str, ms: float | None) -> NodeSide:
+    count = 1 if is_myelin_kernel(layer) else 2  # the second input is a residual
+    return NodeSide(
+        name,
+        op,
+        compute_precision(layer) if layer.type else None,
+        [tensor.precision for tensor in layer.inputs[:count]],
+        none_if_unknown(output_precision(layer)),
+        layer=layer.name,
+        ms=ms,
+    )

@@ -1,0 +1,134 @@
+"""A model as a side of a comparison: Q/DQ in the file, and the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
+from qdqtool.findings.messages import obstacles
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Node
+from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
+from qdqtool.patterns.view import View
+from qdqtool.types import Precision, Prediction
+
+# Operators that only move values, between a DQ and the node that it quantizes.
+_MAX_MOVES = 8
+
+
+@dataclass(slots=True)
+class ModelSide:
+    """A model as a side of a comparison.
+
+    Attributes:
+        prediction: None for a model whose build is the other side.
+        title: Name of the model in the result.
+    """
+
+    view: View
+    prediction: Prediction | None
+    title: str
+
+
+def collect_nodes(side: ModelSide) -> dict[int, NodeSide]:
+    """Return the nodes with weights or with Q/DQ, by node index."""
+    view, prediction = side.view, side.prediction
+    weighted = {n.index for n in view.weighted}
+    nodes: dict[int, NodeSide] = {}
+    for node in view.model.ordered:
+        has_dq = any(qdq.is_dq(view.model.producer(tensor)) for tensor in node.inputs)
+        if not has_dq and node.index not in weighted:
+            continue
+        if not qdq.is_qdq(node) and node.output not in view.constants:
+            nodes[node.index] = _read_node(view, node, node.index in weighted)
+    if prediction is not None:
+        _add_prediction(nodes, view, prediction)
+        return nodes
+    for index in weighted & nodes.keys():
+        is_int8 = nodes[index].data and nodes[index].weights is not False
+        nodes[index].precision = Precision.INT8 if is_int8 else Precision.FLOAT
+    return nodes
+
+
+def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Prediction) -> None:
+    ms = {layer.name: layer.ms for layer in prediction.layers}
+    operators = {n.name: n.op for n in view.model.nodes}
+    for outcome in prediction.convolutions:
+        node = nodes.get(outcome.index)
+        if node is None:
+            continue
+        node.precision = outcome.precision
+        node.inputs, node.output = list(outcome.inputs), outcome.output
+        node.fused = [operators.get(name, name) for name in outcome.fused]
+        node.layer = outcome.layer
+        node.ms = ms.get(outcome.layer or outcome.name)
+        if node.is_int8 and node.is_unsigned:
+            node.precision = Precision.FLOAT
+
+
+def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
+    """Read the Q/DQ of a node from the file."""
+    dq = _find_dequantizer(view, node.input(0))
+    side = NodeSide(node.name, node.op, data=dq is not None, scale=read_scales(view, dq))
+    has_constant_weights = is_weighted and view.weights(node).folded
+    if has_constant_weights:
+        weights = view.weights(node)
+        side.weights = weights.dq is not None
+        # The axis of a matrix product follows from the storage of its weights.
+        with_axis = operator_of(node).kind != LayerKind.MATRIX_MULTIPLY
+        side.weights_scale = read_scales(view, weights.first_quantizer, with_axis)
+    for position, tensor in enumerate(node.inputs):
+        if position == 0 or (position == 1 and has_constant_weights) or tensor in view.constants:
+            continue
+        scales = read_scales(view, _find_dequantizer(view, tensor))
+        if scales is not None:
+            side.other_scales[position] = scales
+    if not is_weighted:
+        side.data = side.data or bool(side.other_scales)
+    return side
+
+
+def _find_dequantizer(view: View, tensor: str) -> Node | None:
+    """Return the DQ upstream of an input, past operators that only move values."""
+    producer = view.model.producer(tensor)
+    for _ in range(_MAX_MOVES):
+        if producer is None or not (rearranges(producer) or producer.op in RESIZES):
+            break
+        producer = view.model.producer(producer.input(0))
+    return producer if qdq.is_dq(producer) else None
+
+
+def read_scales(view: View, node: Node | None, with_axis: bool = True) -> QuantizerScales | None:
+    """Return the scales of a Q or DQ; None if they are unknown."""
+    params = view.params(node) if node is not None else None
+    if node is None or params is None or params.scale is None or not params.scale.size:
+        return None
+    axis = view.axis(node) if with_axis and params.scale.size > 1 else None
+    if axis is not None and axis < 0:
+        axis += len(view.shape(node.input(0)) or ())
+    zero = params.zero_point
+    zeros = tuple(np.ravel(zero).tolist()) if zero is not None and np.any(zero) else ()
+    return QuantizerScales(params.scale, axis, params.precision, zeros)
+
+
+def summarize_model(model: ModelSide) -> SideSummary:
+    """Return the totals of a model."""
+    view, prediction = model.view, model.prediction
+    weighted = [n for n in view.weighted if n.output in view.varying]
+    side = SideSummary("model", model.title, qdq.is_quantized(view.model), len(weighted))
+    side.products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+    side.plain = len(weighted) - side.products
+    if prediction is None:
+        return side
+    summary = prediction.summary()
+    side.convolutions, side.int8 = summary["convolutions"] or 0, summary["int8"]
+    side.int8_to_int8, side.conversions = summary["int8_to_int8"], summary["conversions"]
+    side.products = summary["matrix_products"]
+    side.plain = sum(not c.is_product for c in prediction.convolutions)
+    side.target, side.obstacle = prediction.target, obstacles(prediction.findings)
+    side.compute_capabilities = prediction.compute_capabilities
+    if prediction.time is not None:
+        side.ms, side.gpu = prediction.time["total_ms"], prediction.time["gpu"]
+    return side

@@ -1,0 +1,245 @@
+"""A comparison in sentences: a one-line summary, and the changes at a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from qdqtool.comparison.result import (
+    NO_LISTING,
+    ChangeKind,
+    Comparison,
+    LossReason,
+    NodeChange,
+    QuantizerScales,
+)
+from qdqtool.util.text import counted, layers_counted
+
+# Operators of a model, and kinds of layers of a build.
+_PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
+FLOAT_BUILD = "the build has no Q/DQ: it was built from a float model"
+_LOSS_REASONS = {
+    LossReason.PAIRS: "{} Q/DQ are gone",
+    LossReason.WEIGHTS: "the Q/DQ of {} weights are gone",
+    LossReason.DATA: "the Q/DQ of {} input are gone",
+    LossReason.FLOAT_BUILD: FLOAT_BUILD,
+    LossReason.UNEXPLAINED: "predicted INT8; this build does not say why",
+}
+_CHANGES = {
+    ChangeKind.GAINED_INT8: "gained INT8",
+    ChangeKind.LOST_QDQ: "Q/DQ removed",
+    ChangeKind.GAINED_QDQ: "Q/DQ added",
+    ChangeKind.ONLY_IN_A: "only in A",
+    ChangeKind.ONLY_IN_B: "only in B",
+}
+_ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
+_UNKNOWN = "unknown"
+_MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
+_ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
+
+
+def summarize(comparison: Comparison) -> str:
+    """Summarize the losses and gains of B against A in one line."""
+    parts = [
+        *_describe_obstacles(comparison),
+        *_describe_realized_int8(comparison),
+        *_describe_losses(comparison),
+        *_count_changes(comparison, {ChangeKind.GAINED_INT8: "gained INT8"}),
+        *_count_changes(comparison, _output_texts(comparison)),
+        *_describe_conversions(comparison),
+        *_describe_all_scales(comparison),
+        *_count_changes(comparison, {kind: _CHANGES[kind] for kind in _ONE_SIDED}),
+    ]
+    if not parts and comparison.changed:
+        parts = [f"{len(comparison.changed)} nodes differ"]
+    elif not parts:
+        is_equal = comparison.nodes and not comparison.unknown
+        parts = ["no difference" if is_equal else "data types are not known"]
+    return "; ".join([*parts, *_describe_time(comparison)])
+
+
+def _describe_obstacles(comparison: Comparison) -> list[str]:
+    """Describe truncated builds, and models that TensorRT rejects."""
+    sides = (("A", comparison.a), ("B", comparison.b))
+    cut = [f"{name} is incomplete ({', '.join(s.missing)})" for name, s in sides if s.missing]
+    return cut + [f"{name} has {side.obstacle}" for name, side in sides if side.obstacle]
+
+
+def _describe_realized_int8(comparison: Comparison) -> list[str]:
+    """Count the quantized convolutions of a model that run in INT8 in its build."""
+    a, b = comparison.a, comparison.b
+    if {a.kind, b.kind} != {"model", "build"}:
+        return []
+    both = [node for node in comparison.nodes if node.a and node.b]
+    models = [node.a if a.kind == "model" else node.b for node in both]
+    requested = [n for n, model in zip(both, models, strict=True) if model and model.is_int8]
+    realized = sum(node.a.is_int8 and node.b.is_int8 for node in requested if node.a and node.b)
+    text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
+    if NO_LISTING in (*a.gaps, *b.gaps):
+        text += " by the optimizer's lines alone"
+    unknown = sum(node.is_unknown for node in requested)
+    if unknown:
+        text += f", {unknown} unknown: the build does not show their data types"
+    return [text]
+
+
+def _count_changes(comparison: Comparison, texts: dict[ChangeKind, str]) -> list[str]:
+    """Return the number of layers with each change, in words."""
+    nodes = {kind: comparison.where(kind) for kind in texts}
+    return [f"{_count_layers(nodes[kind])} {text}" for kind, text in texts.items() if nodes[kind]]
+
+
+def _count_layers(nodes: Sequence[NodeChange]) -> str:
+    products = sum(n.op in _PRODUCTS for n in nodes)
+    return layers_counted(len(nodes) - products, products)
+
+
+def _describe_losses(comparison: Comparison) -> list[str]:
+    nodes = comparison.where(ChangeKind.LOST_INT8)
+    examples = {(n.lost, n.finding): n for n in nodes}
+    counts = Counter((n.lost, n.finding) for n in nodes).most_common()
+    reasons = [(count, _loss_reason(examples[key], many=count > 1)) for key, count in counts]
+    if not reasons:
+        return []
+    text = f": {reasons[0][1]}" if reasons[0][1] else ""
+    if len(reasons) > 1:
+        text = f" ({'; '.join(f'{count}: {reason or _UNKNOWN}' for count, reason in reasons)})"
+    return [f"{_count_layers(nodes)} lost INT8{text}"]
+
+
+def _loss_reason(node: NodeChange, *, many: bool) -> str:
+    if node.lost in _LOSS_REASONS:
+        return _LOSS_REASONS[node.lost].format("their" if many else "its")
+    return node.finding
+
+
+def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
+    lost = "still in INT8 but writing float now"
+    gained = "in INT8 as before and writing INT8 now"
+    if comparison.a.kind != comparison.b.kind:
+        lost = "write float where INT8 is predicted"
+        gained = "write INT8 where float is predicted"
+    if (comparison.a.kind, comparison.b.kind) == ("build", "model"):
+        lost, gained = gained, lost
+    return {ChangeKind.LOST_INT8_OUTPUT: lost, ChangeKind.GAINED_INT8_OUTPUT: gained}
+
+
+def _describe_conversions(comparison: Comparison) -> list[str]:
+    more, kinds = comparison.more_conversions, (comparison.a.kind, comparison.b.kind)
+    if not more:
+        return []
+    predicted = "" if kinds[0] == kinds[1] else " than predicted"
+    is_more = more < 0 if kinds == ("build", "model") else more > 0
+    return [f"{counted(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"]
+
+
+def _describe_all_scales(comparison: Comparison) -> list[str]:
+    factors = {
+        "activations": [n.factor for n in comparison.where(ChangeKind.SCALE)],
+        "weights": [n.weights_factor for n in comparison.where(ChangeKind.WEIGHTS_SCALE)],
+    }
+    return [
+        f"scales of {tensors} differ at {counted(len(values), 'node')}{_describe_factors(values)}"
+        for tensors, values in factors.items()
+        if values
+    ]
+
+
+def _describe_factors(factors: list[float | None]) -> str:
+    """Describe the factors if they are small or equal."""
+    valid = [f for f in factors if f is not None]
+    if len(valid) < len(factors):
+        return ""
+    if all(abs(f - 1.0) < _ROUNDING for f in valid):
+        return f", by less than {_ROUNDING:.1%}"
+    if max(valid) - min(valid) > _ROUNDING * max(valid):
+        return ""
+    factor = _format_factor(valid[0])
+    return f", all by one factor ({factor})" if len(valid) > 1 else f" ({factor})"
+
+
+def _describe_time(comparison: Comparison) -> list[str]:
+    if comparison.times_as_long is None:
+        return []
+    gpu = comparison.b.gpu or comparison.a.gpu
+    estimated = f" on {gpu}, estimated" if gpu else ", estimated"
+    is_measured = comparison.a.measured and comparison.b.measured
+    return [f"{comparison.times_as_long:.2f} times as long{'' if is_measured else estimated}"]
+
+
+def describe_changes(
+    node: NodeChange, finding: str = "", verbs: tuple[str, str] = ("wrote", "writes")
+) -> str:
+    """Describe all changes at one node.
+
+    Args:
+        node: The two sides of the node.
+        finding: Message of the finding that explains a lost INT8.
+        verbs: Verbs for the outputs of A and B.
+    """
+    parts = [_describe_change(node, kind, finding, verbs) for kind in node.changes]
+    return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])
+
+
+def _describe_change(
+    node: NodeChange, kind: ChangeKind, finding: str, verbs: tuple[str, str]
+) -> str:
+    a, b = node.a, node.b
+    if kind in _CHANGES:
+        return _CHANGES[kind]
+    assert a is not None and b is not None
+    if kind == ChangeKind.LOST_INT8:
+        reason = _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
+        return f"lost INT8: {reason}" if reason else "lost INT8"
+    if kind == ChangeKind.LOST_INT8_OUTPUT:
+        text = f"{verbs[0]} INT8, {verbs[1]} {b.output}"
+        return f"{text}: {finding}" if finding else text
+    if kind == ChangeKind.GAINED_INT8_OUTPUT:
+        return f"{verbs[0]} {a.output}, {verbs[1]} INT8"
+    if kind == ChangeKind.RESIDUAL:
+        return f"reads the residual as {b.inputs[1]} instead of {a.inputs[1]}"
+    if kind == ChangeKind.SCALE:
+        scales = node.scales or (a.scale, b.scale)
+        return _describe_scales("scale", *scales, node.factor)
+    if kind == ChangeKind.WEIGHTS_SCALE:
+        scales = (a.weights_scale, b.weights_scale)
+        return _describe_scales("weights' scale", *scales, node.weights_factor)
+    before, after = (", ".join(side.fused) or "nothing" for side in (a, b))
+    again = "" if a.fused and b.fused else "fused "
+    return f"fused with {before} in A, {again}with {after} in B"
+
+
+def _describe_scales(
+    name: str, a: QuantizerScales | None, b: QuantizerScales | None, factor: float | None
+) -> str:
+    """Return ``scale 0.1 -> 0.2 (times 2)``, with the other differences in the parentheses."""
+    changes = [] if factor is None or factor == 1.0 else [_format_factor(factor)]
+    if a is not None and b is not None:
+        if a.count == b.count and a.axis != b.axis:
+            changes.append(f"axis {a.axis} -> {b.axis}")
+        if a.count == b.count and a.type != b.type:
+            changes.append(f"type {a.type} -> {b.type}")
+        if a.zero != b.zero:
+            changes.append("zero points differ")
+    for side, scales in (("A", a), ("B", b)):
+        if scales is not None and not scales.valid:
+            changes.append(f"{side} is not a valid scale")
+    text = f"{name} {format_scales(a)} -> {format_scales(b)}"
+    return f"{text} ({', '.join(changes)})" if changes else text
+
+
+def _format_factor(factor: float) -> str:
+    """Return ``times 2``, or ``+0.79%`` for a small change."""
+    if abs(factor - 1.0) >= _MIN_TIMES:
+        return f"times {factor:.3g}"
+    return f"{100.0 * (factor - 1.0):+.2g}%"
+
+
+def format_scales(scales: QuantizerScales | None) -> str:
+    """Return a scale, or the smallest and the largest of several."""
+    if scales is None:
+        return _UNKNOWN
+    least, greatest = scales.ends
+    if scales.count == 1:
+        return f"{least:.4g}"
+    return f"{least:.4g} to {greatest:.4g} ({scales.count} channels)"

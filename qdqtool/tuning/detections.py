@@ -1,0 +1,178 @@
+"""Detections of YOLOv8-style outputs, and how well two sets of them agree.
+
+Boxes are x1, y1, x2, y2 in input pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+IOUS = np.linspace(0.5, 0.95, 10)  # thresholds of COCO
+RECALLS = np.linspace(0.0, 1.0, 101)
+SUPPRESSION_CANDIDATES = 3000  # best boxes that non-maximum suppression compares
+
+
+@dataclass
+class Detections:
+    """Boxes [n, 4], scores [n] and classes [n] of one image, best first."""
+
+    boxes: Floats
+    scores: Floats
+    classes: npt.NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.boxes.nbytes + self.scores.nbytes + self.classes.nbytes)
+
+    def filter_by_score(self, lowest: float) -> Detections:
+        keep = self.scores >= lowest
+        return Detections(self.boxes[keep], self.scores[keep], self.classes[keep])
+
+
+@dataclass
+class DetectionMatches:
+    """Matches of the detections of one image with reference boxes.
+
+    They are enough for the average precision over any set of images.
+
+    Attributes:
+        scores: Score of each detection, [n].
+        hits: Whether a detection matches a reference box at each of :data:`IOUS`, [n, 10].
+        classes: Class of each detection, [n].
+        truth: Class of each reference box.
+    """
+
+    scores: Floats
+    hits: npt.NDArray[np.bool_]
+    classes: npt.NDArray[np.int64]
+    truth: npt.NDArray[np.int64]
+
+    def as_json(self) -> dict[str, list[Any]]:
+        """Return plain numbers, with the hits of one detection as the bits of one number."""
+        bits = self.hits @ (1 << np.arange(len(IOUS)))
+        return {
+            "scores": self.scores.tolist(),
+            "hits": bits.tolist(),
+            "classes": self.classes.tolist(),
+            "truth": self.truth.tolist(),
+        }
+
+    @staticmethod
+    def from_json(fields: dict[str, list[Any]]) -> DetectionMatches:
+        bits = np.asarray(fields["hits"], np.int64).reshape(-1, 1)
+        return DetectionMatches(
+            np.asarray(fields["scores"], np.float64),
+            (bits >> np.arange(len(IOUS))) & 1 == 1,
+            np.asarray(fields["classes"], np.int64),
+            np.asarray(fields["truth"], np.int64),
+        )
+
+
+def compute_iou(a: Floats, b: Floats) -> Floats:
+    """Return the intersection over union of all boxes a [n, 4] with all boxes b [m, 4]: [n, m]."""
+    low = np.maximum(a[:, None, :2], b[None, :, :2])
+    high = np.minimum(a[:, None, 2:], b[None, :, 2:])
+    intersection = np.prod(np.clip(high - low, 0.0, None), axis=2)
+    areas = [np.prod(np.clip(x[:, 2:] - x[:, :2], 0.0, None), axis=1) for x in (a, b)]
+    union = areas[0][:, None] + areas[1][None] - intersection
+    iou: Floats = intersection / np.maximum(union, 1e-9)
+    return iou
+
+
+def decode_detections(
+    output: npt.NDArray[Any], score: float = 0.001, overlap: float = 0.7, limit: int = 300
+) -> Detections:
+    """Return the detections in an output, after non-maximum suppression by class.
+
+    Args:
+        output: Center, size and class scores of each anchor, [1, 4 + classes, anchors].
+        score: Lowest score of a detection.
+        overlap: IoU with a better box of the same class above which a box is dropped.
+        limit: Maximum number of detections.
+    """
+    rows = output[0].T.astype(np.float64)
+    scores = rows[:, 4:].max(axis=1)
+    classes = rows[:, 4:].argmax(axis=1)
+    order = np.argsort(-scores, kind="stable")
+    order = order[scores[order] >= score][:SUPPRESSION_CANDIDATES]
+    center, size = rows[order, :2], rows[order, 2:4]
+    boxes = np.concatenate([center - size / 2, center + size / 2], axis=1)
+    scores, classes = scores[order], classes[order]
+    selected: list[int] = []
+    alive = np.ones(len(order), bool)
+    for i in range(len(order)):
+        if not alive[i]:
+            continue
+        selected.append(i)
+        if len(selected) == limit:
+            break
+        later = np.flatnonzero(alive[i + 1 :] & (classes[i + 1 :] == classes[i])) + i + 1
+        alive[later[compute_iou(boxes[i : i + 1], boxes[later])[0] > overlap]] = False
+    return Detections(boxes[selected], scores[selected], classes[selected])
+
+
+def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:
+    """Match each detection, best first, with the free reference box of its class at most overlap."""
+    hits = np.zeros((len(detections.scores), len(IOUS)), bool)
+    for label in np.unique(detections.classes):
+        truth = reference.boxes[reference.classes == label]
+        used = np.zeros((len(truth), len(IOUS)), bool)
+        indices = np.flatnonzero(detections.classes == label)
+        overlaps = compute_iou(detections.boxes[indices], truth)
+        for index, row in zip(indices, overlaps, strict=True):
+            if not len(row) or row.max() < IOUS[0]:
+                continue
+            for k, threshold in enumerate(IOUS):
+                free = np.where(used[:, k], -1.0, row)
+                if free.max() >= threshold:
+                    used[int(free.argmax()), k] = hits[index, k] = True
+    return DetectionMatches(detections.scores, hits, detections.classes, reference.classes)
+
+
+def compute_average_precision(matches: Sequence[DetectionMatches], pooled: bool) -> Floats:
+    """Return COCO's 101-point average precision at each of `IOUS`, [10].
+
+    All are NaN without reference boxes.
+
+    Args:
+        matches: Matches of the images. An image may occur repeatedly, for the bootstrap.
+        pooled: Whether to rank the detections of all classes together. Otherwise the result is the
+            mean over the classes that have reference boxes.
+    """
+    scores, hits, truth, classes = (
+        np.concatenate([getattr(m, name) for m in matches])
+        for name in ("scores", "hits", "truth", "classes")
+    )
+    if not len(truth):
+        return np.full(len(IOUS), np.nan)
+    if pooled:
+        return _rank_precision(scores, hits, len(truth))
+    precisions = [
+        _rank_precision(scores[classes == c], hits[classes == c], int((truth == c).sum()))
+        for c in np.unique(truth)
+    ]
+    mean: Floats = np.mean(precisions, axis=0)
+    return mean
+
+
+def _rank_precision(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:
+    """Return the average precision of one ranking, against a total number of reference boxes."""
+    if not len(scores):
+        return np.zeros(len(IOUS))
+    true = np.cumsum(hits[np.argsort(-scores, kind="stable")], axis=0)
+    recall = true / total
+    precision = true / np.arange(1, len(true) + 1)[:, None]
+    precision = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+    average = np.zeros(len(IOUS))
+    for k in range(len(IOUS)):
+        index = np.searchsorted(recall[:, k], RECALLS, side="left")
+        reached = precision[np.minimum(index, len(precision) - 1), k]
+        average[k] = np.where(index < len(precision), reached, 0.0).mean()
+    return average

@@ -1,0 +1,209 @@
+"""Division of images into those to calibrate with, to choose on and to judge on."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calibration.arrays import open_data
+from calibration.dataset import Dataset, SubsetSource, spread_indices
+from calibration.options import Preprocess
+from calibration.session import input_specs, metadata_size
+from qdqtool.errors import DataError
+from qdqtool.insertion.options import ImageOptions, RangeOptions
+from qdqtool.tuning.options import SearchBudget
+from qdqtool.util import limits
+from qdqtool.util.files import same_file
+
+if TYPE_CHECKING:
+    from qdqtool.ir.graph import Model
+
+_BLOCKS = 4
+_FEWEST = 4  # images in a block, and batches of calibration data that can be divided
+
+
+@dataclass
+class ImageSets:
+    """The samples of a tuning.
+
+    Attributes:
+        calibration: Samples for the ranges.
+        measured: All other samples, which the numbers below count.
+        chosen_on: Numbers of the samples to choose on.
+        judged_on: Numbers of the samples to judge on. No choice depends on them.
+        swept_on: Numbers of the samples for single sites, a subset of `chosen_on`.
+    """
+
+    calibration: Dataset
+    measured: Dataset
+    chosen_on: tuple[int, ...]
+    judged_on: tuple[int, ...]
+    swept_on: tuple[int, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the samples, as far as they can be identified."""
+        samples = self.measured.fingerprint + self.calibration.fingerprint
+        identity = f"{samples} {self.chosen_on} {self.judged_on}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:20]
+
+
+def open_sets(
+    model: Model,
+    data: object,
+    evaluation: object = None,
+    images: ImageOptions | None = None,
+    *,
+    max_images: int = RangeOptions.max_images,
+    chosen_on: int = SearchBudget.chosen_on,
+    judged_on: int = SearchBudget.judged_on,
+    swept_on: int | None = None,
+) -> ImageSets:
+    """Divide the data.
+
+    With evaluation data, ranges are from all of the calibration data. One half of the evaluation data
+    is to choose on, the other to judge on. Without it, each of these two sets gets up to a quarter of
+    the calibration data. Sets consist of blocks, so that neighbors (in a video, in a document) are in
+    the same set.
+
+    Raises:
+        DataError: There is nothing usable, too little, or the data can be read only once.
+    """
+    chosen_on, judged_on = (min(n, limits.TUNING_SAMPLES) for n in (chosen_on, judged_on))
+    images = images or ImageOptions()
+    dataset, indices = _open_dataset(model, data, images, max_images, "data")
+    if evaluation is None:
+        least = _FEWEST * dataset.batch
+        if len(indices) < least:
+            raise DataError(
+                f"`data`: {_count_images(indices)} too few to calibrate, choose and judge with; give "
+                f"{least} or more, or others to judge on with `evaluation`",
+                code="too-few-images",
+                parameter="data",
+            )
+        rest, chosen, judged = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
+        return _make_sets(dataset, _select(dataset, rest), chosen, judged, swept_on)
+    _forbid_same_path(data, evaluation)
+    limit = max(max_images, chosen_on + judged_on)
+    other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
+    if len(indices) < 2 * other.batch:
+        raise DataError(
+            f"`evaluation`: {_count_images(indices)} too few to choose on one half and judge on the "
+            f"other; give {2 * other.batch} or more",
+            code="too-few-images",
+            parameter="evaluation",
+        )
+    chosen, judged = _split_in_halves(indices, other.batch, chosen_on, judged_on)
+    return _make_sets(other, dataset, chosen, judged, swept_on)
+
+
+def _count_images(indices: Sequence[int]) -> str:
+    return "1 image is" if len(indices) == 1 else f"{len(indices)} images are"
+
+
+def _forbid_same_path(data: object, evaluation: object) -> None:
+    paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
+    if len(paths) == 2 and same_file(*paths):
+        raise DataError(
+            f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left "
+            "to judge on; leave it out, and a part is held out",
+            code="option-conflict",
+            parameter="evaluation",
+        )
+
+
+def _open_dataset(
+    model: Model, data: object, images: ImageOptions, max_images: int, parameter: str
+) -> tuple[Dataset, Sequence[int]]:
+    """Open data that can be read repeatedly, and return it with the indices of its images."""
+    dataset = open_data(
+        data,
+        input_specs(model),
+        images.preprocess or Preprocess(),
+        max_images,
+        images.size or metadata_size(model),
+    )
+    if dataset.indices is None:
+        raise DataError(
+            f"`{parameter}`: its length is not known; give a folder or a list",
+            code="read-once",
+            parameter=parameter,
+        )
+    return dataset, dataset.indices
+
+
+def _select(dataset: Dataset, indices: Sequence[int]) -> Dataset:
+    return Dataset(SubsetSource(dataset.source, indices), dataset.inputs, max(1, len(indices)))
+
+
+def _make_sets(
+    dataset: Dataset,
+    calibration: Dataset,
+    chosen: list[int],
+    judged: list[int],
+    swept_on: int | None,
+) -> ImageSets:
+    """Make sets of samples from indices of images. Incomplete batches are left out."""
+    batch = dataset.batch
+    chosen = chosen[: len(chosen) // batch * batch]
+    judged = judged[: len(judged) // batch * batch]
+    first = len(chosen) // batch
+    last = first + len(judged) // batch
+    return ImageSets(
+        calibration,
+        _select(dataset, chosen + judged),
+        tuple(range(first)),
+        tuple(range(first, last)),
+        tuple(spread_indices(first, min(swept_on or first, first))),
+    )
+
+
+def _split_blocks(indices: Sequence[int]) -> list[list[int]]:
+    count = min(_BLOCKS, max(1, len(indices) // _FEWEST))
+    bounds = [len(indices) * k // count for k in range(count + 1)]
+    return [list(indices[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def _share_of_block(total: int, blocks: int, k: int) -> int:
+    return total * (k + 1) // blocks - total * k // blocks
+
+
+def _split_in_three(
+    indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return indices for ranges, to choose on and to judge on, in this order in each block."""
+    quarter = len(indices) // _FEWEST // batch * batch
+    chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
+    blocks = _split_blocks(indices)
+    rest, chosen, judged = [], [], []
+    for k, block in enumerate(blocks):
+        judging = _share_of_block(judged_on, len(blocks), k)
+        choosing = _share_of_block(chosen_on, len(blocks), k)
+        start = max(0, len(block) - choosing - judging)
+        rest += block[:start]
+        chosen += block[start : start + choosing]
+        judged += block[start + choosing : start + choosing + judging]
+    return rest, chosen, judged
+
+
+def _split_in_halves(
+    indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
+) -> tuple[list[int], list[int]]:
+    """Return indices to choose on, from the first half of each block, and to judge on."""
+    chosen: list[int] = []
+    judged: list[int] = []
+    blocks = _split_blocks(indices)
+    for k, block in enumerate(blocks):
+        middle = (len(block) + 1) // 2
+        chosen += _thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
+        judged += _thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
+    return chosen, judged
+
+
+def _thin(indices: Sequence[int], count: int) -> list[int]:
+    """Return some of the indices, at least one, spread evenly."""
+    return [indices[i] for i in spread_indices(len(indices), max(1, count))] if indices else []

@@ -1,0 +1,275 @@
+"""From a choice of sites to a placement with scales, and to the cost that is predicted for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from qdqtool import prediction
+from qdqtool.insertion import fp16
+from qdqtool.insertion.placement import (
+    Placement,
+    PlacementRules,
+    can_be_quantized,
+    find_head_float_nodes,
+    place,
+)
+from qdqtool.insertion.scales import (
+    GroupScale,
+    MethodChoice,
+    ScaleGroup,
+    choose_scale,
+    find_scale_groups,
+)
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import QUANTIZABLE
+from qdqtool.timing.estimate import estimate
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.model_variants import strip_large_constants
+from qdqtool.trt.targets import Target
+from qdqtool.tuning.recipe import Recipe
+from qdqtool.types import Prediction, QuantizedTensor
+from qdqtool.util.notes import Note
+
+if TYPE_CHECKING:
+    from calibration.statistics import TensorStatistics
+
+FLOAT = "float"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Differences of a placement from all-INT8.
+
+    Attributes:
+        floats: Names of float nodes.
+        quantized: Names of nodes that are INT8 although the head preset leaves them float.
+        methods: Quantized tensors and the calibration method of their whole scale group.
+        own_scales: Quantized tensors with a scale of their own although they are tied to others.
+    """
+
+    floats: frozenset[str] = frozenset()
+    quantized: frozenset[str] = frozenset()
+    methods: frozenset[tuple[str, str]] = frozenset()
+    own_scales: frozenset[str] = frozenset()
+
+    def merge(self, other: Configuration) -> Configuration:
+        """Return both together. The other's method counts if both name a tensor."""
+        replaced = {tensor for tensor, _ in other.methods}
+        floats = self.floats | other.floats
+        return Configuration(
+            floats,
+            (self.quantized | other.quantized) - floats,
+            frozenset(m for m in self.methods if m[0] not in replaced) | other.methods,
+            self.own_scales | other.own_scales,
+        )
+
+
+@dataclass(frozen=True)
+class PlacementCost:
+    """Predicted cost of a placement.
+
+    Attributes:
+        convolutions: Number of convolutions and products.
+        int8: Those of them that run in INT8.
+        conversions: Number of conversions; 0 if the target does not name them.
+        ms: Predicted milliseconds; None without a GPU.
+    """
+
+    convolutions: int
+    int8: int
+    conversions: int
+    ms: float | None = None
+
+    @staticmethod
+    def from_prediction(predicted: Prediction, ms: float | None) -> PlacementCost:
+        summary = predicted.summary()
+        return PlacementCost(
+            summary["convolutions"], summary["int8"], summary["conversions"] or 0, ms
+        )
+
+    @property
+    def value(self) -> float:
+        """Milliseconds, or float convolutions and conversions together."""
+        if self.ms is not None:
+            return self.ms
+        return float(self.convolutions - self.int8 + self.conversions)
+
+
+@dataclass
+class PlacementPlan:
+    """Placement of a configuration with its scales."""
+
+    placement: Placement
+    scales: list[GroupScale]
+    recipe: Recipe
+    warnings: list[Note] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Planner:
+    """Plans and predicts configurations of one network. Results are cached.
+
+    Attributes:
+        model: The prepared float network.
+        rules: The user's placement rules.
+        target: TensorRT version to predict.
+        methods: The user's calibration methods.
+        unify: Whether tied tensors share a scale.
+        gpu: GPU to predict times for. None counts float convolutions and conversions.
+        half: Whether layers that are not quantized will be FP16.
+        wide: Tensors too large for FP16. Set it before the first cost.
+        statistics: Statistics of the network's tensors. Set them before the first plan.
+    """
+
+    model: Model
+    rules: PlacementRules
+    target: Target
+    methods: MethodChoice
+    unify: bool = True
+    gpu: Gpu | None = None
+    half: bool = False
+    wide: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
+    _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[Note]]] = (
+        field(default_factory=dict)
+    )
+    _placements: dict[tuple[frozenset[str], frozenset[str]], Placement] = field(
+        default_factory=dict
+    )
+    _plans: dict[Configuration, PlacementPlan] = field(default_factory=dict)
+    _costs: dict[Configuration, PlacementCost] = field(default_factory=dict)
+    _costs_by_recipe: dict[str, PlacementCost] = field(default_factory=dict)
+
+    def placement(self, configuration: Configuration) -> Placement:
+        """Return the placement of a configuration. Do not change it."""
+        key = configuration.floats, configuration.quantized
+        if key not in self._placements:
+            rules = replace(
+                self.rules, floats=configuration.floats, quantized=configuration.quantized
+            )
+            self._placements[key] = place(self.model, rules)
+        return self._placements[key]
+
+    def groups(self, placement: Placement, own_scales: Iterable[str] = ()) -> list[ScaleGroup]:
+        """Return the scale groups of a placement.
+
+        Args:
+            placement: The placement.
+            own_scales: Tensors to take out of their groups, each into a group of its own.
+        """
+        separate = set(own_scales)
+        groups: list[ScaleGroup] = []
+        for group in find_scale_groups(self.model, placement.inputs, self.unify):
+            rest = tuple(t for t in group.quantized if t not in separate)
+            if len(rest) == len(group.quantized):
+                groups.append(group)
+                continue
+            if rest:
+                groups.append(replace(group, quantized=rest))
+            groups.extend(ScaleGroup((t,), (t,), (t,)) for t in group.quantized if t in separate)
+        return groups
+
+    def possible_groups(self) -> list[ScaleGroup]:
+        """Return the scale groups of all tensors that any placement quantizes.
+
+        A float node can move a Q to the other input of a residual Add.
+        """
+        model = self.model
+        preset = frozenset(
+            model.nodes[i].name for i in find_head_float_nodes(model, self.rules.head)
+        )
+        largest = Placement(dict(self.placement(Configuration(quantized=preset)).inputs))
+        tensors = list(self.placement(Configuration()).inputs)
+        for node in model.ordered:
+            if can_be_quantized(model, node):
+                tensors += [t for t in node.inputs if t and self._may_be_quantized(t)]
+        for tensor in tensors:
+            largest.inputs.setdefault(tensor, [])
+        return [*self.groups(largest), *self.groups(largest, largest.inputs)]
+
+    def _may_be_quantized(self, tensor: str) -> bool:
+        return not self.model.is_constant(tensor) and self.model.elem_type(tensor) in (
+            *QUANTIZABLE,
+            0,
+        )
+
+    def choose_scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[Note]]:
+        """Return the scale of a group by a calibration method, and warnings about it."""
+        key = (group.quantized, group.sources, method)
+        if key not in self._scales:
+            choice = MethodChoice(method, (), self.methods.percentile)
+            self._scales[key] = choose_scale(group, self.statistics, choice)
+        return self._scales[key]
+
+    def plan(self, configuration: Configuration) -> PlacementPlan:
+        """Return the placement of a configuration with its scales."""
+        if configuration not in self._plans:
+            placement = self.placement(configuration)
+            scales: list[GroupScale] = []
+            warnings: list[Note] = []
+            methods = dict(configuration.methods)
+            for group in self.groups(placement, configuration.own_scales):
+                method = next((methods[t] for t in group.quantized if t in methods), None)
+                scale, notes = self.choose_scale(group, method or self.methods.method_for(group))
+                scales.append(scale)
+                warnings += notes
+            recipe = Recipe.from_placement(placement, scales)
+            self._plans[configuration] = PlacementPlan(placement, scales, recipe, warnings)
+        return self._plans[configuration]
+
+    def build(self, plan: PlacementPlan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
+        """Build the final Q/DQ model, and list its pairs.
+
+        Args:
+            plan: The plan.
+            weights: Form of the weights, as for :meth:`Recipe.build`.
+        """
+        if plan.recipe.pairs:
+            model, quantized = plan.recipe.build(self.model, weights)
+        else:
+            model, quantized = self.model.copy(), []
+        if self.half:
+            fp16.convert_to_fp16(model, self.wide)
+        return model, quantized
+
+    def cost(self, configuration: Configuration) -> PlacementCost:
+        """Return the predicted cost of a configuration.
+
+        Only the tensors that share a scale matter for it, not the scales.
+        """
+        if configuration not in self._costs:
+            placement = self.placement(configuration)
+            groups = self.groups(placement, configuration.own_scales)
+            scales = [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
+            recipe = Recipe.from_placement(placement, scales)
+            if recipe.key not in self._costs_by_recipe:
+                self._costs_by_recipe[recipe.key] = self.predict_cost(recipe)
+            self._costs[configuration] = self._costs_by_recipe[recipe.key]
+        return self._costs[configuration]
+
+    def predict_cost(self, recipe: Recipe) -> PlacementCost:
+        if recipe.pairs:
+            model, _ = recipe.build(self.light_model, "sketch")
+        else:
+            model = self.light_model.copy()
+        if self.half:
+            fp16.convert_to_fp16(model, self.wide)
+        predicted = prediction.predict(model, self.target, advice=False)
+        if self.gpu is None:
+            return PlacementCost.from_prediction(predicted, None)
+        time = estimate(
+            model, predicted, self.gpu, self.target, float_type=self.gpu.float_type, compare=False
+        )
+        return PlacementCost.from_prediction(predicted, time.total_ms)
+
+    @functools.cached_property
+    def light_model(self) -> Model:
+        """The network without its large weights. Shapes may depend on other constants."""
+        weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
+        return Model(
+            strip_large_constants(self.model, weights), self.model.path, EDITED, types=self.model
+        )

@@ -1,0 +1,158 @@
+"""Recipes: the Q/DQ pairs and scales of a model as plain data, for workers to build it from."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import operator
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from qdqtool.insertion.options import PlacementOptions
+from qdqtool.insertion.placement import Placement, QuantizedInput, WeightSite
+from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
+from qdqtool.insertion.scales import GroupScale
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.timing.model_variants import TensorShapes
+from qdqtool.timing.work import product_work
+from qdqtool.types import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class ActivationPair:
+    """A quantized activation.
+
+    Attributes:
+        tensor: Name of the tensor.
+        consumers: Node index, input position and role of each consumer of the dequantized tensor.
+        scale: Scale in units of the tensor per integer step.
+        method: Calibration method of the scale.
+        group: Number of the scale group; None for a scale of its own.
+    """
+
+    tensor: str
+    consumers: tuple[tuple[int, int, str], ...]
+    scale: float
+    method: str
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All Q/DQ pairs of a model.
+
+    Attributes:
+        pairs: Pairs of activations.
+        weights: Node index, tensor and axis of each quantized weight.
+    """
+
+    pairs: tuple[ActivationPair, ...]
+    weights: tuple[tuple[int, str, int | None], ...]
+
+    @staticmethod
+    def from_placement(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
+        group_numbers = itertools.count()
+        scale_of: dict[str, tuple[float, str, int | None]] = {}
+        for scale in scales:
+            number = next(group_numbers) if scale.group.is_shared else None
+            for tensor in scale.group.quantized:
+                scale_of[tensor] = (scale.scale, scale.method, number)
+        pairs = []
+        for tensor, inputs in placement.inputs.items():
+            consumers = tuple((i.node.index, i.position, i.role) for i in inputs)
+            pairs.append(ActivationPair(tensor, consumers, *scale_of[tensor]))
+        return Recipe(
+            tuple(pairs), tuple((w.node.index, w.tensor, w.axis) for w in placement.weights)
+        )
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Hash that is equal for recipes whose models compute the same."""
+        content = ([(p.tensor, p.consumers, p.scale.hex()) for p in self.pairs], self.weights)
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:20]
+
+    @functools.cached_property
+    def quantized_inputs(self) -> Mapping[int, tuple[object, ...]]:
+        """Quantized inputs and weights of each node, by its index.
+
+        Nodes with equal entries compute the same from the same inputs.
+        """
+        inputs: dict[int, list[object]] = defaultdict(list)
+        for pair in self.pairs:
+            for index, position, _ in pair.consumers:
+                inputs[index].append((position, pair.tensor, pair.scale))
+        for index, tensor, axis in self.weights:
+            inputs[index].append((tensor, axis))
+        return {index: tuple(sorted(entries, key=repr)) for index, entries in inputs.items()}
+
+    def restrict(self, nodes: Container[int]) -> Recipe:
+        """Return the recipe that quantizes only the inputs of these nodes, given by index."""
+        pairs = []
+        for pair in self.pairs:
+            consumers = tuple(c for c in pair.consumers if c[0] in nodes)
+            if consumers:
+                pairs.append(replace(pair, consumers=consumers))
+        return Recipe(tuple(pairs), tuple(w for w in self.weights if w[0] in nodes))
+
+    @property
+    def is_float(self) -> bool:
+        return not self.pairs and not self.weights
+
+    def build(
+        self, model: Model, weights: str = PlacementOptions.weights
+    ) -> tuple[Model, list[QuantizedTensor]]:
+        """Build the Q/DQ model, and list its pairs.
+
+        Args:
+            model: The prepared float model that the recipe was made for; it is not changed.
+            weights: Form of the weights, as for :func:`qdqtool.insertion.rewrite.insert_pairs`.
+        """
+        copy = model.copy()
+        inputs = {}
+        for pair in self.pairs:
+            inputs[pair.tensor] = [
+                QuantizedInput(copy.nodes[index], position, role)
+                for index, position, role in pair.consumers
+            ]
+        sites = [WeightSite(copy.nodes[i], tensor, axis) for i, tensor, axis in self.weights]
+        scales = {p.tensor: ActivationScale(p.scale, p.method, p.group) for p in self.pairs}
+        return copy, insert_pairs(copy, Placement(inputs, sites), scales, weights)
+
+
+FLOAT_RECIPE = Recipe((), ())
+
+
+def find_first_difference(model: Model, a: Recipe, b: Recipe) -> int:
+    """Return the position in ``model.ordered`` of the first node with other quantized inputs.
+
+    It is the number of nodes if there is none.
+    """
+    for position, node in enumerate(model.ordered):
+        if a.quantized_inputs.get(node.index) != b.quantized_inputs.get(node.index):
+            return position
+    return len(model.ordered)
+
+
+def restrict_to_differences(a: Recipe, b: Recipe) -> tuple[Recipe, Recipe]:
+    """Restrict two recipes to the nodes whose quantized inputs differ between them."""
+    first, second = a.quantized_inputs, b.quantized_inputs
+    nodes = {n for n in {*first, *second} if first.get(n) != second.get(n)}
+    return a.restrict(nodes), b.restrict(nodes)
+
+
+def list_remaining_work(model: Model) -> list[float]:
+    """Return the share of all multiplications that each cut leaves to do.
+
+    The first entry, for the inputs, is 1, the last one 0.
+    """
+    shapes = TensorShapes(model)
+    work = []
+    for node in model.ordered:
+        product = product_work(node, shapes.get) if node.op in WEIGHTED else None
+        work.append(1.0 if product is None else product.macs)
+    total = sum(work) or 1.0
+    remaining = itertools.accumulate(work, operator.sub, initial=total)
+    return [amount / total for amount in remaining][:-1] + [0.0]

@@ -1,0 +1,149 @@
+"""Measurements of a tuning, kept in a file so that an interrupted tuning can continue."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import operator
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from qdqtool.errors import DataError
+from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements
+from qdqtool.tuning.metrics import LARGEST
+from qdqtool.types import TOOL_VERSION, Json
+from qdqtool.util import limits
+from qdqtool.util.compression import HEAD, find_magic, unpack
+from qdqtool.util.files import check_output, open_input
+from qdqtool.util.json_text import parse_json
+from qdqtool.util.outputs import atomic_write
+
+SCHEMA = "qdqtool/tuning-state/1"
+SAVE_SECONDS = 10.0
+SWEEP = "sweep"
+WHOLE = "whole"
+
+# Code and text of the error if an entry of the identity differs.
+_IDENTITY = {
+    "model": ("different-models", "model"),
+    "images": ("different-images", "set of images"),
+    "settings": (
+        "different-settings",
+        "setting (target, method, metric or its source, head ...)",
+    ),
+    "tool": ("wrong-version", "version of qdqtool"),
+    "measurement": ("different-methods", "way of measuring (of another commit)"),
+}
+_NO_STATE = "is no file of an earlier `qdqtool tune`"
+_REMEDY = "give another name with `state`, or remove it"
+
+
+class MeasurementStore:
+    """Measurements by kind, candidate and sample.
+
+    Attributes:
+        path: File of the measurements; None keeps them in memory.
+        identity: Identity of the measured model, images and settings.
+        rows: Measurements by kind, candidate's key and sample.
+        resumed: Number of measurements that the file had.
+        ranged_on: Number of samples that ranges are from; 0 for all.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
+        """Open a store, and read its file if there is one.
+
+        Args:
+            path: File of the measurements; None keeps them in memory.
+            identity: Identity of the measured model, images and settings.
+
+        Raises:
+            DataError: The file is damaged, or has another identity.
+            QdqtoolError: The file cannot be written.
+        """
+        self.path = None if path is None else Path(path)
+        self.identity = {**identity, "tool": TOOL_VERSION, "measurement": REVISION}
+        self.rows: dict[str, dict[str, SampleMeasurements]] = {SWEEP: {}, WHOLE: {}}
+        self.resumed = 0
+        self.ranged_on = 0
+        self._saved = time.monotonic()
+        self._changed = False
+        if self.path is not None:
+            check_output(self.path)
+            if self.path.exists():
+                self._read(self.path)
+
+    def measurements(self, kind: str, candidate: str) -> SampleMeasurements:
+        return self.rows[kind].get(candidate, {})
+
+    def add(self, kind: str, rows: dict[str, SampleMeasurements]) -> None:
+        """Add measurements, and write the file from time to time."""
+        for candidate, measurements in rows.items():
+            self.rows[kind].setdefault(candidate, {}).update(measurements)
+        self._changed = True
+        if time.monotonic() - self._saved > SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        if self.path is None or not self._changed:
+            return
+        rows: Json = {}
+        for kind, candidates in self.rows.items():
+            rows[kind] = {}
+            for candidate, measurements in sorted(candidates.items()):
+                rows[kind][candidate] = {
+                    str(number): None if row is None else row.as_json()
+                    for number, row in sorted(measurements.items())
+                }
+        state = {"schema": SCHEMA, **self.identity, "ranged_on": self.ranged_on, "rows": rows}
+        with atomic_write(self.path) as file:
+            text = json.dumps(state, separators=(",", ":"))
+            file.write(gzip.compress(text.encode(), 1, mtime=0))
+        self._saved = time.monotonic()
+        self._changed = False
+
+    def _read(self, path: Path) -> None:
+        state = _read_state(path)
+        for name, expected in self.identity.items():
+            if state.get(name) != expected:
+                code, word = _IDENTITY[name]
+                raise _state_error(path, f"was measured with another {word}; {_REMEDY}", code)
+        try:
+            self.ranged_on = operator.index(state.get("ranged_on", 0))
+            for kind in self.rows:
+                for candidate, rows in state["rows"][kind].items():
+                    self.rows[kind][candidate] = {int(n): _parse_row(r) for n, r in rows.items()}
+                    self.resumed += len(rows)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise _state_error(path, f"is damaged; {_REMEDY}", "file-damaged") from None
+
+
+def _read_state(path: Path) -> Json:
+    with open_input(path, error=DataError, record=False) as file:
+        head = file.read(HEAD)
+        if not find_magic(head):
+            raise _state_error(path, f"{_NO_STATE}; give another name with `state`")
+        limit = limits.TUNING_STATE
+        blocks = unpack(head, file.read, str(path), limit, whole=True, error=DataError)
+        try:
+            state = parse_json(b"".join(blocks))
+        except (ValueError, RecursionError):
+            raise _state_error(path, f"{_NO_STATE}, or damaged; {_REMEDY}") from None
+    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
+        raise _state_error(path, f"{_NO_STATE}; {_REMEDY}")
+    return state
+
+
+def _state_error(path: Path, reason: str, code: str = "wrong-format") -> DataError:
+    return DataError(reason, str(path), code=code, parameter="state")
+
+
+def _parse_row(row: Any) -> Measurement | None:
+    if row is None:
+        return None
+    error, evidence = row
+    numbers = [n for n in row if isinstance(n, float | int)]
+    if not isinstance(error, float | int) or any(abs(n) > LARGEST for n in numbers):
+        raise ValueError(row)
+    return Measurement(float(error), evidence)

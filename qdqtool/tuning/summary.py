@@ -1,0 +1,181 @@
+"""Parts of the result of a tuning that describe its search."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+from qdqtool.timing import gpus
+from qdqtool.timing.results import MIN_GAIN
+from qdqtool.tuning.image_sets import ImageSets
+from qdqtool.tuning.planner import FLOAT
+from qdqtool.tuning.result import PlacementResult, SiteChoice, SiteResult
+from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.sites import FREE, INT8, TuningSite
+from qdqtool.types import Json
+from qdqtool.util.notes import Note
+
+_SHOWN_POINTS = 10
+_ACCURATE = "accurate enough in INT8"
+_SiteKey = tuple[str, ...]  # kind and nodes: a node and a group may share a name
+
+
+def thin_front(front: list[PlacementResult], chosen: PlacementResult) -> list[PlacementResult]:
+    """Return some points of the front, evenly spread, with its ends and the chosen one."""
+    if not any(point is chosen for point in front):
+        front = sorted([*front, chosen], key=lambda point: point.cost.value)
+    if len(front) <= _SHOWN_POINTS:
+        return front
+    step = (len(front) - 1) / (_SHOWN_POINTS - 1)
+    indices = {round(i * step) for i in range(_SHOWN_POINTS)}
+    return [p for i, p in enumerate(front) if i in indices or p is chosen]
+
+
+def build_site_results(search: PlacementSearch, chosen: PlacementResult) -> list[SiteResult]:
+    """Return the result of every site, in the order of the network."""
+    choices, losses = _collect_choices(search)
+    results = []
+    for site in search.sites:
+        key = (site.kind, *site.nodes)
+        choice, reason = _explain_choice(search, chosen, site, choices[key])
+        results.append(
+            SiteResult(
+                site=site.name,
+                kind=site.kind,
+                nodes=site.nodes,
+                tensors=site.tensors,
+                choice=choice,
+                why=reason,
+                loss=losses.get(key),
+                choices=choices[key],
+            )
+        )
+    return results
+
+
+def _collect_choices(
+    search: PlacementSearch,
+) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
+    """Return all choices of each site, and the error that its first choice removes if that is float."""
+    choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
+    losses: dict[_SiteKey, float] = {}
+    entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
+    for candidate in search.scale_candidates:
+        entries.append((candidate, search.planner.cost(search.sensitivity.apply(candidate)), ""))
+    for candidate, cost, reason in entries:
+        key = (candidate.site.kind, *candidate.site.nodes)
+        errors = None if reason else search.sensitivity.errors_with(candidate)
+        error = None
+        if errors is not None:
+            before, error = errors
+            if candidate.choice == FLOAT and not choices[key]:
+                losses[key] = before - error
+        choices[key].append(SiteChoice(candidate.choice, cost, error, reason))
+    return choices, losses
+
+
+def _explain_choice(
+    search: PlacementSearch,
+    chosen: PlacementResult,
+    site: TuningSite,
+    choices: list[SiteChoice],
+) -> tuple[str, str]:
+    """Return the choice at a site and the reason for it."""
+    nodes, configuration = set(site.nodes), chosen.configuration
+    if nodes <= search.start.floats:
+        return FLOAT, FREE
+    if site.name in chosen.sites or nodes <= configuration.floats:
+        return FLOAT, "most accuracy for its time"
+    if site.default == FLOAT and nodes <= configuration.quantized:
+        return INT8, _ACCURATE
+    methods = dict(configuration.methods)
+    for tensor in site.tensors:
+        if tensor in methods:
+            reason = "a smaller output error on every kind of image that it was chosen on"
+            return methods[tensor], reason
+    if choices and choices[0].why:
+        return site.default, choices[0].why
+    return site.default, _ACCURATE if site.default == INT8 else "the head preset"
+
+
+def compare_with_float_model(search: PlacementSearch, point: PlacementResult) -> list[Note]:
+    """Return notes if the float model is fast enough, or hardly slower than the result."""
+    float_ms, ms = search.planner.cost(search.everything_float).ms, point.cost.ms
+    if float_ms is None or ms is None:
+        return []
+    if search.budget is not None and float_ms <= search.budget:
+        text = (
+            f"the float model is predicted to take {float_ms:.4g} ms, which is within the budget: "
+            "INT8 is not needed"
+        )
+        if point.cost.int8:
+            return [Note(text, code="float-fits", ms=float_ms)]
+        text += ", and the float model was written"
+        return [Note(text, code="float-fits-and-written", ms=float_ms)]
+    if not point.cost.int8:
+        text = (
+            f"the float model was written, with {float_ms:.4g} ms predicted: no placement that is "
+            "accurate enough is faster"
+        )
+        return [Note(text, code="float-written", ms=float_ms)]
+    if float_ms < MIN_GAIN * ms:
+        text = (
+            f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float model "
+            f"({float_ms:.4g} ms), less than {MIN_GAIN:g} times"
+        )
+        return [Note(text, code="hardly-pays", ms=float_ms, times=float_ms / ms)]
+    return []
+
+
+def describe_cost(gpu: gpus.Gpu | None) -> Json:
+    if gpu is None:
+        sentence = "float convolutions and conversions, counted together (no `gpu`)"
+        return {"unit": "operations", "sentence": sentence}
+    return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
+
+
+def describe_images(sets: ImageSets, data: object, evaluation: object, calibrated: int) -> Json:
+    """Describe the images of a tuning.
+
+    Args:
+        sets: The images.
+        data: Calibration data, as the user gave it.
+        evaluation: Evaluation data, as the user gave it.
+        calibrated: Number of images that ranges are from.
+    """
+    paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
+    return {
+        "calibration": calibrated,
+        "chosen_on": len(sets.chosen_on),
+        "swept_on": len(sets.swept_on),
+        "judged_on": len(sets.judged_on),
+        "calibration_data": paths[0],
+        "evaluation_data": paths[1],
+        "fingerprint": sets.fingerprint,
+    }
+
+
+def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float) -> Json:
+    decisions = search.decisions
+    return {
+        "candidates": len(decisions) + len(search.scale_candidates),
+        "never_measured": sum(bool(d.skip_reason) for d in decisions),
+        "runs": search.evaluator.runs,
+        "combinations": len(search.pool),
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "resumed": search.evaluator.store.resumed,
+        "stopped": search.stopped,
+    }
+
+
+def warn_unread_images(sets: ImageSets) -> list[Note]:
+    skipped = sorted(set(sets.measured.skipped))
+    if not skipped:
+        return []
+    name, reason = skipped[0]
+    text = (
+        f"{len(skipped)} of the tuning images could not be read and were left out; the first, "
+        f"{name}: {reason}"
+    )
+    return [Note(text, code="unread-images", count=len(skipped), file=name)]

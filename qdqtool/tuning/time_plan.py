@@ -1,0 +1,147 @@
+"""Estimate of the duration of a search, and division of a time limit between its steps."""
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from calibration.dataset import spread_indices
+from qdqtool import prediction
+from qdqtool.insertion.sample_runs import FP16_SAMPLES
+from qdqtool.tuning.recipe import FLOAT_RECIPE
+from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.sensitivity import BETTER_PART
+from qdqtool.util.notes import Note
+from qdqtool.util.text import counted
+
+_COMBINATIONS = 30  # that a search usually measures
+_TIMED_SAMPLES = 2
+_FEWEST_SAMPLES = 4  # for ranges, to choose on and to judge on, whatever the time
+
+# Parts of a time limit, and the placements that are measured in them whatever the time.
+_SIMPLE_PLACEMENTS = 10  # float, all-INT8, and those that one would try without a search
+_SIMPLE_TIME = 1 / 3
+_JUDGED_PLACEMENTS = 2
+_JUDGING_TIME = 0.2
+_FP16_TIME = 0.05  # comparison of the float model, FP32 and FP16 at the end
+_WRITING_TIME = 0.03  # at least, for the prediction and the files,
+_WRITING_FACTOR = 2.0  # and as a multiple of the same work for all-INT8
+
+
+def estimate_duration(search: PlacementSearch) -> tuple[str, float]:
+    """Run the float model and all-INT8 on a few samples, and estimate the duration of the search.
+
+    Returns:
+        A sentence about the work, and seconds for one run on one sample with all workers busy. They
+        are 0 if an earlier run has measured so much that nothing could be timed.
+    """
+    seconds_per_run = _time_runs(search)
+    evaluator, sensitivity = search.evaluator, search.sensitivity
+    decisions = search.list_measured_decisions()
+    sweep = sum(sensitivity.share_of_run(d.candidate) for d in decisions)
+    sizes = [0, *map(len, sensitivity.list_sample_sets())]
+    swept = sum((b - a) * BETTER_PART**k for k, (a, b) in enumerate(itertools.pairwise(sizes)))
+    sets = evaluator.sets
+    combinations = _COMBINATIONS * (len(sets.chosen_on) + len(sets.judged_on) / 3)
+    total = seconds_per_run * (sweep * swept + combinations) if seconds_per_run else None
+    text = describe_duration(
+        choices=len(decisions),
+        skipped=len(search.decisions) - len(decisions),
+        images=len(sets.swept_on),
+        seconds=total,
+        workers=evaluator.workers,
+    )
+    return text, seconds_per_run
+
+
+def _time_runs(search: PlacementSearch) -> float:
+    """Return the seconds of one run on one sample, 0 if nothing was run."""
+    evaluator = search.evaluator
+    recipes = [FLOAT_RECIPE, search.recipe(search.start)]
+    samples = evaluator.sets.chosen_on
+    seconds_per_run = 0.0
+    for timed in (samples[:1], samples[1 : 1 + _TIMED_SAMPLES]):  # the first opens sessions
+        runs, start = evaluator.runs, time.monotonic()
+        evaluator.measure_metric(recipes, timed, "How long a run takes")
+        if evaluator.runs > runs:
+            seconds_per_run = (time.monotonic() - start) / (evaluator.runs - runs)
+    return seconds_per_run
+
+
+def describe_duration(
+    choices: int, skipped: int, images: int, seconds: float | None, workers: int
+) -> str:
+    """Return a sentence about the work of a search.
+
+    Args:
+        choices: Choices to measure.
+        skipped: Choices that are not measured.
+        images: Samples for single choices.
+        seconds: Maximum duration; None if an earlier run has measured most of it.
+        workers: Number of workers.
+    """
+    unmeasured = f" ({skipped} more cannot pay and are not measured)" if skipped else ""
+    if seconds is None:
+        duration = "what an earlier run measured is taken"
+    else:
+        minutes = "a minute" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+        duration = f"at most about {minutes} with {counted(workers, 'worker')}"
+    return (
+        f"{choices} choices to measure on {counted(images, 'image')}{unmeasured}, "
+        f"then combinations: {duration}"
+    )
+
+
+def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
+    """Move the deadline of a search so that its result can be judged and written within the limit.
+
+    Reduce the samples if they would take too long.
+    """
+    evaluator, sets, limit = search.evaluator, search.evaluator.sets, search.limit
+    if evaluator.deadline is None:
+        return
+    search.seconds_per_run = seconds_per_run
+    chosen, judged = len(sets.chosen_on), len(sets.judged_on)
+    room = count_fitting_samples(_SIMPLE_TIME * limit, _SIMPLE_PLACEMENTS * seconds_per_run)
+    sets.chosen_on = _thin(sets.chosen_on, room)
+    if len(sets.chosen_on) < chosen:
+        sets.swept_on = _thin(sets.chosen_on, len(sets.swept_on))
+        search.notes.append(_limit_note("chosen", len(sets.chosen_on), chosen))
+    room = count_fitting_samples(_JUDGING_TIME * limit, _JUDGED_PLACEMENTS * seconds_per_run)
+    sets.judged_on = _thin(sets.judged_on, room)
+    if len(sets.judged_on) < judged:
+        search.notes.append(_limit_note("judged", len(sets.judged_on), judged))
+    judging = seconds_per_run * len(sets.judged_on)
+    writing = max(_WRITING_TIME * limit, _WRITING_FACTOR * _time_writing(search))
+    if search.planner.half:
+        comparing = 3 * seconds_per_run
+        search.fp16_samples = min(
+            FP16_SAMPLES, count_fitting_samples(_FP16_TIME * limit, comparing)
+        )
+        writing += comparing * search.fp16_samples
+    seconds_left = evaluator.deadline - time.monotonic()
+    search.final_deadline = evaluator.deadline - writing
+    search.last_judging = search.final_deadline - 1.5 * judging
+    evaluator.deadline -= min(_JUDGED_PLACEMENTS * judging + writing, seconds_left / 2)
+
+
+def _limit_note(verb: str, room: int, images: int) -> Note:
+    text = f"{verb} on {room} of {images} images: more would exceed the time limit"
+    return Note(text, code=f"{verb}-on", room=room, images=images)
+
+
+def count_fitting_samples(seconds: float, seconds_per_sample: float) -> int:
+    """Return the number of samples that there is time for, at least `_FEWEST_SAMPLES`."""
+    return max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_sample, 1e-9)))
+
+
+def _thin(samples: Sequence[int], count: int) -> tuple[int, ...]:
+    return tuple(samples[i] for i in spread_indices(len(samples), min(count, len(samples))))
+
+
+def _time_writing(search: PlacementSearch) -> float:
+    """Return the seconds to build and predict all-INT8, which is done once for the result."""
+    start, planner = time.monotonic(), search.planner
+    model, _ = planner.build(planner.plan(search.start), "float")
+    prediction.predict(model, planner.target)
+    model.proto.SerializeToString()
+    return time.monotonic() - start

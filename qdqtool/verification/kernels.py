@@ -1,0 +1,138 @@
+"""Data types of convolutions and matrix products in an engine listing.
+
+Myelin compiles products into kernels whose names list their steps, such as
+MulMinMaxRounCastCorrMulAdd. The type in which such a kernel multiplies follows from its name, its
+tactic and the types of its tensors.
+"""
+
+from __future__ import annotations
+
+import re
+
+from qdqtool.buildlog.types import BuiltLayer
+from qdqtool.types import Precision
+
+# Layer types of Myelin that multiply, the most certain first.
+_MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
+SINGLE_PRODUCT = ("correlation", "deconv", "gemm")
+_COMPILED = ("runtime_fusion", "runtime_function", "kgen")
+# A kgen kernel is generated code: small matrix products end up in one, with the elementwise work
+# around them. A fusion wraps a compiled product (FcCas with the tactic of a gemm) or generated
+# code.
+_GENERATED = ("fusion", "kgen")
+ABBREVIATED = "Etc"  # in the name of a generated kernel of many steps
+# The product in the name of a fused kernel. A product of a few columns is written out: a slice, a
+# product and a sum for each.
+PRODUCT = re.compile(
+    r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])"
+)
+# In the name of a kernel that computes a whole attention from queries, keys and values:
+# _gemm_mha_v2, or _gemv_mha_v1 for one query.
+ATTENTION = "_mha_v"
+# TensorRT 10.3 shortens the names of steps to three letters, other versions to four.
+_FOURTH_LETTER = re.compile("(Cas|Rou)[tn]")
+
+
+def is_myelin_kernel(layer: BuiltLayer) -> bool:
+    """Return whether a layer is a kernel of Myelin, whose name does not list what it fuses."""
+    return layer.type in _GENERATED or layer.type in _MULTIPLY
+
+
+def product_rank(layer: BuiltLayer) -> int | None:
+    """Return how certainly a layer of a node multiplies, 0 the most; None if it does not."""
+    if layer.type in _MULTIPLY:
+        return _MULTIPLY.index(layer.type)
+    kind = layer.type.lower()
+    if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
+        return len(_MULTIPLY)
+    if layer.type not in _GENERATED:
+        return None
+    # The name of a generated kernel, or the tactic of a fusion, contains the product.
+    tactic = layer.tactic if layer.type == "fusion" else ""
+    has_product = ATTENTION in layer.name or PRODUCT.search(layer.name) or "gemm" in tactic
+    return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if has_product else None
+
+
+def none_if_unknown(precision: Precision) -> Precision | None:
+    """Return the precision, or None for UNKNOWN."""
+    return None if precision == Precision.UNKNOWN else precision
+
+
+def output_precision(layer: BuiltLayer) -> Precision:
+    """Return the type that the product of a layer writes; UNKNOWN if later steps hide it."""
+    if layer.type == "kgen" or _has_cast_after_product(layer):
+        return Precision.UNKNOWN
+    return layer.output_precision
+
+
+def compute_precision(layer: BuiltLayer) -> Precision:
+    """Return the type in which a layer multiplies; UNKNOWN if the listing does not show it."""
+    if ATTENTION in layer.name:
+        return _attention_precision(layer)
+    if layer.type in SINGLE_PRODUCT:
+        return _single_product_precision(layer)
+    if layer.type in _COMPILED:
+        return _fused_kernel_precision(layer)
+    return layer.input_precision
+
+
+def _attention_precision(layer: BuiltLayer) -> Precision:
+    """Return the type of queries, keys and values, if it is the same for all of them."""
+    without_masks = [t.precision for t in layer.inputs if t.precision != Precision.BOOL]
+    kinds = set(without_masks[-3:])
+    return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
+
+
+def _single_product_precision(layer: BuiltLayer) -> Precision:
+    # Weights are the first constant or the second input; a fused residual is a float input after
+    # them.
+    weights = [*layer.inputs[1:2], *layer.constants[:1]] if layer.inputs else layer.constants[1:2]
+    types = [t.precision for t in (*layer.inputs, *layer.constants)]
+    weight_types = [t.precision for t in weights]
+    if types and not types[0].is_float:
+        if types[0] in weight_types or Precision.INT4 in weight_types:
+            return types[0]
+    return next((p for p in types[:2] if p.is_float), layer.output_precision)
+
+
+def _fused_kernel_precision(layer: BuiltLayer) -> Precision:
+    types = [t.precision for t in (*layer.inputs, *layer.constants)]
+    floats = [p for p in types if p.is_float]
+    stored = [p for p in types if p in (Precision.INT8, Precision.FP8)]
+    if stored and ABBREVIATED in layer.name and PRODUCT.search(layer.name) is None:
+        return Precision.UNKNOWN
+    if stored and _has_integer_operands(layer.name, types[0]):
+        return stored[0]
+    if _has_cast_after_product(layer) and Precision.FP16 in floats:
+        return Precision.FP16
+    if len({t.precision for t in layer.outputs}) > 1:
+        # The layer writes results of other nodes too, and the listing does not say which is whose.
+        return floats[0] if len(set(floats)) == 1 else Precision.UNKNOWN
+    if layer.output_precision.is_float:
+        return layer.output_precision
+    return floats[0] if floats else Precision.UNKNOWN
+
+
+def _has_cast_after_product(layer: BuiltLayer) -> bool:
+    """Return whether a fused kernel casts the result of its product to another float type."""
+    product = PRODUCT.search(layer.name) if layer.type in ("runtime_fusion", "kgen") else None
+    return product is not None and layer.name.startswith("Cast", product.end())
+
+
+def _has_integer_operands(name: str, first_input: Precision) -> bool:
+    """Return whether the product of a fused kernel multiplies integers.
+
+    The Cast of a Q follows a Round, or is the first step if the previous kernel has rounded. The
+    Cast of a DQ is followed by the Mul with its scale. MulSum and slices are products of floats,
+    written out.
+    """
+    product = PRODUCT.search(name)
+    if product is None or product[1].startswith(("MulSum", "Slic")):
+        return False
+    steps = _FOURTH_LETTER.sub(r"\1", name[: product.start()].removeprefix("__myl_"))
+    before, cast, after = steps.rpartition("Cas")
+    if not cast:
+        return not first_input.is_float
+    if "Mul" in after:
+        return False
+    return before.endswith("Rou") or (not before and first_input == Precision.FP32)

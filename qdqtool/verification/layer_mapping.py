@@ -1,0 +1,241 @@
+"""Engine layers of a model's nodes, found by name, and node names that a build prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from qdqtool.buildlog.names import NameSet, base_name, parse_layer_name
+from qdqtool.buildlog.types import Build, BuiltLayer, ParsedNode
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.patterns.view import View
+from qdqtool.verification.kernels import product_rank
+
+LayerPosition = tuple[BuiltLayer, int]
+"""A layer, and the position among the layers that TensorRT merged into it with ``||``."""
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_/]")
+_AUXILIARY_TYPES = (
+    "TrainStation",
+    "Constant",
+    "DeviceToShapeHost",
+    "ShapeHostToDevice",
+    "signal",
+    "wait",
+)
+_AUXILIARY_NAMES = (
+    "reformat-input",
+    "reformat-output",
+    "reformat-network",
+    "station",
+    "foreign",
+)
+
+
+def trt_name(node: Node) -> str:
+    """Return the name that TensorRT's ONNX parser gives to a node's layer."""
+    return node.proto.name or f"node_of_{node.output}"
+
+
+def plain_name(name: str) -> str:
+    """Return a name in Myelin's spelling, which has underscores for dots and other signs."""
+    return _NOT_PLAIN.sub("_", name)
+
+
+def is_auxiliary(layer: BuiltLayer) -> bool:
+    """Return whether no prediction refers to a layer.
+
+    These are layout reformats, constants, shape and host layers, and whole Myelin blocks.
+    """
+    if layer.type in _AUXILIARY_TYPES:
+        return True
+    if layer.type == "Myelin" and layer.name.startswith("{ForeignNode"):
+        return True
+    return parse_layer_name(layer.name).kind in _AUXILIARY_NAMES
+
+
+def is_multiplication_layer(layer: BuiltLayer) -> bool:
+    """Return whether a layer computes a convolution or a matrix product of the model."""
+    return product_rank(layer) is not None and not is_auxiliary(layer)
+
+
+class NodeMapper:
+    """Finds the engine layers of a node, and the nodes of an engine layer.
+
+    Args:
+        names: Name of each node in the build, by the node's index; default: the names that the
+            ONNX parser gives.
+
+    Attributes:
+        known: Every name of the model that a fused layer name may contain.
+        layers: Engine layers that compute something, see :func:`is_auxiliary`.
+    """
+
+    def __init__(
+        self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
+    ) -> None:
+        self._names = {
+            n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes
+        }
+        constants = [name for n in model.nodes if n.op == "Constant" for name in n.outputs]
+        self.known = NameSet({*self._names.values(), *model.initializers, *constants})
+        self._by_name = {self._names[n.index]: n for n in model.nodes}
+        self._by_plain_name = {plain_name(name): n for name, n in self._by_name.items()}
+        self.layers = [layer for layer in layers if not is_auxiliary(layer)]
+        self._positions: dict[int, list[LayerPosition]] = {}
+        # By the layer's identity: many nodes may look up one layer.
+        self._nodes: dict[int, list[Node]] = {}
+        for layer in self.layers:
+            groups = self._node_groups(layer)
+            self._nodes[id(layer)] = [n for group in groups for n in group]
+            for position, nodes in enumerate(groups):
+                for node in nodes:
+                    self._positions.setdefault(node.index, []).append((layer, position))
+
+    def find_node(self, name: str) -> Node | None:
+        """Return the node that a component of a layer name stands for, in any spelling."""
+        return (
+            self._by_name.get(name)
+            or self._by_name.get(base_name(name))
+            or self._by_plain_name.get(plain_name(name))
+        )
+
+    def name(self, node: Node) -> str:
+        """Return the name of a node in the build."""
+        return self._names[node.index]
+
+    def nodes(self, layer: BuiltLayer) -> list[Node]:
+        """Return the ONNX nodes of one of :attr:`layers`, in the order of its name."""
+        return self._nodes.get(id(layer), [])
+
+    def positions(self, node: Node) -> list[LayerPosition]:
+        """Return every layer that contains a node; Myelin spreads one node over several."""
+        return self._positions.get(node.index, [])
+
+    def find_layer(self, node: Node) -> LayerPosition | None:
+        """Return the layer that computes a convolution; None if there is none or no single one."""
+        positions = self.positions(node)
+        if len(positions) > 1:
+            ranks = [product_rank(layer) for layer, _ in positions]
+            best = min((rank for rank in ranks if rank is not None), default=None)
+            positions = [p for p, rank in zip(positions, ranks, strict=True) if rank == best]
+        return positions[0] if len(positions) == 1 else None
+
+    def _node_groups(self, layer: BuiltLayer) -> list[list[Node]]:
+        """Return the nodes of each layer merged with ``||``; a single group if none are merged."""
+        if layer.onnx_names:
+            return [self._find_nodes(layer.onnx_names)]
+        fused = parse_layer_name(layer.name, self.known)
+        if fused.kind == "foreign":
+            return []
+        return [self._find_nodes(group) for group in fused.alternatives]
+
+    def _find_nodes(self, names: Sequence[str]) -> list[Node]:
+        return [node for node in map(self.find_node, names) if node is not None]
+
+
+class NameConflict(NamedTuple):
+    """A name that stands for one node in the model and for another in the build.
+
+    Attributes:
+        in_model: Operator of the node, shape of its weights, or name of its weights.
+        in_build: The same property in the build.
+    """
+
+    name: str
+    in_model: str
+    in_build: str
+
+
+def collect_printed_names(build: Build, model_names: NameSet) -> set[str]:
+    """Return every node name in a build's parse section, layers and pass lines."""
+    names: set[str] = set()
+    for node in build.parse.nodes:
+        if node.name:
+            names.add(node.name)
+        else:
+            names.update(f"node_of_{tensor.name}" for tensor in node.outputs if tensor is not None)
+    fused_names = {layer.name for layer in build.layers}
+    for layer in build.layers:
+        names.update(layer.onnx_names)
+    for event in build.trace:
+        fused_names |= {event.subject, event.object}
+    return names.union(*(parse_layer_name(name, model_names).bases for name in fused_names))
+
+
+def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
+    """Count the convolutions of the model that the build names, and all of them.
+
+    Counts all nodes if the model has no convolutions or matrix products with weights.
+    """
+    names = [trt_name(n) for n in model.nodes if n.op in WEIGHTED]
+    names = names or [trt_name(n) for n in model.nodes]
+    printed = collect_printed_names(build, NameSet(names))
+    plain: set[str] = set()
+    if any("_myl" in layer.name for layer in build.layers):
+        plain = {plain_name(name) for name in printed}
+    named = sum(name in printed or plain_name(name) in plain for name in names)
+    return named, len(names)
+
+
+def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[NameConflict]:
+    """Return the names that stand for different nodes in the model and in the build.
+
+    Exporters that number their nodes give equal names to different nodes of two exports.
+    """
+    conflicts: dict[str, NameConflict] = {}
+    weights = {n.index: view.weights(n).source for n in view.weighted if view.weights(n).folded}
+    shapes = {i: tuple(view.model.constant_shape(name) or ()) for i, name in weights.items()}
+    parsed = {n.name: n for n in build.parse.nodes if n.name}
+    for node in view.weighted:
+        printed = parsed.get(trt_name(node))
+        if printed is not None:
+            conflict = _compare_parsed_node(node, printed, shapes.get(node.index, ()))
+            if conflict is not None:
+                conflicts[node.name] = conflict
+    weight_names = set(weights.values())
+    for layer in mapper.layers:
+        nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
+        if len(nodes) != 1 or product_rank(layer) is None or nodes[0].name in conflicts:
+            continue
+        node = nodes[0]
+        conflict = _compare_layer_shape(node, layer, shapes.get(node.index, ()))
+        if conflict is None and node.index in weights:
+            built = [name for name in layer.parse_name(mapper.known).bases if name in weight_names]
+            if built and weights[node.index] not in built:
+                conflict = NameConflict(node.name, weights[node.index], built[0])
+        if conflict is not None:
+            conflicts[node.name] = conflict
+    return list(conflicts.values())
+
+
+def _compare_parsed_node(
+    node: Node, printed: ParsedNode, shape: tuple[int, ...]
+) -> NameConflict | None:
+    """Compare the operator and the shape of the weights."""
+    if printed.op != node.op:
+        return NameConflict(node.name, node.op, printed.op)
+    tensor = printed.inputs[1] if len(printed.inputs) > 1 else None
+    built = tensor.shape if tensor is not None else None
+    if shape and built and None not in built and tuple(built) != shape:
+        return NameConflict(node.name, _format_shape(shape), _format_shape(built))
+    return None
+
+
+def _compare_layer_shape(
+    node: Node, layer: BuiltLayer, shape: tuple[int, ...]
+) -> NameConflict | None:
+    """Compare the number of filters and the kernel of a convolution."""
+    filters, kernel = layer.extras.get("OutMaps"), layer.extras.get("Kernel")
+    if node.op != "Conv" or len(shape) <= 2 or not filters or not kernel:
+        return None
+    in_model, in_build = (shape[0], *shape[2:]), (filters, *kernel)
+    if in_model == in_build:
+        return None
+    return NameConflict(node.name, _format_shape(in_model), _format_shape(in_build))
+
+
+def _format_shape(shape: Iterable[object]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,32 @@
+"""Expected notes of results: their code and values, never their text."""
+
+from typing import Any
+
+from qdqtool.util.notes import Note
+
+
+class ExpectedNote:
+    """Equals a note of this code with these values; other values of the note do not matter."""
+
+    def __init__(self, code: str, values: dict[str, Any]) -> None:
+        self.code = code
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Note)
+            and other.code == self.code
+            and self.values.items() <= other.values.items()
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.code)
+
+    def __repr__(self) -> str:
+        values = "".join(f", {name}={value!r}" for name, value in self.values.items())
+        return f"note({self.code!r}{values})"
+
+
+def note(code: str, /, **values: Any) -> ExpectedNote:
+    """Return the expected note of a code with some of its values."""
+    return ExpectedNote(code, values)
