@@ -64,10 +64,10 @@ def open_sets(
 ) -> ImageSets:
     """Divide the data.
 
-    With evaluation data, ranges are from all of the calibration data. One half of the evaluation data
-    is to choose on, the other to judge on. Without it, each of these two sets gets up to a quarter of
-    the calibration data. Sets consist of blocks, so that neighbors (in a video, in a document) are in
-    the same set.
+    With evaluation data, ranges are from all of the calibration data. One half of the evaluation
+    data is to choose on, the other to judge on. Without it, each of these two sets gets up to a
+    quarter of the calibration data. Sets consist of blocks, so that neighbors (in a video, in a
+    document) are in the same set.
 
     Raises:
         DataError: There is nothing usable, too little, or the data can be read only once.
@@ -79,8 +79,8 @@ def open_sets(
         least = _FEWEST * dataset.batch
         if len(indices) < least:
             raise DataError(
-                f"`data`: {_count_images(indices)} too few to calibrate, choose and judge with; give "
-                f"{least} or more, or others to judge on with `evaluation`",
+                f"`data`: {_count_images(indices)} too few to calibrate, choose and judge with; "
+                f"give {least} or more, or others to judge on with `evaluation`",
                 code="too-few-images",
                 parameter="data",
             )
@@ -91,8 +91,8 @@ def open_sets(
     other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
     if len(indices) < 2 * other.batch:
         raise DataError(
-            f"`evaluation`: {_count_images(indices)} too few to choose on one half and judge on the "
-            f"other; give {2 * other.batch} or more",
+            f"`evaluation`: {_count_images(indices)} too few to choose on one half and judge on "
+            f"the other; give {2 * other.batch} or more",
             code="too-few-images",
             parameter="evaluation",
         )
@@ -108,8 +108,8 @@ def _forbid_same_path(data: object, evaluation: object) -> None:
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
         raise DataError(
-            f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left "
-            "to judge on; leave it out, and a part is held out",
+            f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be "
+            "left to judge on; leave it out, and a part is held out",
             code="option-conflict",
             parameter="evaluation",
         )
