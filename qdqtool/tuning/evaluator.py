@@ -63,7 +63,7 @@ class CandidateEvaluator:
         default_factory=dict
     )
 
-    # Sweeps: the error of single sites -------------------------------------------------------------------
+    # Sweeps: the error of single sites ------------------------------------------------
 
     def sweep(
         self,
@@ -105,7 +105,7 @@ class CandidateEvaluator:
         measurements = map(rows.get, images)
         return np.asarray([math.nan if m is None else m.error for m in measurements], np.float64)
 
-    # Whole measurements: the metric ----------------------------------------------------------------------
+    # Whole measurements: the metric ---------------------------------------------------
 
     def measure_metric(self, recipes: Iterable[Recipe], samples: Sequence[int], title: str) -> None:
         """Measure the metric of recipes.
@@ -162,7 +162,7 @@ class CandidateEvaluator:
             self._resampled[key] = resample(self.job.metric, evidence, RESAMPLES)
         return self._resampled[key]
 
-    # Running ---------------------------------------------------------------------------------------------
+    # Running --------------------------------------------------------------------------
 
     def _list_tasks(
         self, kind: str, recipes: Sequence[Recipe], samples: Sequence[int]

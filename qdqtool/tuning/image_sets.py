@@ -84,8 +84,8 @@ def open_sets(
                 code="too-few-images",
                 parameter="data",
             )
-        rest, chosen, judged = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
-        return _make_sets(dataset, _select(dataset, rest), chosen, judged, swept_on)
+        rest, to_choose, to_judge = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
+        return _make_sets(dataset, _select(dataset, rest), to_choose, to_judge, swept_on)
     _forbid_same_path(data, evaluation)
     limit = max(max_images, chosen_on + judged_on)
     other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
@@ -96,8 +96,8 @@ def open_sets(
             code="too-few-images",
             parameter="evaluation",
         )
-    chosen, judged = _split_in_halves(indices, other.batch, chosen_on, judged_on)
-    return _make_sets(other, dataset, chosen, judged, swept_on)
+    to_choose, to_judge = _split_in_halves(indices, other.batch, chosen_on, judged_on)
+    return _make_sets(other, dataset, to_choose, to_judge, swept_on)
 
 
 def _count_images(indices: Sequence[int]) -> str:
@@ -142,19 +142,19 @@ def _select(dataset: Dataset, indices: Sequence[int]) -> Dataset:
 def _make_sets(
     dataset: Dataset,
     calibration: Dataset,
-    chosen: list[int],
-    judged: list[int],
+    to_choose: list[int],
+    to_judge: list[int],
     swept_on: int | None,
 ) -> ImageSets:
     """Make sets of samples from indices of images. Incomplete batches are left out."""
     batch = dataset.batch
-    chosen = chosen[: len(chosen) // batch * batch]
-    judged = judged[: len(judged) // batch * batch]
-    first = len(chosen) // batch
-    last = first + len(judged) // batch
+    to_choose = to_choose[: len(to_choose) // batch * batch]
+    to_judge = to_judge[: len(to_judge) // batch * batch]
+    first = len(to_choose) // batch
+    last = first + len(to_judge) // batch
     return ImageSets(
         calibration,
-        _select(dataset, chosen + judged),
+        _select(dataset, to_choose + to_judge),
         tuple(range(first)),
         tuple(range(first, last)),
         tuple(spread_indices(first, min(swept_on or first, first))),
@@ -178,29 +178,29 @@ def _split_in_three(
     quarter = len(indices) // _FEWEST // batch * batch
     chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
     blocks = _split_blocks(indices)
-    rest, chosen, judged = [], [], []
+    rest, to_choose, to_judge = [], [], []
     for k, block in enumerate(blocks):
         judging = _share_of_block(judged_on, len(blocks), k)
         choosing = _share_of_block(chosen_on, len(blocks), k)
         start = max(0, len(block) - choosing - judging)
         rest += block[:start]
-        chosen += block[start : start + choosing]
-        judged += block[start + choosing : start + choosing + judging]
-    return rest, chosen, judged
+        to_choose += block[start : start + choosing]
+        to_judge += block[start + choosing : start + choosing + judging]
+    return rest, to_choose, to_judge
 
 
 def _split_in_halves(
     indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
 ) -> tuple[list[int], list[int]]:
     """Return indices to choose on, from the first half of each block, and to judge on."""
-    chosen: list[int] = []
-    judged: list[int] = []
+    to_choose: list[int] = []
+    to_judge: list[int] = []
     blocks = _split_blocks(indices)
     for k, block in enumerate(blocks):
         middle = (len(block) + 1) // 2
-        chosen += _thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
-        judged += _thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
-    return chosen, judged
+        to_choose += _thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
+        to_judge += _thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
+    return to_choose, to_judge
 
 
 def _thin(indices: Sequence[int], count: int) -> list[int]:

@@ -44,8 +44,8 @@ class TuningGoal:
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget_ms is not None:
             raise QdqtoolError(
-                "`keep` and `budget_ms` exclude each other: one is the goal, the other what is made "
-                "small",
+                "`keep` and `budget_ms` exclude each other: one is the goal, the other what is "
+                "made small",
                 code="option-conflict",
                 parameter="keep",
             )

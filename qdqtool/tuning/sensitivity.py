@@ -101,14 +101,14 @@ class SensitivitySweep:
             candidates = better[: math.ceil(BETTER_PART * len(candidates))]
         return True
 
-    def count_missing_runs(self, candidate: Candidate, images: Sequence[int]) -> int:
-        """Return how many runs a choice still needs on samples."""
+    def missing_work(self, candidate: Candidate, images: Sequence[int]) -> float:
+        """Return the work of the missing measurements of a choice on samples, in whole runs."""
         count = 0
         for recipe in self.isolate(candidate):
             if not recipe.is_float:
                 stored = self.evaluator.store.measurements(SWEEP, recipe.key)
                 count += sum(n not in stored for n in images)
-        return count
+        return count * self.share_of_run(candidate)
 
     def share_of_run(self, candidate: Candidate) -> float:
         """Return the part of a run's multiplications that a sweep repeats for a choice."""
