@@ -69,7 +69,7 @@ class Model:
 
     def __init__(self, data: Data) -> None:
         works = [(w, m.gpu, m.cold) for m in data for w in m.works]
-        self.features = physics.features(*zip(*works, strict=True))
+        self.features = physics.kernel_features(*zip(*works, strict=True))
         self.starts = np.cumsum([0, *(len(m.works) for m in data[:-1])])
         self.measured = np.asarray([m.seconds for m in data])
         self.overhead = np.asarray([m.overhead for m in data])

@@ -19,17 +19,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.halfprecision import to_half
+from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.prepare import prepare
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.prediction import predict
-from qdqtool.timing import twin, work
-from qdqtool.timing.gpus import Gpu, find
-from qdqtool.timing.physics import weights_are_cold
-from qdqtool.timing.predicted import workload_of
-from qdqtool.timing.work import Work, width
+from qdqtool.timing import model_variants, work
+from qdqtool.timing.gpus import Gpu, find_gpu
+from qdqtool.timing.physics import has_cold_weights
+from qdqtool.timing.work import LayerWork, width
+from qdqtool.timing.workload import predict_workload
 from qdqtool.trt.targets import strongly_typed, target_named
 from qdqtool.types import Precision
 
@@ -111,7 +111,7 @@ class Measurement:
         cold: Whether the network's weights do not fit the L2.
     """
 
-    works: Sequence[Work]
+    works: Sequence[LayerWork]
     gpu: Gpu
     label: str
     seconds: float
@@ -139,7 +139,7 @@ def layers() -> list[Measurement]:
     for row in rows:
         weights[row["engine"]] += float(row["weights"])
     for row in rows:
-        gpu, engine = find(row["gpu"]), row["engine"]
+        gpu, engine = find_gpu(row["gpu"]), row["engine"]
         single = engine.startswith("convolutions-")
         overhead = 0.0 if single else OVERHEADS.get(engine, OVERHEAD)
         data.append(
@@ -178,12 +178,12 @@ def totals() -> list[Measurement]:
         label = f"{how} {network} {variant} {plain}" + (f" b{float(batch):.0f}" if batch else "")
         data.append(
             Measurement(
-                works, gpu, label, ms * 1e-3, offset * 1e-6, weight, weights_are_cold(works, gpu)
+                works, gpu, label, ms * 1e-3, offset * 1e-6, weight, has_cold_weights(works, gpu)
             )
         )
 
     for name, network, variant, plain, ms in TOTALS:
-        add("engine", find(name), network, variant, plain, ms, 0.15)
+        add("engine", find_gpu(name), network, variant, plain, ms, 0.15)
     rows = (
         read("latencies.tsv")
         + read("latencies-2026.tsv")
@@ -191,7 +191,7 @@ def totals() -> list[Measurement]:
     )
     counts = Counter((row["gpu"], row["network"]) for row in rows)
     for row in rows:
-        yolo, gpu = row["network"].startswith("yolo"), find(row["gpu"])
+        yolo, gpu = row["network"].startswith("yolo"), find_gpu(row["gpu"])
         slow_host = (
             row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"
         )  # the call from Python takes milliseconds
@@ -228,7 +228,7 @@ def totals() -> list[Measurement]:
 
 def network_work(
     rows: Sequence[Mapping[str, str]], plain: Precision, batch: float, gpu: Gpu
-) -> list[Work]:
+) -> list[LayerWork]:
     made = [work_of(row, plain, batch) for row in rows]
     if plain == Precision.FP32:  # no reformats to FP16 at the edges; without TF32 linear everywhere
         without = (work.CONVERSION,) if gpu.has_tf32 else (work.CONVERSION, work.REFORMAT)
@@ -240,11 +240,13 @@ def network_work(
     return made
 
 
-def work_of(row: Mapping[str, str], plain: Precision = Precision.FP16, batch: float = 1.0) -> Work:
+def work_of(
+    row: Mapping[str, str], plain: Precision = Precision.FP16, batch: float = 1.0
+) -> LayerWork:
     low, high = Precision(row["precision"]), Precision(row["written_as"])
     real_low, real_high = (plain if p == Precision.FLOAT else p for p in (low, high))
     grow, widen = width(real_low) / width(low), width(real_high) / width(high)
-    return Work(
+    return LayerWork(
         row["kind"],
         real_low,
         real_high,
@@ -283,28 +285,28 @@ def of_network(name: str, path: Path) -> list[list[object]]:
     if name in TYPED:
         target = strongly_typed(target)
         prepare(model, opset=HALF_OPSET)
-        to_half(model)
-    model, _ = twin.resolved(Model(model.proto, str(path)))
-    if twin.has_qdq(model):
-        variants = [("qdq", model), ("float", twin.float_twin(model))]
+        convert_to_fp16(model)
+    model, _ = model_variants.resolve_inputs(Model(model.proto, str(path)))
+    if model_variants.has_qdq(model):
+        variants = [("qdq", model), ("float", model_variants.float_variant(model))]
     else:
         variants = [("float", model)]
         try:
-            variants.append(("qdq", twin.best_placement(model, target)))
+            variants.append(("qdq", model_variants.quantized_variant(model, target)))
         except QdqtoolError as error:
             print(f"  {error}")
     rows: list[list[object]] = []
     for variant, chosen in variants:
         # With Q/DQ some tensors of a layer are floats and some are not: their width has to be settled here.
         plain = Precision.FLOAT if variant == "float" else Precision.FP16
-        gpu = find(GPUS[name]) if name in GPUS else None
-        found = workload_of(chosen, predict(chosen, target, advice=False), plain, gpu=gpu)
+        gpu = find_gpu(GPUS[name]) if name in GPUS else None
+        found = predict_workload(chosen, predict(chosen, target, advice=False), plain, gpu=gpu)
         if found.unknown:
             print(
                 f"  {variant}: {len(found.unknown)} of {len(found.layers)} layers of unknown shape: "
                 f"{found.unknown[:3]}"
             )
-        for each in found.all:
+        for each in found.all_work:
             values = (getattr(each, f) for f in WORK)
             rows.append(
                 [

@@ -15,9 +15,9 @@ from common import publish, table
 from fit_timing import gain_figures
 from timing_data import HERE, NETWORKS, read
 
-from qdqtool.timing.estimate import UNMEASURED
-from qdqtool.timing.gpus import find
-from qdqtool.timing.physics import constants
+from qdqtool.timing.estimate import UNMEASURED_SPREAD
+from qdqtool.timing.gpus import find_gpu
+from qdqtool.timing.physics import load_constants
 
 DOCS = Path(__file__).parent.parent / "docs"
 COLOURS = {  # Okabe and Ito's, told apart by the colour-blind too
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def fit_figures(layers: Rows, fitted: Rows) -> str:
-    c = constants()
+    c = load_constants()
 
     def copies(network: str, *built: int) -> str:
         """Changes of layout and copies of a network with Q/DQ, as derived for the fit, and what that leaves open."""
@@ -181,7 +181,7 @@ def gain_table(pairs: Rows) -> str:
 
 
 def range_figures(fitted: Rows) -> str:
-    spreads = constants().spreads
+    spreads = load_constants().spreads
     outside = [
         r
         for r in fitted
@@ -196,7 +196,7 @@ def range_figures(fitted: Rows) -> str:
             ("`low_ms` to `high_ms`", f"{spreads['total']:.2f}"),
             (
                 "if the architecture was not measured",
-                f"{spreads['total_unknown'] * UNMEASURED:.2f}",
+                f"{spreads['total_unknown'] * UNMEASURED_SPREAD:.2f}",
             ),
             ("with a calibration saved from another network", f"{spreads['total_calibrated']:.2f}"),
             (
@@ -260,8 +260,8 @@ def is_blind(row: dict[str, Any]) -> bool:
 
 def is_inside(row: dict[str, Any]) -> bool:
     """Whether a measured time lies in the range that the estimate has, which is wider for boards of few watts."""
-    spread = constants().spreads["total"]
-    slowed = 1 / find(row["gpu"]).sustained
+    spread = load_constants().spreads["total"]
+    slowed = 1 / find_gpu(row["gpu"]).sustained_clock_share
     return bool(row["model_ms"] / spread <= row["measured_ms"] <= row["model_ms"] * spread * slowed)
 
 
@@ -278,7 +278,7 @@ def plot(networks: Rows, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.6, 4.4), layout="constrained")
-    factor = constants().spreads["total"]
+    factor = load_constants().spreads["total"]
     axes.axhspan(1 / factor, factor, color="#eef3f7", zorder=0)
     axes.axhline(1, color="black", linewidth=0.8, zorder=1)
 

@@ -32,9 +32,6 @@ from calibration.images import (
     IMAGE_SUFFIXES,
     OTHER_IMAGE_SUFFIXES,
     ImageSource,
-    decode,
-    describe,
-    prepare,
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, Preprocess
@@ -43,21 +40,21 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive, read_header, read_values
 from qdqtool.util.files import INVALID_NAME, open_input, read_input, record_input
-from qdqtool.util.notes import Remark
-from qdqtool.util.text import brief_repr, reason_of
+from qdqtool.util.notes import Note
+from qdqtool.util.text import counted, reason_of
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
 
 
-# Files -----------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 class StackedArray:
     """Array of shape [samples, ...] in a file, read one row at a time.
 
-    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those of a
-    compressed array from front to back.
+    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those
+    of a compressed array from front to back.
 
     Args:
         path: File.
@@ -107,17 +104,14 @@ class StackedArray:
         Raises:
             DataError: The file is cut off or damaged.
         """
-        with self.lock:
-            try:
+        try:
+            with self.lock:
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
-            except Exception as error:  # zipfile and zlib have classes of their own
-                reason = f"damaged at sample {index}: {reason_of(error)}"
-                raise self._error(reason, "file-damaged") from error
-        if len(data) != self.row_bytes:
-            reason = f"the file is cut off at sample {index}; copy it again"
-            raise self._error(reason, "file-damaged")
-        return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+            return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+        except Exception as error:  # numpy, zipfile and zlib have classes of their own
+            reason = f"cut off or damaged at sample {index}: {reason_of(error)}"
+            raise self._error(reason, "file-damaged") from error
 
 
 class StackedSource(SampleSource):
@@ -173,9 +167,11 @@ class StackedSource(SampleSource):
         return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.rows)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         row = self.rows[index]
         sample = {}
         for spec in self.inputs:
@@ -189,9 +185,11 @@ class StackedSource(SampleSource):
         return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
 
     def identity(self, index: int) -> bytes:
+        """Return the digest of all files behind a sample."""
         return self.rows[index].to_bytes(8, "big") + self._file_digest
 
     def portion(self, indices: Sequence[int]) -> StackedSource:
+        """Return some samples for another process."""
         if not self.random_access:
             reason = (
                 "is compressed, so that workers cannot begin in the middle; save it with "
@@ -204,6 +202,7 @@ class StackedSource(SampleSource):
         return part
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return f"{escape_path(self.path.name)}[{self.rows[index]}]"
 
 
@@ -218,6 +217,7 @@ class SampleFilesSource(FilesSource):
             record_input(path)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         path = self.paths[index]
         if path.suffix.lower() == ".npz":
             with Archive(path) as archive:
@@ -235,28 +235,25 @@ def _read_npy(path: Path) -> Array:
         return read_values(file, header, str(path))
 
 
-# Memory ----------------------------------------------------------------------------------------------
+# Memory -------------------------------------------------------------------------------------------
 
 
 def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Return stacked arrays as samples of one row each (views), other arrays as one sample."""
     with _user_errors("an array of the calibration data"):
-        sample = _check_sample(arrays, "the calibration data")
-        named = {name: np.asarray(array) for name, array in sample.items()}
+        named = {name: np.asarray(array) for name, array in arrays.items()}
     lengths = set()
     for spec in inputs:
         array = named.get(spec.name)
-        if array is None or not spec.shape or spec.shape[0] not in (1, None):
-            return [named]
-        if array.ndim != len(spec.shape):
+        has_batch = spec.shape and spec.shape[0] in (1, None)
+        if array is None or not has_batch or array.ndim != len(spec.shape):
             return [named]
         lengths.add(len(array))
     if len(lengths) != 1:
         return [named]
-    stacked = {spec.name: named[spec.name] for spec in inputs}
+    (length,) = lengths
     return [
-        {name: array[row : row + 1] for name, array in stacked.items()}
-        for row in range(lengths.pop())
+        {spec.name: named[spec.name][row : row + 1] for spec in inputs} for row in range(length)
     ]
 
 
@@ -288,13 +285,6 @@ def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
     if not isinstance(sample, Mapping):
         reason = f"{subject} is a {type(sample).__name__}; give a dict of name to array"
         raise DataError(reason, code="wrong-type", parameter="data")
-    for key in sample:
-        if not isinstance(key, str):
-            reason = (
-                f"{subject} has the key {brief_repr(key)}, which is no text; "
-                "give a dict of name to array"
-            )
-            raise DataError(reason, code="key-not-text", parameter="data")
     return sample
 
 
@@ -314,10 +304,12 @@ class MemorySource(SampleSource):
         self.used = False
 
     def count(self) -> int | None:
+        """Return the number of samples."""
         with _user_errors("the number of calibration samples"):
             return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
+        """Prepare for another pass."""
         if self.samples is not None:
             return
         if self.used and not self.repeatable:
@@ -328,6 +320,7 @@ class MemorySource(SampleSource):
         self.used = True
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         label = f"calibration sample {index}"
         with _user_errors(label):
             if self.samples is not None:
@@ -343,8 +336,8 @@ class MemorySource(SampleSource):
         """Return some samples, which travel with the source."""
         if self.samples is None:
             raise DataError(
-                "calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
-                "folder that all machines share",
+                "calibration data from an iterator cannot be shared out to a cluster; give a list, "
+                "or a folder that all machines share",
                 code="not-shareable",
                 parameter="data",
             )
@@ -352,6 +345,7 @@ class MemorySource(SampleSource):
             return MemorySource([self.samples[i] for i in indices], self.inputs)
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         if self.samples is None:
             return b""
         label = f"calibration sample {index}"
@@ -367,10 +361,7 @@ class MemorySource(SampleSource):
         return digest.digest()
 
 
-# Opening data ----------------------------------------------------------------------------------------
-
-
-__all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
+# Opening data -------------------------------------------------------------------------------------
 
 
 def open_data(
@@ -383,13 +374,18 @@ def open_data(
     """Open calibration data for a model.
 
     Args:
-        source: A folder of pictures (searched through, in the order of their paths), a ``.txt`` file with one path a
-            line, one picture; a URL of a folder of pictures that fsspec opens (``s3://bucket/images``); an ``.npz`` of
-            stacked arrays keyed by input name, an ``.npy``, a folder of ``.npz`` or ``.npy`` with one sample each; an
-            iterable of ``{input name: array}``; or a Dataset, returned as it is.
+        source: One of these:
+
+            * a folder of images, with its subfolders, in the order of their paths;
+            * a ``.txt`` file with one image path in each line, or a single image;
+            * a URL of a folder of images that fsspec opens (``s3://bucket/images``);
+            * an ``.npz`` of stacked arrays keyed by input name, or an ``.npy``;
+            * a folder of ``.npz`` or ``.npy`` files with one sample each;
+            * a dictionary of arrays by input name, or an iterable of such dictionaries;
+            * a Dataset, which is returned as it is.
         inputs: The model's inputs.
-        preprocess: How images become inputs; arrays are used as they are.
-        max_images: Maximum number of samples, spread_indices evenly over the data.
+        preprocess: Conversion of images to inputs; arrays are used as they are.
+        max_images: Maximum number of samples, spread evenly over the data.
         size: Height and width in pixels if the model leaves them open.
 
     Raises:
@@ -409,27 +405,41 @@ def open_data(
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source)
         if is_url(text):
-            return Dataset(open_url_source(text, inputs, preprocess, size), inputs, max_images)
-        path = Path(local_path(text))
-        try:
-            path.exists()
-        except (OSError, ValueError) as error:  # too long, or with a NUL
-            raise DataError(
-                f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
-                code="invalid-path",
-                parameter="data",
-            ) from None
-        return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
+            data: SampleSource = open_url_source(text, inputs, preprocess, size)
+        else:
+            path = _check_path(local_path(text))
+            data = _path_source(path, inputs, preprocess, size, max_images)
+        return Dataset(data, inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
-    if isinstance(source, Iterable):
-        rows = split_rows(source, inputs) if isinstance(source, Mapping) else source
-        return Dataset(MemorySource(rows, inputs), inputs, max_images)
-    raise DataError(
-        f"calibration data of type {type(source).__name__} is not understood; give a folder of images",
-        code="wrong-type",
-        parameter="data",
-    )
+    if isinstance(source, Mapping):
+        source = split_rows(source, inputs)
+    if not isinstance(source, Iterable):
+        raise DataError(
+            f"calibration data of type {type(source).__name__} is not understood; give a folder of "
+            "images",
+            code="wrong-type",
+            parameter="data",
+        )
+    return Dataset(MemorySource(source, inputs), inputs, max_images)
+
+
+def _check_path(text: str) -> Path:
+    """Return a path that the system can look up.
+
+    Raises:
+        DataError: It is too long, or contains a NUL.
+    """
+    path = Path(text)
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
+            code="invalid-path",
+            parameter="data",
+        ) from None
+    return path
 
 
 def _path_source(
@@ -468,10 +478,21 @@ def _folder_source(
     links, counts = listing.broken_links, listing.suffixes
     formats = [f"{counts[s]} {s[1:]}" for s in OTHER_IMAGE_SUFFIXES if counts[s]]
     kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-    notes = [Remark.OTHER_FORMATS(formats=formats, kinds=kinds)] if formats else []
+    notes = []
+    if formats:
+        text = f"images of other formats are not read ({', '.join(formats)})"
+        notes.append(
+            Note(
+                f"{text}: convert them to one of {kinds}",
+                code="other-formats",
+                formats=formats,
+                kinds=kinds,
+            )
+        )
     if listing.paths:
         if links:
-            notes.append(Remark.DEAD_LINKS(count=len(links), first=min(links)))
+            text = f"skipped {counted(len(links), 'broken link')}, first {min(links)}"
+            notes.append(Note(text, code="dead-links", count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
         source.notes = notes
         return source
@@ -490,7 +511,8 @@ def _folder_source(
 def _read_list(path: Path, max_images: int) -> list[Path]:
     """Return the paths in a text file that are used for so many images.
 
-    A relative path begins at the folder of the list, or at the current folder if there is no such file.
+    A relative path begins at the folder of the list, or at the current folder if there is no such
+    file.
     """
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")

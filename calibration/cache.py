@@ -1,4 +1,4 @@
-"""Statistics on disk, the cache of an interrupted or repeated calibration, and TensorRT's own calibration table."""
+"""Files of statistics, calibration caches, and TensorRT's calibration tables."""
 
 from __future__ import annotations
 
@@ -7,24 +7,15 @@ import json
 import math
 import os
 import struct
-import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from calibration.dataset import DataQuality
-from calibration.statistics import (
-    CHANNELS,
-    MIN_TOP,
-    OCTAVES,
-    POSITIONS,
-    MagnitudeCounter,
-    TensorStatistics,
-    histogram_bytes,
-)
+from calibration.statistics import MIN_TOP, OCTAVES, TensorStatistics, histogram_bytes
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive
@@ -34,23 +25,47 @@ from qdqtool.util.outputs import atomic_write, write_text
 from qdqtool.util.text import reason_of
 
 FORMAT = "qdqtool/calibration/5"
-_MOST_SAMPLES = 2_000_000  # that a cache may say were done
+_MAX_SAMPLES = 2_000_000  # samples that a cache may name as done
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
-_T = TypeVar("_T")
-_DAMAGED = (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError)
+Array = npt.NDArray[Any]
+_DAMAGE_ERRORS = (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError)
+# Types of the fields of a cache's header.
+_HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
+    "model": str,
+    "fingerprint": str,
+    "images": int,
+    "total": (int, type(None)),
+    "looks": dict,
+    "bins": int,
+    "warnings": list,
+    "skipped": list,
+    "tensors": list,
+    "focused": list,
+}
+# Type and number of dimensions of the arrays of a cache.
+_ARRAY_TYPES = {
+    "done": (np.int64, 2),
+    "numbers": (np.int64, 2),
+    "range": (np.float64, 2),
+    "counts": (np.int64, 1),
+    "spots": (np.int64, 2),
+    "values": (np.float32, 1),
+    "widths": (np.int64, 1),
+    "channels": (np.float32, 2),
+}
 
 
 class Statistics(Mapping[str, TensorStatistics]):
     """Statistics by tensor name.
 
     Attributes:
-        tensors: The statistics.
-        images: Samples (images) that went in.
-        fingerprint: Which data and preprocessing they come from; empty when that is not known.
-        warnings: What looks wrong with the data, with numbers.
-        skipped: Files that could not be used, and why.
-        notes: What was done with the cache.
+        tensors: Statistics of each tensor.
+        images: Number of samples (images).
+        fingerprint: Hash of data and preprocessing; empty if unknown.
+        warnings: Warnings about the data.
+        skipped: Name and reason of each file that could not be used.
+        notes: Notes about the use of a cache.
     """
 
     def __init__(
@@ -83,7 +98,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
 
     def merge(self, other: Statistics) -> Statistics:
-        """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
+        """Return the statistics over the data of both, with the tensors of either.
 
         Raises:
             DataError: They were collected with different numbers of bins.
@@ -91,23 +106,18 @@ class Statistics(Mapping[str, TensorStatistics]):
         tensors = dict(self.tensors)
         for name, part in other.tensors.items():
             tensors[name] = tensors[name].merge(part) if name in tensors else part
-        parts = sorted(
-            {
-                *filter(None, self.fingerprint.split("+")),
-                *filter(None, other.fingerprint.split("+")),
-            }
-        )
+        fingerprints = {*self.fingerprint.split("+"), *other.fingerprint.split("+")} - {""}
         return Statistics(
             tensors,
             images=self.images + other.images,
-            fingerprint="+".join(parts),
-            warnings=list(dict.fromkeys([*self.warnings, *other.warnings])),
-            skipped=list(dict.fromkeys([*self.skipped, *other.skipped])),
-            notes=list(dict.fromkeys([*self.notes, *other.notes])),
+            fingerprint="+".join(sorted(fingerprints)),
+            warnings=dict.fromkeys([*self.warnings, *other.warnings]),
+            skipped=dict.fromkeys([*self.skipped, *other.skipped]),
+            notes=dict.fromkeys([*self.notes, *other.notes]),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes them as npz, atomically.
+        """Write the statistics as npz, atomically.
 
         Raises:
             QdqtoolError: The file cannot be written.
@@ -116,7 +126,7 @@ class Statistics(Mapping[str, TensorStatistics]):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Statistics:
-        """Reads what :meth:`save` wrote, or a cache.
+        """Read saved statistics, or those of a cache.
 
         Raises:
             DataError: The file is missing or damaged.
@@ -124,16 +134,19 @@ class Statistics(Mapping[str, TensorStatistics]):
         return load_statistics(path)
 
 
+# Calibration caches -------------------------------------------------------------------------------
+
+
 @dataclass
-class Progress:
-    """How far a calibration has come.
+class CalibrationProgress:
+    """State of a calibration, finished or interrupted.
 
     Attributes:
-        model: Identifies the model, without the tensors wanted of it, and by which tensors positions were found.
-        statistics: Over the samples done.
+        model: Key of the model and of its focus, without the tensors that are calibrated.
+        statistics: Statistics over the samples done.
         done: Numbers of the samples done.
-        total: Samples there are; None where that was not known.
-        looks: What was noticed about the samples done.
+        total: Number of all samples; None if unknown.
+        quality: Quality of the samples done.
     """
 
     model: str
@@ -144,30 +157,20 @@ class Progress:
 
     @property
     def complete(self) -> bool:
+        """Whether all samples are done."""
         return self.total is not None and len(self.done) >= self.total
 
 
-def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
-    """Writes the state of a calibration atomically, as npz.
+def save_progress(progress: CalibrationProgress, path: str | os.PathLike[str]) -> None:
+    """Write the state of a calibration as npz, atomically.
 
     Raises:
         QdqtoolError: The file cannot be written.
     """
     statistics = progress.statistics
-    names = list(statistics)
-    focused = [n for n in names if statistics[n].focus is not None]
-    parts = [
-        *(statistics[n] for n in names),
-        *(f for n in focused if (f := statistics[n].focus) is not None),
-    ]
-    bins = parts[0].bins if parts else 0
-    spans = [_span(p.counter.counts) for p in parts]
-    channels = [
-        np.zeros((2, 0), np.float32) if (c := statistics[n].channels) is None else c for n in names
-    ]
-    spots = [
-        (k, s) for k, name in enumerate(names) for s in sorted(statistics[name].spots, key=bytes)
-    ]
+    tensors = list(statistics.values())
+    focuses = {name: part.focus for name, part in statistics.items() if part.focus is not None}
+    parts = [*tensors, *focuses.values()]
     header = {
         "format": FORMAT,
         "model": progress.model,
@@ -175,257 +178,193 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "images": statistics.images,
         "total": progress.total,
         "looks": asdict(progress.quality),
-        "bins": bins,
+        "bins": parts[0].bins if parts else 0,
         "octaves": OCTAVES,
         "warnings": statistics.warnings,
-        "skipped": [list(s) for s in statistics.skipped],
-        "tensors": names,
-        "focused": focused,
+        "skipped": [list(names) for names in statistics.skipped],
+        "tensors": list(statistics),
+        "focused": list(focuses),
     }
-    arrays: dict[str, npt.NDArray[Any]] = {
+    arrays: dict[str, Array] = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-        "done": _ranges_of(progress.done),
-        "numbers": np.array(
-            [(p.count, p.nonfinite, p.counter.top, *s) for p, s in zip(parts, spans, strict=True)],
-            np.int64,
-        ).reshape(len(parts), 5),
-        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(
-            len(parts), 2
-        ),
-        "counts": np.concatenate(
-            [p.counter.counts[a:b] for p, (a, b) in zip(parts, spans, strict=True)]
-            or [np.zeros(0, np.int64)]
-        ),
-        "spots": np.array([(k, *s.shape) for k, s in spots], np.int64).reshape(len(spots), 3),
-        "values": np.concatenate([s.ravel() for _, s in spots] or [np.zeros(0, np.float32)]),
-        "widths": np.array([c.shape[1] for c in channels], np.int64),
-        "channels": np.concatenate([*channels, np.zeros((2, 0), np.float32)], axis=1),
+        "done": _to_ranges(progress.done),
+        **_pack_counts(parts),
+        **_pack_spots(tensors),
+        **_pack_channels(tensors),
     }
     with atomic_write(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def _span(counts: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """First filled bin, and the one after the last."""
-    filled = np.flatnonzero(counts)
-    return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
-
-
-class _Unfit(DataError):
-    """A file that is no cache of ours; its words say what to do."""
-
-
-def load_progress(path: str | os.PathLike[str]) -> Progress:
-    """Reads what :func:`save_progress` wrote.
+def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
+    """Read a file of :func:`save_progress`.
 
     Raises:
         DataError: The file is missing, damaged, or something else.
     """
     name = os.fspath(path)
     try:
-        # Not noted as read: a cache is the one file that a command reads and replaces.
+        # Not recorded as an input: a cache is the only file that a command reads and replaces.
         with Archive(path, record=False) as archive:
             if "header" not in archive.members:
-                raise _Unfit(
-                    "is not a calibration cache; give another name or delete it",
-                    name,
-                    code="wrong-format",
-                )
-            limits.check_size(
-                archive.members["header"].file_size,
-                limits.CACHE_HEADER,
-                f"{name}: its header takes",
-                DataError,
-            )
-            return _parse(archive, name)
+                raise DataError("is not a calibration cache", name, code="wrong-format")
+            return _read_progress(archive)
     except DataError as error:
-        if isinstance(error.__cause__, zipfile.BadZipFile):
-            raise DataError(
-                "is not a calibration cache, or is cut off; give another name or delete it",
-                name,
-                code="wrong-format",
-            ) from error
-        if isinstance(error, _Unfit) or not os.path.isfile(path):
+        if not os.path.isfile(path):
             raise
-        reason = error.reason.removeprefix(f"{name}: ")
-        raise DataError(
-            f"{reason}; give another name or delete it",
-            name,
-            code=error.code or "file-damaged",
-        ) from error
-    except _DAMAGED as error:
-        raise DataError(
-            f"the calibration cache is damaged ({reason_of(error)}); delete it",
-            name,
-            code="file-damaged",
-        ) from error
+        reason = f"{error.reason.removeprefix(f'{name}: ')}; give another name or delete it"
+        raise DataError(reason, name, code=error.code) from error
+    except _DAMAGE_ERRORS as error:
+        reason = f"the calibration cache is damaged ({reason_of(error)}); delete it"
+        raise DataError(reason, name, code="file-damaged") from error
 
 
-def _parse(archive: Archive, path: str) -> Progress:
+def _read_progress(archive: Archive) -> CalibrationProgress:
     header = parse_json(archive.read("header").tobytes().decode(), infinities=True)
-    if not isinstance(header, dict):
-        raise ValueError("its header is no object")
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
-        raise _Unfit(
-            "the calibration cache was written by another version of qdqtool; delete it",
-            path,
-            code="wrong-version",
-        )
-    plain, focused = _of(header["tensors"], list), _of(header["focused"], list)
-    names = [*plain, *focused]
-    bins = _of(header["bins"], int)
-    numbers, ranges, counts = (archive.read(n) for n in ("numbers", "range", "counts"))
-    done = archive.read("done")
-    if (
-        counts.dtype != np.int64
-        or numbers.dtype != np.int64
-        or done.dtype != np.int64
-        or ranges.dtype != np.float64
-        or counts.ndim != 1
-        or done.shape[1:] != (2,)
-        or numbers.shape != (len(names), 5)
-        or ranges.shape != (len(names), 2)
-    ):
-        raise ValueError("its arrays do not fit together")
-    if len(counts) and counts.min() < 0:
-        raise ValueError("negative counts")
+        reason = "the calibration cache was written by another version of qdqtool"
+        raise DataError(reason, archive.path, code="wrong-version")
+    for name, kind in _HEADER_TYPES.items():
+        if not isinstance(header[name], kind):
+            raise ValueError(f"wrong type of {name}")
+    arrays = {name: archive.read(name) for name in _ARRAY_TYPES}
+    for name, (dtype, rank) in _ARRAY_TYPES.items():
+        if arrays[name].dtype != dtype or arrays[name].ndim != rank:
+            raise ValueError(f"wrong type of array {name}")
+    names, focused, bins = header["tensors"], header["focused"], header["bins"]
     if names:
-        limits.check_size(
-            histogram_bytes(len(names), bins),
-            limits.CACHE_MEMORY,
-            f"{path}: the statistics of {len(names)} tensors take",
-            DataError,
-        )
-    tensors: list[TensorStatistics] = []
-    at = 0
-    for name, (count, nonfinite, top, first, last), (low, high) in zip(
-        names, numbers.tolist(), ranges.tolist(), strict=True
-    ):
+        size = histogram_bytes(len(names) + len(focused), bins)
+        subject = f"the statistics of {len(names)} tensors take"
+        limits.check_size(size, limits.CACHE_MEMORY, subject, DataError)
+    parts = _unpack_counts([*names, *focused], bins, arrays)
+    tensors = dict(zip(names, parts, strict=False))
+    _unpack_spots(parts[: len(names)], arrays)
+    _unpack_channels(parts[: len(names)], arrays)
+    for name, part in zip(focused, parts[len(names) :], strict=True):
+        tensors[name].focus = part
+    statistics = Statistics(
+        tensors,
+        images=header["images"],
+        fingerprint=header["fingerprint"],
+        warnings=map(str, header["warnings"]),
+        skipped=[(str(name), str(reason)) for name, reason in header["skipped"]],
+    )
+    quality = DataQuality(**header["looks"])
+    if not all(isinstance(value, (int, float)) for value in vars(quality).values()):
+        raise ValueError("wrong type in looks")
+    done = _from_ranges(arrays["done"])
+    return CalibrationProgress(header["model"], statistics, done, header["total"], quality)
+
+
+def _to_ranges(numbers: Collection[int]) -> npt.NDArray[np.int64]:
+    """Return start and end of each range of consecutive numbers, [n, 2], ascending."""
+    ordered = np.array(sorted(numbers), np.int64)
+    if not len(ordered):
+        return np.zeros((0, 2), np.int64)
+    groups = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    return np.array([(group[0], group[-1] + 1) for group in groups], np.int64)
+
+
+def _from_ranges(ranges: npt.NDArray[np.int64]) -> set[int]:
+    if ranges.min(initial=0) < 0 or ranges.max(initial=0) > _MAX_SAMPLES:
+        raise ValueError("impossible numbers of samples")
+    numbers: set[int] = set()
+    for start, end in ranges.tolist():
+        numbers.update(range(start, end))
+    return numbers
+
+
+def _pack_counts(parts: Sequence[TensorStatistics]) -> dict[str, Array]:
+    """Return count, nonfinite, top, first and end bin, and the filled bins of each part."""
+    numbers = []
+    counts = [np.zeros(0, np.int64)]
+    for part in parts:
+        filled = np.flatnonzero(part.counter.counts)
+        first, end = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
+        numbers.append((part.count, part.nonfinite, part.counter.top, first, end))
+        counts.append(part.counter.counts[first:end])
+    ranges = [(part.minimum, part.maximum) for part in parts]
+    return {
+        "numbers": np.array(numbers, np.int64).reshape(-1, 5),
+        "range": np.array(ranges, np.float64).reshape(-1, 2),
+        "counts": np.concatenate(counts),
+    }
+
+
+def _unpack_counts(
+    names: Sequence[str], bins: int, arrays: dict[str, Array]
+) -> list[TensorStatistics]:
+    parts = []
+    start = 0
+    rows = zip(names, arrays["numbers"].tolist(), arrays["range"].tolist(), strict=True)
+    for name, (count, nonfinite, top, first, end), (low, high) in rows:
         part = TensorStatistics(bins)
         part.count, part.nonfinite, part.minimum, part.maximum = count, nonfinite, low, high
-        part.counter = _counter(part.counter, top, first, counts[at : at + last - first])
-        at += last - first
-        in_order = not count or -math.inf < low <= high < math.inf
-        if int(part.counter.counts.sum()) != count or nonfinite < 0 or not in_order:
+        if not MIN_TOP <= top <= 128:
+            raise ValueError(f"the histogram of tensor '{name}' lies outside its window")
+        part.counter.top = top
+        part.counter.counts[first:end] = arrays["counts"][start : start + end - first]
+        start += end - first
+        is_range = not count or -math.inf < low <= high < math.inf
+        if int(part.counter.counts.sum()) != count or not is_range:
             raise ValueError(f"the counts of tensor '{name}' do not add up")
-        tensors.append(part)
-    by_name = {_of(name, str): part for name, part in zip(plain, tensors, strict=False)}
-    for name, part in zip(focused, tensors[len(plain) :], strict=True):
-        by_name[_of(name, str)].focus = part
-    _spots(tensors[: len(plain)], archive.read("spots"), archive.read("values"))
-    _channels(tensors[: len(plain)], archive.read("widths"), archive.read("channels"))
-    statistics = Statistics(
-        by_name,
-        images=_of(header["images"], int),
-        fingerprint=_of(header["fingerprint"], str),
-        warnings=[_of(w, str) for w in _of(header["warnings"], list)],
-        skipped=[(_of(a, str), _of(b, str)) for a, b in _of(header["skipped"], list)],
-    )
-    total = header["total"]
-    total = None if total is None else _of(total, int)
-    finished = _numbers_in(done)
-    return Progress(
-        _of(header["model"], str), statistics, finished, total, _looks(_of(header["looks"], dict))
-    )
+        parts.append(part)
+    return parts
 
 
-def _ranges_of(numbers: Collection[int]) -> npt.NDArray[np.int64]:
-    """The first number and the one past the last of each stretch without a gap, [n, 2], ascending."""
-    ordered = np.array(sorted(numbers), np.int64)
-    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1) if len(ordered) else []
-    return np.array([(s[0], s[-1] + 1) for s in stretches], np.int64).reshape(-1, 2)
+def _pack_spots(tensors: Sequence[TensorStatistics]) -> dict[str, Array]:
+    """Return tensor number, positions and channels of each image's spots, and their values."""
+    shapes = []
+    values = [np.zeros(0, np.float32)]
+    for number, part in enumerate(tensors):
+        for spots in sorted(part.spots, key=bytes):
+            shapes.append((number, *spots.shape))
+            values.append(spots.ravel())
+    return {
+        "spots": np.array(shapes, np.int64).reshape(-1, 3),
+        "values": np.concatenate(values),
+    }
 
 
-def _numbers_in(ranges: npt.NDArray[np.int64]) -> set[int]:
-    """The numbers in stretches as :func:`_ranges_of` makes them.
-
-    Raises:
-        ValueError: They are not ascending, touch each other, are empty, or hold more than any calibration does.
-    """
-    before = -1
-    for start, end in ranges.tolist():
-        if start <= before or end <= start:
-            raise ValueError("its ranges are not in order")
-        before = end
-    if before > _MOST_SAMPLES:
-        raise ValueError(f"it counts {before} samples")
-    return {number for start, end in ranges.tolist() for number in range(start, end)}
+def _unpack_spots(tensors: Sequence[TensorStatistics], arrays: dict[str, Array]) -> None:
+    start = 0
+    for number, positions, channels in arrays["spots"].tolist():
+        end = start + positions * channels
+        spots = arrays["values"][start:end].reshape(positions, channels)
+        tensors[number].spots.append(spots)
+        start = end
 
 
-def _of(value: Any, kind: type[_T]) -> _T:
-    """A value of the header, of the type that it must have.
-
-    Raises:
-        ValueError: It is of another one.
-    """
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ValueError(f"{json.dumps(value)[:40]} is no {kind.__name__}")
-    return value
-
-
-def _looks(values: dict[str, Any]) -> DataQuality:
-    for name, value in values.items():
-        if not isinstance(value, (int, float)) or (
-            name not in ("low", "high") and not isinstance(value, int)
-        ):
-            raise ValueError(f"'{name}' of its header is no number")
-    return DataQuality(**values)
+def _pack_channels(tensors: Sequence[TensorStatistics]) -> dict[str, Array]:
+    """Return the number of channels of each tensor (0 for None), and their ranges."""
+    none = np.zeros((2, 0), np.float32)
+    channels = [none if part.channels is None else part.channels for part in tensors]
+    return {
+        "widths": np.array([ranges.shape[1] for ranges in channels], np.int64),
+        "channels": np.concatenate([*channels, none], axis=1),
+    }
 
 
-def _spots(
-    tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: npt.NDArray[Any]
-) -> None:
-    """Gives each tensor what was kept of it: see :mod:`calibration.statistics`."""
-    if (
-        shapes.dtype != np.int64
-        or shapes.shape[1:] != (3,)
-        or values.dtype != np.float32
-        or values.ndim != 1
-    ):
-        raise ValueError("its arrays do not fit together")
-    if not np.isfinite(values).all():
-        raise ValueError("values that are not finite")
-    at = 0
-    for k, positions, channels in shapes.tolist():
-        if not (0 <= k < len(tensors) and 1 < positions <= POSITIONS and 0 < channels <= CHANNELS):
-            raise ValueError("positions of no tensor")
-        tensors[k].spots.append(values[at : at + positions * channels].reshape(positions, channels))
-        at += positions * channels
-    if at != len(values):
-        raise ValueError("its arrays do not fit together")
-
-
-def _channels(
-    tensors: list[TensorStatistics], widths: npt.NDArray[Any], ranges: npt.NDArray[Any]
-) -> None:
-    """Gives each tensor the ranges of its channels: so many for each, of no tensor none."""
-    if widths.dtype != np.int64 or widths.shape != (len(tensors),) or ranges.dtype != np.float32:
-        raise ValueError("its arrays do not fit together")
-    if (widths < 0).any() or ranges.shape != (2, int(widths.sum())):
-        raise ValueError("its arrays do not fit together")
-    if not (np.isfinite(ranges).all() and (ranges[0] <= ranges[1]).all()):
-        raise ValueError("channels without a range")
-    for part, own in zip(tensors, np.split(ranges, np.cumsum(widths)[:-1], axis=1), strict=False):
-        part.channels = own if own.size else None
-
-
-def _counter(
-    counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArray[np.int64]
-) -> MagnitudeCounter:
-    if not MIN_TOP <= top <= 128 or first < 0 or first + len(counts) > len(counter.counts):
-        raise ValueError("a histogram lies outside its window")
-    counter.top = top
-    counter.counts[first : first + len(counts)] = counts
-    return counter
+def _unpack_channels(tensors: Sequence[TensorStatistics], arrays: dict[str, Array]) -> None:
+    widths, channels = arrays["widths"], arrays["channels"]
+    if len(widths) != len(tensors) or channels.shape != (2, int(widths.sum())):
+        raise ValueError("wrong number of channels")
+    groups = np.split(channels, np.cumsum(widths)[:-1], axis=1)
+    for part, ranges in zip(tensors, groups, strict=False):
+        part.channels = ranges if ranges.size else None
 
 
 def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> None:
-    """Writes statistics as npz, atomically."""
-    save_progress(Progress("", statistics, set(), None), path)
+    """Write statistics as npz, atomically.
+
+    Raises:
+        QdqtoolError: The file cannot be written.
+    """
+    save_progress(CalibrationProgress("", statistics, set(), None), path)
 
 
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:
-    """Reads statistics, from a cache as well.
+    """Read saved statistics, or those of a cache.
 
     Raises:
         DataError: The file is missing or damaged.
@@ -433,67 +372,58 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     return load_progress(path).statistics
 
 
-def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
-    """Reads TensorRT's calibration table.
+# TensorRT's calibration table ---------------------------------------------------------------------
 
-    The first line is ``TRT-<version>-<calibrator>``; each other one is ``<tensor>: <8 hexadecimal digits>``, the
-    scale (amax / 127) as a big-endian IEEE 754 float (``IInt8Calibrator::writeCalibrationCache``).
+
+def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
+    """Read TensorRT's calibration table.
+
+    The first line is ``TRT-<version>-<calibrator>``. Each other line is
+    ``<tensor>: <8 hexadecimal digits>``, the scale (amax / 127) as a big-endian IEEE 754 float
+    (``IInt8Calibrator::writeCalibrationCache``).
 
     Returns:
-        Scale by tensor name, in units of the tensor per integer step.
+        Scales by tensor name.
 
     Raises:
         DataError: The file is missing or not such a table.
     """
+    name = os.fspath(path)
     try:
         lines = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise DataError(
-            "cannot be read as a TensorRT calibration table: not text",
-            os.fspath(path),
-            code="wrong-encoding",
-        ) from error
+        reason = "cannot be read as a TensorRT calibration table: not text"
+        raise DataError(reason, name, code="wrong-encoding") from error
     if not lines or not lines[0].startswith("TRT-"):
-        raise DataError(
-            "is not a TensorRT calibration table (its first line should start with 'TRT-')",
-            os.fspath(path),
-            code="wrong-format",
-        )
+        reason = "is not a TensorRT calibration table (its first line should start with 'TRT-')"
+        raise DataError(reason, name, code="wrong-format")
     scales: dict[str, float] = {}
     for number, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
-        name, _, value = line.rpartition(
-            ":"
-        )  # tensor names may hold colons themselves (TensorFlow's do)
+        tensor, _, digits = line.rpartition(":")  # names from TensorFlow contain colons
         try:
-            (scale,) = struct.unpack("!f", bytes.fromhex(value.strip().rjust(8, "0")))
+            (scale,) = struct.unpack("!f", bytes.fromhex(digits.strip().rjust(8, "0")))
         except (ValueError, struct.error):
-            raise DataError(
-                f"line {number} is not 'tensor: 8 hexadecimal digits'",
-                os.fspath(path),
-                code="invalid-line",
-            ) from None
-        if not name or not math.isfinite(scale) or scale < 0:
-            raise DataError(
-                f"line {number}: scale {scale:g} of tensor '{name}' is not usable",
-                os.fspath(path),
-                code="invalid-scale",
-                node=name,
-            )
-        scales[name.rstrip()] = scale
+            reason = f"line {number} is not 'tensor: 8 hexadecimal digits'"
+            raise DataError(reason, name, code="invalid-line") from None
+        if not tensor or not math.isfinite(scale) or scale < 0:
+            reason = f"line {number}: scale {scale:g} of tensor '{tensor}' is not usable"
+            raise DataError(reason, name, code="invalid-scale", node=tensor)
+        scales[tensor.rstrip()] = scale
     return scales
 
 
 def write_tensorrt_cache(
     path: str | os.PathLike[str], scales: Mapping[str, float], version: str = TENSORRT_VERSION
 ) -> None:
-    """Writes TensorRT's calibration table, atomically; see :func:`read_tensorrt_cache`.
+    """Write TensorRT's calibration table, atomically; see :func:`read_tensorrt_cache`.
 
     Args:
-        path: The file.
+        path: File to write.
         scales: amax / 127 by tensor name.
-        version: First line; TensorRT takes the table only when this matches its own version and calibrator.
+        version: First line. TensorRT uses the table only if it matches its own version and
+            calibrator.
 
     Raises:
         DataError: A scale is not positive and finite, or a name cannot be in the table.
@@ -501,12 +431,13 @@ def write_tensorrt_cache(
     """
     out = io.StringIO()
     out.write(version + "\n")
-    for name, scale in scales.items():
-        if not (math.isfinite(scale) and scale > 0) or "\n" in name:
+    for tensor, scale in scales.items():
+        if not (math.isfinite(scale) and scale > 0) or "\n" in tensor:
             raise DataError(
-                f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table",
+                f"tensor '{tensor}': scale {scale:g} cannot be written to a TensorRT calibration "
+                "table",
                 code="invalid-scale",
-                node=name,
+                node=tensor,
             )
-        out.write(f"{name}: {struct.pack('!f', scale).hex()}\n")
+        out.write(f"{tensor}: {struct.pack('!f', scale).hex()}\n")
     write_text(path, out.getvalue())

@@ -1,4 +1,4 @@
-"""One pass of onnxruntime over the data, collecting statistics of the wanted tensors."""
+"""One pass of onnxruntime over calibration data that collects statistics of tensors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import operator
 import os
 import time
 import warnings
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnx.external_data_helper import uses_external_data
+
 from calibration.arrays import open_data
-from calibration.cache import Progress, Statistics, load_progress, save_progress
+from calibration.cache import CalibrationProgress, Statistics, load_progress, save_progress
 from calibration.counting import SampleCounter, ThreadPass, counting_turns
-from calibration.dataset import DataQuality, Dataset
+from calibration.dataset import Dataset
 from calibration.focus import Focus
 from calibration.listing import file_digest
 from calibration.options import YOLO_PREPROCESS, Preprocess
@@ -38,12 +40,11 @@ from qdqtool.proto.external_data import location_of
 from qdqtool.runtime.run_cost import check_loops
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
-from qdqtool.util.said import said
 
 if TYPE_CHECKING:
-    from calibration.clustered import ClusterPass
+    from calibration.cluster_pass import ClusterPass
 
 SAVE_SECONDS = 5.0
 
@@ -66,24 +67,25 @@ def collect(
 ) -> Statistics:
     """Collect statistics of tensors over calibration data, in one pass.
 
-    Only the wanted tensors leave onnxruntime, and only one sample for each worker thread is held at a time, so that
+    Only these tensors leave onnxruntime, and each worker thread holds one sample at a time, so that
     memory does not depend on the number of images.
 
     Args:
         model: A path, serialized bytes, a ModelProto or a Model.
-        data: What :func:`calibration.arrays.open_data` takes, or a Dataset.
+        data: Calibration data, see :func:`calibration.arrays.open_data`, or a Dataset.
         tensors: Names of activations or graph inputs.
-        bins: Resolution of the histograms, a power of two; see :class:`calibration.statistics.TensorStatistics`.
+        bins: Resolution of the histograms, a power of two; see
+            :class:`calibration.statistics.TensorStatistics`.
         progress: Draw a progress bar when stderr is a terminal.
-        focus: Which tensors show where the network looks; the wanted tensors that are maps then get ``focus``
-            statistics over these positions as well.
-        preprocess: How images become inputs; arrays are used as they are.
+        focus: Class outputs of a detector. Tensors that are maps then get statistics over the
+            positions in focus as well.
+        preprocess: Conversion of images to inputs; arrays are used as they are.
         max_images: Maximum number of samples, spread_indices evenly over the data.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         cache: File that keeps the statistics. It is saved every few seconds and at the end,
             resumed after an interruption, and reused if model, data and tensors are the same.
-            ``notes`` of the result says what was done.
+            ``notes`` of the result describe its use.
         overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
             it is an error.
         cluster: Workers that run the network: address of a Dask scheduler, ``local:N`` for N
@@ -92,23 +94,24 @@ def collect(
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
 
     Raises:
-        ModelError: The model cannot be run, has no such tensor, or a loop of which one run would not end.
+        ModelError: The model cannot be run, has no such tensor, or has a loop that takes too long.
         DataError: The data or the cache cannot be used, or a tensor is never finite.
         ClusterError: The cluster cannot be reached, or is not fit for the work.
     """
     if cluster is not None:
-        from calibration.cluster.mapping import check_where
+        from calibration.cluster.connection import check_cluster
 
-        check_where(cluster)
+        check_cluster(cluster)
     bins = operator.index(bins)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
     check_loops(loaded)
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
-    size = size or metadata_size(loaded)
-    dataset = open_data(data, input_specs(loaded), preprocess, max_images, size)
+    dataset = open_data(
+        data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded)
+    )
     dataset.forget()
-    job = _Job(
+    calibration = _Calibration(
         loaded,
         dataset,
         names,
@@ -119,39 +122,61 @@ def collect(
         cluster,
         mixed_cpus,
     )
-    return _checked(job.run(progress), names, loaded)
-
-
-def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Statistics:
-    broken = next((n for n in names if n in model.inputs and statistics[n].nonfinite), "")
-    for name in names:
-        part = statistics[name]
-        if part.nonfinite and not part.count:
-            if broken and name != broken:
-                raise DataError(
-                    f"the calibration data has {statistics[broken].nonfinite} values that are NaN or infinite in input "
-                    f"'{broken}', so that tensor '{name}' never is finite; check the data and the preprocessing",
-                    code="not-finite",
-                    parameter="data",
-                    node=broken,
-                )
-            raise DataError(
-                f"tensor '{name}' is NaN or infinite for every input; check the weights and the "
-                "preprocessing",
-                model.path or "model",
-                code="not-finite",
-                node=name,
-            )
-        if part.nonfinite:
-            total = part.count + part.nonfinite
-            statistics.warnings.append(
-                Remark.NONFINITE_TENSOR(tensor=name, nonfinite=part.nonfinite, total=total)
-            )
+    statistics = calibration.run(progress)
+    _check_finite(statistics, names, loaded)
     return statistics
 
 
-class Mismatch(StrEnum):
-    """Why a cache does not fit a calibration."""
+def _check_finite(statistics: Statistics, names: Sequence[str], model: Model) -> None:
+    """Add warnings about tensors with NaN or infinities.
+
+    Raises:
+        DataError: A tensor is never finite.
+    """
+    broken_inputs = [n for n in names if n in model.inputs and statistics[n].nonfinite]
+    for name in names:
+        part = statistics[name]
+        if not part.nonfinite:
+            continue
+        if not part.count:
+            raise _nonfinite_error(name, statistics, broken_inputs, model)
+        total = part.count + part.nonfinite
+        statistics.warnings.append(
+            Note(
+                f"tensor '{name}': {part.nonfinite} of {total} values are NaN or infinite and were "
+                "left out",
+                code="nonfinite-tensor",
+                tensor=name,
+                nonfinite=part.nonfinite,
+                total=total,
+            )
+        )
+
+
+def _nonfinite_error(
+    name: str, statistics: Statistics, broken_inputs: list[str], model: Model
+) -> DataError:
+    if broken_inputs and broken_inputs[0] != name:
+        source = broken_inputs[0]
+        return DataError(
+            f"the calibration data has {statistics[source].nonfinite} values that are NaN or "
+            f"infinite in input '{source}', so that tensor '{name}' never is finite; check the "
+            "data and the preprocessing",
+            code="not-finite",
+            parameter="data",
+            node=source,
+        )
+    return DataError(
+        f"tensor '{name}' is NaN or infinite for every input; check the weights and the "
+        "preprocessing",
+        model.path or "model",
+        code="not-finite",
+        node=name,
+    )
+
+
+class CacheMismatch(StrEnum):
+    """Reason why a cache does not fit a calibration."""
 
     MODEL = "it was made for another model"
     DATA = "it was made from other data or with other preprocessing"
@@ -159,13 +184,15 @@ class Mismatch(StrEnum):
 
     @property
     def code(self) -> str:
-        """See :attr:`qdqtool.errors.QdqtoolError.code`."""
-        return "different-models" if self is Mismatch.MODEL else f"different-{self.name.lower()}"
+        """Code of the error, see :class:`qdqtool.errors.QdqtoolError`."""
+        return (
+            "different-models" if self is CacheMismatch.MODEL else f"different-{self.name.lower()}"
+        )
 
 
 @dataclass
-class _Job:
-    """One call of collect: what the cache has already, the workers, and the saving."""
+class _Calibration:
+    """One call of :func:`collect`: use of the cache, the pass, and saving."""
 
     model: Model
     dataset: Dataset
@@ -174,31 +201,31 @@ class _Job:
     cache: Path | None
     focus: Focus | None
     overwrite: bool
-    where: object  # the cluster, where there is one
+    cluster: object
     mixed_cpus: bool
     key: str = ""
     notes: list[Note] = field(default_factory=list)
-    before: Statistics = field(default_factory=lambda: Statistics({}))  # from an interrupted pass
-    kept: Statistics = field(
-        default_factory=lambda: Statistics({})
-    )  # tensors that a finished pass had already
+    #: Statistics and samples of an interrupted pass.
+    resumed: Statistics = field(default_factory=lambda: Statistics({}))
     done: set[int] = field(default_factory=set)
-    seen: tuple[int, ...] | None = None  # the cache as this job knows it
+    #: Tensors of a finished pass over the same data.
+    finished: Statistics = field(default_factory=lambda: Statistics({}))
+    #: The cache file as it was last read or written here.
+    cache_identity: tuple[int, ...] | None = None
 
     def run(self, progress: bool) -> Statistics:
-        wanted = self.names
+        names = self.names
         if self.cache is not None:
             check_output(self.cache)
             self.key = _model_key(self.model, self.focus)
-            finished = self._from_cache()
-            if finished is not None:
-                return finished
-            wanted = [n for n in self.names if n not in self.kept]
+            statistics = self._read_cache(self.cache)
+            if statistics is not None:
+                return statistics
+            names = [name for name in names if name not in self.finished]
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module="PIL"
-            )  # its remarks on odd files; broken ones are counted
-            statistics = self._pass(wanted, progress)
+            # Pillow warns about odd files; broken ones are counted.
+            warnings.filterwarnings("ignore", module="PIL")
+            statistics = self._run_pass(names, progress)
         skipped = sorted(self.dataset.skipped)
         if not statistics.images and skipped:
             name, reason = skipped[0]
@@ -211,199 +238,206 @@ class _Job:
             raise DataError("the calibration data holds no samples", code="empty", parameter="data")
         return statistics
 
-    def _from_cache(self) -> Statistics | None:
-        """What the cache offers: everything, a part to go on from, or nothing; notes say which."""
-        assert self.cache is not None
-        if not self.dataset.fingerprint:
-            self.notes.append(Remark.NOT_REUSED(cache=self.cache))
-        if not self.cache.exists():
-            return None
-        self.seen = _identity(self.cache)
-        found = load_progress(self.cache)
-        reason = self._mismatch(found)
-        if reason:
-            of_iterator = (
-                not (found.statistics.fingerprint or self.dataset.fingerprint)
-                and found.model == self.key
-            )
-            if not self.overwrite and not of_iterator:
-                raise DataError(
-                    said(
-                        "{reason}; give another name, or {`overwrite_cache`} to replace it",
-                        reason=reason,
-                    ),
-                    str(self.cache),
-                    code=reason.code,
-                    parameter="cache",
-                )
-            self.notes.append(Remark.NOT_USED(cache=self.cache, why=reason))
-            return None
-        missing = [n for n in self.names if n not in found.statistics]
-        old = found.statistics
-        if found.complete and not missing:
-            self.notes.append(Remark.REUSED(cache=self.cache, images=old.images))
-            return Statistics(
-                {n: old[n] for n in self.names},
-                images=old.images,
-                fingerprint=old.fingerprint,
-                warnings=old.warnings,
-                skipped=old.skipped,
-                notes=self.notes,
-            )
-        if found.complete:
-            self.kept = old
-            self.notes.append(Remark.REUSED_IN_PART(cache=self.cache, missing=len(missing)))
-        elif missing:
-            self.notes.append(Remark.UNFINISHED(cache=self.cache, tensor=missing[0]))
-        else:
-            self.before = Statistics(
-                {n: old[n] for n in self.names}, images=old.images, skipped=old.skipped
-            )
-            self.done = found.done
-            self.dataset.quality = found.quality
-            self.dataset.skipped.extend(old.skipped)
-            self.notes.append(Remark.RESUMED(cache=self.cache, images=old.images))
-        return None
+    # Cache
 
-    def _mismatch(self, found: Progress) -> Mismatch | None:
-        if not self.key or found.model != self.key:
-            return Mismatch.MODEL
-        if not self.dataset.fingerprint or found.statistics.fingerprint != self.dataset.fingerprint:
-            return Mismatch.DATA
-        return (
-            Mismatch.BINS if any(p.bins != self.bins for p in found.statistics.values()) else None
-        )
-
-    def _check_own(self, cache: Path) -> None:
-        """Another process may have written the cache since; one that is not of this calibration is not replaced.
+    def _read_cache(self, cache: Path) -> Statistics | None:
+        """Return the statistics if the cache has all, else note whether a part of it is used.
 
         Raises:
-            DataError: It is of another model or of other data.
+            DataError: It is the cache of another calibration.
         """
-        now = _identity(cache)
-        if now is None or now == self.seen or self.overwrite:
-            return
-        reason = self._mismatch(load_progress(cache))
-        if reason:
+        if not self.dataset.fingerprint:
+            reason = "cannot be reused, because data from an iterator cannot be identified later"
+            self._note(f"{cache}: {reason}", "not-reused")
+        if not cache.exists():
+            return None
+        self.cache_identity = _file_identity(cache)
+        progress = load_progress(cache)
+        mismatch = self._find_mismatch(progress)
+        if mismatch is None:
+            return self._use_cache(cache, progress)
+        both_iterators = not (progress.statistics.fingerprint or self.dataset.fingerprint)
+        if not self.overwrite and not (both_iterators and progress.model == self.key):
             raise DataError(
-                f"another process has written it, and {reason}; give another name",
+                f"{mismatch}; give another name, or `overwrite_cache` to replace it",
                 str(cache),
-                code=reason.code,
+                code=mismatch.code,
+                parameter="cache",
+            )
+        self._note(f"{cache}: not used: {mismatch}; calibrating again", "not-used", why=mismatch)
+        return None
+
+    def _use_cache(self, cache: Path, progress: CalibrationProgress) -> Statistics | None:
+        """Take over the statistics of a cache that fits; return them if nothing is missing."""
+        old = progress.statistics
+        missing = [name for name in self.names if name not in old]
+        if progress.complete and missing:
+            self.finished = old
+            text = f"reused, except for {len(missing)} tensors that it lacks"
+            self._note(f"{cache}: {text}", "reused-in-part", missing=len(missing))
+            return None
+        if missing:
+            text = f"not used, because it is incomplete and lacks '{missing[0]}'; calibrating again"
+            self._note(f"{cache}: {text}", "unfinished", tensor=missing[0])
+            return None
+        statistics = Statistics(
+            {name: old[name] for name in self.names},
+            images=old.images,
+            fingerprint=old.fingerprint,
+            warnings=old.warnings,
+            skipped=old.skipped,
+        )
+        if progress.complete:
+            text = f"reused ({old.images} images, same model and data); nothing was run"
+            self._note(f"{cache}: {text}", "reused", images=old.images)
+            statistics.notes = list(self.notes)
+            return statistics
+        self.resumed = Statistics(statistics.tensors, images=old.images, skipped=old.skipped)
+        self.done = progress.done
+        self.dataset.quality = progress.quality
+        self.dataset.skipped.extend(old.skipped)
+        self._note(f"{cache}: resumed after {old.images} images", "resumed", images=old.images)
+        return None
+
+    def _note(self, text: str, code: str, **values: object) -> None:
+        self.notes.append(Note(text, code=code, cache=self.cache, **values))
+
+    def _find_mismatch(self, progress: CalibrationProgress) -> CacheMismatch | None:
+        statistics = progress.statistics
+        if not self.key or progress.model != self.key:
+            return CacheMismatch.MODEL
+        if not self.dataset.fingerprint or statistics.fingerprint != self.dataset.fingerprint:
+            return CacheMismatch.DATA
+        if any(part.bins != self.bins for part in statistics.values()):
+            return CacheMismatch.BINS
+        return None
+
+    def _check_replaceable(self, cache: Path) -> None:
+        """Check that no other process has written the cache of another calibration meanwhile.
+
+        Raises:
+            DataError: The cache is now of another model or of other data.
+        """
+        identity = _file_identity(cache)
+        if identity is None or identity == self.cache_identity or self.overwrite:
+            return
+        mismatch = self._find_mismatch(load_progress(cache))
+        if mismatch:
+            raise DataError(
+                f"another process has written it, and {mismatch}; give another name",
+                str(cache),
+                code=mismatch.code,
                 parameter="cache",
             )
 
-    def _pass(self, wanted: list[str], progress: bool) -> Statistics:
+    def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
+        """Add the statistics of this pass to the earlier ones, and write the cache."""
+        dataset = self.dataset
+        result = self.resumed.merge(counted)
+        result.tensors = {**self.finished.tensors, **result.tensors}
+        result.fingerprint = dataset.fingerprint
+        result.warnings = list(dataset.warnings)
+        result.skipped = sorted(dataset.skipped)
+        result.notes = list(self.notes)
+        if self.cache is not None and result.images:
+            done = self.done | done
+            total = len(done) if finished else None
+            quality = replace(dataset.quality)
+            self._check_replaceable(self.cache)
+            save_progress(CalibrationProgress(self.key, result, done, total, quality), self.cache)
+            self.cache_identity = _file_identity(self.cache)
+        result.tensors = {name: result.tensors[name] for name in self.names}
+        return result
+
+    # Pass
+
+    def _run_pass(self, names: list[str], progress: bool) -> Statistics:
+        # Tensors that are added to a finished pass are saved at the end: a part of them is useless.
+        saves_progress = self.cache is not None and not len(self.finished)
         with contextlib.ExitStack() as stack:
-            running = self._begun(wanted, stack)
-            left = len(self.dataset) - len(self.done) if self.dataset.indices is not None else None
-            saved = time.monotonic()
+            running = self._start_pass(names, stack)
             results = running.results()
+            numbers: Iterable[int] = results
+            if progress:
+                has_length = self.dataset.indices is not None
+                left = len(self.dataset) - len(self.done) if has_length else None
+                numbers = track(results, "Calibrating", total=left)
+            saved = time.monotonic()
             try:
-                for _ in track(results, "Calibrating", total=left) if progress else results:
-                    if (
-                        self.cache is not None
-                        and not len(self.kept)
-                        and time.monotonic() - saved > SAVE_SECONDS
-                    ):
+                for _ in numbers:
+                    if saves_progress and time.monotonic() - saved > SAVE_SECONDS:
                         self._save(*running.snapshot())
                         saved = time.monotonic()
             except BaseException:
                 results.close()
                 counted, done = running.snapshot()
-                if self.cache is not None and not len(self.kept) and done:
+                if saves_progress and done:
                     with contextlib.suppress(QdqtoolError):  # the first error is the one to report
                         self._save(counted, done)
                 raise
             return self._save(*running.snapshot(), finished=True)
 
-    def _begun(self, wanted: list[str], stack: contextlib.ExitStack) -> ThreadPass | ClusterPass:
-        """A pass over the samples that are left; what it opens is closed with the stack."""
+    def _start_pass(
+        self, names: list[str], stack: contextlib.ExitStack
+    ) -> ThreadPass | ClusterPass:
+        """Return a pass over the samples that are left; the stack closes what it opens."""
         scores = self.focus.scores if self.focus else ()
-        computed = [n for n in dict.fromkeys([*wanted, *scores]) if n not in self.model.inputs]
-        if self.where is not None:
-            from calibration.cluster.mapping import Cluster
-            from calibration.clustered import ClusterPass
+        computed = [n for n in dict.fromkeys([*names, *scores]) if n not in self.model.inputs]
+        if self.cluster is not None:
+            from calibration.cluster.connection import Cluster
+            from calibration.cluster_pass import ClusterPass
 
-            cluster = stack.enter_context(Cluster(self.where, self.mixed_cpus))
+            cluster = stack.enter_context(Cluster(self.cluster, self.mixed_cpus))
             return ClusterPass(
                 cluster,
                 self.model,
                 self.dataset,
                 self.done,
-                wanted,
+                names,
                 computed,
                 self.bins,
                 self.focus,
             )
         count = 1
         if self.dataset.source.random_access:
-            count = worker_count(
-                sample_bytes(self.model, computed),
-                core_count(),
-                histogram_bytes(len(wanted), self.bins),
-            )
+            fetched = sample_bytes(self.model, computed)
+            count = worker_count(fetched, core_count(), histogram_bytes(len(names), self.bins))
         threads = max(1, core_count() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)
-        turn = counting_turns(count)
+        turns = counting_turns(count)
         counters = [
             SampleCounter(
-                session, wanted, self.bins, self.focus, threads, samples, by_channel, turn
+                session, names, self.bins, self.focus, threads, samples, by_channel, turns
             )
             for _ in range(count)
         ]
         return ThreadPass(self.dataset.tasks(self.done), counters)
 
-    def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
-        result = self.before.merge(counted)
-        done = self.done | done
-        tensors = {**self.kept.tensors, **result.tensors}
-        dataset = self.dataset
-        everything = Statistics(
-            tensors,
-            images=result.images,
-            fingerprint=dataset.fingerprint,
-            warnings=dataset.warnings,
-            skipped=sorted(dataset.skipped),
-            notes=self.notes,
-        )
-        if self.cache is not None and everything.images:
-            total = len(done) if finished else None
-            self._check_own(self.cache)
-            save_progress(
-                Progress(self.key, everything, done, total, DataQuality(**vars(dataset.quality))),
-                self.cache,
-            )
-            self.seen = _identity(self.cache)
-        everything.tensors = {n: tensors[n] for n in self.names}
-        return everything
 
-
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """What shows whether a file was replaced; None where there is none."""
+def _file_identity(path: Path) -> tuple[int, ...] | None:
+    """Return numbers that change if a file is replaced or written; None without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _model_key(model: Model, focus: Focus | None) -> str:
-    """Identifies a model with its external weights and focus; empty where it is not known (over 2 GB in memory)."""
+    """Return a key of a model with its external weights and its focus.
+
+    It is empty if the model has no hash (over 2 GB in memory).
+    """
     folder = external_folder(model)
     if not model.sha256:
         return ""
-    looked = f" {focus.threshold:g} {focus.share:g} {' '.join(focus.scores)}" if focus else ""
-    if not folder:
-        return model.sha256 + looked
-    from onnx import external_data_helper
-
-    files = sorted(
-        {
-            location_of(t)
-            for t in model.proto.graph.initializer
-            if external_data_helper.uses_external_data(t)
-        }
-    )
-    return model.sha256 + "".join(file_digest(Path(folder) / f).hex() for f in files) + looked
+    key = model.sha256
+    if folder:
+        initializers = model.proto.graph.initializer
+        files = {location_of(t) for t in initializers if uses_external_data(t)}
+        key += "".join(file_digest(Path(folder) / file).hex() for file in sorted(files))
+    if focus:
+        key += f" {focus.threshold:g} {focus.share:g} {' '.join(focus.scores)}"
+    return key

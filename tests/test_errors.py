@@ -3,7 +3,7 @@
 import pickle
 
 from qdqtool.errors import DataError, ModelError
-from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from tests.trt.builder import Graph
 
@@ -46,7 +46,7 @@ def test_error_text_is_one_printable_line() -> None:
 
 def test_unknown_gain_note_has_a_reason_without_path() -> None:
     g = Graph()
-    _, time = predict_on(
+    _, time = predict_on_gpu(
         g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", TimingOptions(gpu="RTX 3060")
     )
     assert time is not None

@@ -17,7 +17,7 @@ from qdqtool.fixing.api import fix
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt import refusals, surroundings
 from qdqtool.trt.targets import TARGETS
@@ -70,7 +70,7 @@ def test_estimate_pauses_garbage_collection() -> None:
     """All objects stay alive; searching them for garbage takes a third of the time."""
     was_enabled, during = gc.isenabled(), []
     gc.enable()
-    predict_on(
+    predict_on_gpu(
         FAMILIES["convolutions"](6),
         "trt8.5",
         TimingOptions(gpu="T4"),
@@ -117,7 +117,7 @@ def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch)
     predicted = qdqtool.predict(model, target="trt8.5")
     codes = {str(f.code) for f in predicted.findings}
     view, target = View(Model(model)), TARGETS["trt8.5"]
-    sites = [s for step in api.STEPS for s in step.sites(view, target, predicted, codes)]
+    sites = [s for step in api.STEPS for s in step.find_sites(view, target, predicted, codes)]
     assert len(sites) >= 20 and max(len(s.answers) for s in sites) <= 5
 
 

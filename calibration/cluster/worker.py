@@ -1,4 +1,4 @@
-"""What runs on a worker: the facts that have to be the same everywhere, a job and its pieces of work."""
+"""Code on the machine of a worker: facts that must be equal everywhere, and jobs."""
 
 from __future__ import annotations
 
@@ -21,68 +21,75 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.runtime import sessions
 from qdqtool.types import TOOL_VERSION
-from qdqtool.util.said import of_error, said
 
-# Versions, our own source, and the numbers that come out ------------------------------------------------------------
+# Versions, source files, and computed numbers -----------------------------------------------------
 
-#: What a worker has to have in the same version, in the order in which a difference is reported.
+#: Packages that need the same version, in the order in which a difference is reported.
 VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 
 
-def facts(threads: int = 1) -> dict[str, str]:
-    """The facts of this process, where one onnxruntime session may use so many threads."""
+def worker_facts(threads: int = 1) -> dict[str, str]:
+    """Return the facts of this process.
+
+    Args:
+        threads: Threads of one onnxruntime session.
+    """
     import onnx
     import PIL
 
     return {
         "qdqtool": TOOL_VERSION,
-        "source": _source(),
+        "source": _hash_source(),
         "onnxruntime": sessions.load_onnxruntime().__version__,
         "onnx": onnx.__version__,
         "numpy": np.__version__,
         "pillow": PIL.__version__,
-        "probe": _probe(threads),
-        "processor": _processor(),
+        "probe": _hash_probe(threads),
+        "processor": _processor_name(),
     }
 
 
-def difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -> str:
-    """Why a worker cannot take part, as the rest of a sentence that begins with its address; empty where it can."""
+def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -> str:
+    """Return why a worker is unfit, empty if it is fit.
+
+    The text continues a sentence that begins with the worker's address.
+
+    Args:
+        theirs: Facts of the worker.
+        ours: Facts of the client.
+        mixed_cpus: Whether processors may compute other last bits.
+    """
     for name in VERSIONS:
         if theirs.get(name) != ours[name]:
-            return (
-                f"has {name} {theirs.get(name)}, here it is {ours[name]}; install the same version"
-            )
+            versions = f"has {name} {theirs.get(name)}, here it is {ours[name]}"
+            return f"{versions}; install the same version"
     if theirs.get("source") != ours["source"]:
-        return (
-            f"has other source files of qdqtool {ours['qdqtool']} than here; install the same ones"
-        )
+        source = f"has other source files of qdqtool {ours['qdqtool']} than here"
+        return f"{source}; install the same ones"
     if theirs.get("probe") != ours["probe"] and not mixed_cpus:
-        return said(
-            "computes other numbers than here (a probe network's outputs differ; '{there}' there, '{here}' "
-            "here), so that the result would depend on who computes what; use equal processors, or permit it "
-            "with {`mixed_cpus`}",
-            there=theirs.get("processor"),
-            here=ours["processor"],
+        return (
+            "computes other numbers than here (a probe network's outputs differ; "
+            f"'{theirs.get('processor')}' there, '{ours['processor']}' here), so that the result "
+            "would depend on who computes what; use equal processors, or permit it with "
+            "`mixed_cpus`"
         )
     return ""
 
 
 @functools.cache
-def _source() -> str:
-    """A hash of the Python files that take part: versions alone do not show an edited installation."""
+def _hash_source() -> str:
+    """Hash the Python files of this package: versions do not show an edited installation."""
     digest = hashlib.sha256()
     for package in ("calibration", "qdqtool"):
-        found = importlib.util.find_spec(package)
-        root = Path(found.origin).parent if found is not None and found.origin else Path(package)
+        spec = importlib.util.find_spec(package)
+        root = Path(spec.origin).parent if spec is not None and spec.origin else Path(package)
         for path in sorted(root.rglob("*.py")):
-            digest.update(
-                path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-            )
+            name = path.relative_to(root).as_posix().encode()
+            digest.update(name + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     with (
         contextlib.suppress(OSError),
         open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file,
@@ -94,21 +101,25 @@ def _processor() -> str:
 
 
 @functools.cache
-def _probe(threads: int) -> str:
-    """A hash of what a fixed network makes of a fixed input, and of a picture decoded and resized."""
+def _hash_probe(threads: int) -> str:
+    """Hash the outputs of a fixed network, and a decoded and resized image.
+
+    Returns:
+        One hash, or two if the number of threads changes the outputs.
+    """
     model = probe_network().SerializeToString()
-    found = []
+    hashes = []
     for count in sorted({1, max(1, threads)}):
-        digest = hashlib.sha256(_picture())
+        digest = hashlib.sha256(_probe_pixels())
         session = sessions.open_session(model, count)
-        for array in session.run(None, {"x": _numbers((1, 3, 48, 48), 1)}):
+        for array in session.run(None, {"x": _deterministic_numbers((1, 3, 48, 48), 1)}):
             digest.update(np.ascontiguousarray(array).tobytes())
-        found.append(digest.hexdigest())
-    return " ".join(dict.fromkeys(found))  # one, where the number of threads changes nothing
+        hashes.append(digest.hexdigest())
+    return " ".join(dict.fromkeys(hashes))
 
 
-def _numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
-    """Fixed numbers from -0.5 to 0.5, by integer arithmetic alone: no version of numpy makes others."""
+def _deterministic_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
+    """Return numbers from -0.5 to 0.5 by integer arithmetic, equal in every version of numpy."""
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed * 1_000_003)
     mixed = (index * np.uint64(2_654_435_761)) % np.uint64(1 << 24)
     mixed = (mixed * mixed) % np.uint64(16_777_213)
@@ -116,15 +127,15 @@ def _numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
 
 
 def probe_network() -> Any:
-    """Convolutions of every kind, activations, a product of matrices and a normalization: [1, 3, 48, 48] float32.
+    """Return a network of convolutions, activations, matrix products and a normalization.
 
-    Kernels that differ between processors (width of the vectors, fused multiplication) sum in another order, which
-    shows in the last bits of long sums.
+    Kernels of different processors (width of vectors, fused multiplication) sum in different
+    orders, which shows in the last bits of long sums. The input `x` is float32 [1, 3, 48, 48].
     """
     from onnx import TensorProto, helper, numpy_helper
 
     def weight(name: str, *shape: int, seed: int) -> Any:
-        return numpy_helper.from_array(_numbers(shape, seed), name)
+        return numpy_helper.from_array(_deterministic_numbers(shape, seed), name)
 
     node = helper.make_node
     nodes = [
@@ -174,116 +185,125 @@ def probe_network() -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def _picture() -> bytes:
-    """Pixels of a fixed picture as JPEG and WebP, decoded and resized: the libraries in Pillow's wheels differ."""
+def _probe_pixels() -> bytes:
+    """Return a fixed image after JPEG and WebP and after resizing.
+
+    Pillow's wheels contain different libraries.
+    """
     from PIL import Image, features
 
-    pixels = (_numbers((40, 56, 3), 12) + 0.5) * 64 + np.arange(56, dtype=np.float32)[
-        None, :, None
-    ] * 3
-    picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    ramp = np.arange(56, dtype=np.float32)[None, :, None] * 3
+    pixels = (_deterministic_numbers((40, 56, 3), 12) + 0.5) * 64 + ramp
+    image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
     result = b""
-    for form in ("JPEG", "WEBP"):
-        if form == "WEBP" and not features.check("webp"):
+    for image_format in ("JPEG", "WEBP"):
+        if image_format == "WEBP" and not features.check("webp"):
             continue
-        packed = io.BytesIO()
-        picture.save(packed, form, quality=80)
-        again = Image.open(io.BytesIO(packed.getvalue()), formats=[form]).convert("RGB")
-        extent = (0, 0, *again.size)
-        result += again.tobytes()
-        result += again.transform(
-            (31, 23), Image.Transform.EXTENT, extent, Image.Resampling.BILINEAR
-        ).tobytes()
+        file = io.BytesIO()
+        image.save(file, image_format, quality=80)
+        decoded = Image.open(io.BytesIO(file.getvalue()), formats=[image_format]).convert("RGB")
+        size, method, extent = (31, 23), Image.Transform.EXTENT, (0, 0, *decoded.size)
+        resized = decoded.transform(size, method, extent, Image.Resampling.BILINEAR)
+        result += decoded.tobytes() + resized.tobytes()
     return result
 
 
-# A job --------------------------------------------------------------------------------------------------------------
+# Jobs ---------------------------------------------------------------------------------------------
 
-#: Makes what the pieces of one job share, once for each process: (shared part, threads of the worker) to state.
+#: Makes the state of a job in a process from the payload and the threads of the worker.
 Factory = Callable[[Any, int], Any]
-_JOBS: dict[
-    tuple[str, str], Carrier
-] = {}  # by job and worker: several workers may live in one process
+# By job and worker: several workers may run in one process.
+_PLUGINS: dict[tuple[str, str], JobPlugin] = {}
 
 
-class Carrier(WorkerPlugin):  # type: ignore[misc]
-    """Brings a job's shared part to a worker, and takes it away again.
+class JobPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Plug-in of Dask that brings the payload of a job to a worker, and removes it.
+
+    Each worker gets a copy.
+
+    Args:
+        job: Name of the job.
+        factory: See :class:`~calibration.cluster.jobs.ClusterJob`.
+        payload: See :class:`~calibration.cluster.jobs.ClusterJob`.
+        expected: Facts of the client.
+        mixed_cpus: See :func:`describe_difference`.
 
     Attributes:
-        refusal: Why this worker may not take part; empty where it may.
-        stopped: Set when the job is over: pieces that are still being worked on end early.
+        rejection: Why this worker is unfit; empty if it is fit.
+        stopped: Set when the job is over, so that running pieces end early.
     """
 
-    refusal: str
+    rejection: str
     stopped: threading.Event
 
     def __init__(
         self, job: str, factory: str, payload: Any, expected: dict[str, str], mixed_cpus: bool
     ) -> None:
-        """Describes it, as for :class:`~calibration.cluster.mapping.Job`; ``expected`` are the client's facts.
-
-        A worker gets a copy of its own.
-        """
         self.name, self.factory, self.payload = job, factory, payload
         self.expected, self.mixed_cpus = expected, mixed_cpus
 
     def setup(self, worker: Any) -> None:
+        """Check the worker when the plug-in arrives."""
         self.threads = int(worker.state.nthreads)
-        self.refusal = difference(facts(self.threads), self.expected, self.mixed_cpus)
+        facts = worker_facts(self.threads)
+        self.rejection = describe_difference(facts, self.expected, self.mixed_cpus)
         self.stopped, self._lock, self._state = threading.Event(), threading.Lock(), None
-        _JOBS[self.name, worker.address] = self
+        _PLUGINS[self.name, worker.address] = self
 
     def teardown(self, worker: Any) -> None:
-        if _JOBS.pop((self.name, worker.address), None) is not None:
+        """End the job on the worker."""
+        if _PLUGINS.pop((self.name, worker.address), None) is not None:
             self.stopped.set()
 
     def state(self) -> Any:
-        """What the pieces share in this process, made by the first; the worker keeps its plugins, not their parts."""
+        """Return the state of the job in this process; the first call makes it."""
         with self._lock:
             if self._state is None:
-                self._state, self.payload = named(self.factory)(self.payload, self.threads), None
+                self._state = import_function(self.factory)(self.payload, self.threads)
+                self.payload = None  # Dask keeps the plug-in
             return self._state
 
 
-def named(name: str) -> Any:
-    """What ``module:function`` names."""
+def import_function(name: str) -> Any:
+    """Return the function of a name ``module:function``."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 
 
-def perform(job: str, function: str, item: Any) -> Any:
-    """One piece of work: ``function(state, item, stopped)``.
+def run_item(job: str, function: str, item: Any) -> Any:
+    """Run one piece of work: ``function(state, item, stopped)``.
 
     Raises:
-        ClusterError: This worker may not take part, or the job is over.
+        ClusterError: This worker is unfit, or the job is over.
+        QdqtoolError: The error of the piece, with the address of the worker.
     """
     from distributed import get_worker
 
     address = get_worker().address
-    shared = _JOBS.get((job, address))
-    if shared is None:
+    plugin = _PLUGINS.get((job, address))
+    if plugin is None:
         raise ClusterError(
             f"cluster worker {address} got work of a job that is over or never reached it",
             code="job-over",
         )
-    if shared.refusal:
+    if plugin.rejection:
         raise ClusterError(
-            said("cluster worker {address} {refusal}", address=address, refusal=shared.refusal),
+            f"cluster worker {address} {plugin.rejection}",
             code="worker-mismatch",
             parameter="cluster",
         )
     try:
-        return named(function)(shared.state(), item, shared.stopped)
+        return import_function(function)(plugin.state(), item, plugin.stopped)
     except QdqtoolError as error:
         raise type(error)(
-            said("cluster worker {address}: {error}", address=address, error=of_error(error)),
+            f"cluster worker {address}: {error}",
             code=error.code,
             parameter=error.parameter,
             node=error.node,
         ) from None
 
 
-def refusals(job: str, dask_worker: Any) -> str:
-    """Why this worker may not take part in a job; empty where it may. Dask gives the worker."""
-    shared = _JOBS.get((job, dask_worker.address))
-    return "did not take the work over" if shared is None else shared.refusal
+def find_rejection(job: str, dask_worker: Any) -> str:
+    """Return why a worker is unfit for a job; empty if it is fit. Dask passes the worker."""
+    plugin = _PLUGINS.get((job, dask_worker.address))
+    return "did not take the work over" if plugin is None else plugin.rejection

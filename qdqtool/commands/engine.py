@@ -52,7 +52,7 @@ def command(
     """
     from qdqtool.buildlog.costs import EngineReport, analyze
     from qdqtool.buildlog.read import read_build
-    from qdqtool.timing.expected import add_expected, gpu_of
+    from qdqtool.timing.built_engine import add_expected_times, find_build_gpu
     from qdqtool.util.files import reserve_output
     from qdqtool.util.outputs import write_visible
 
@@ -77,9 +77,9 @@ def command(
                 code="no-engine-listing",
             )
         costs = analyze(build)
-        chosen = gpu_of(build, gpu, clock)
+        chosen = find_build_gpu(build, gpu, clock)
         if chosen is not None:
-            add_expected(costs, chosen)
+            add_expected_times(costs, chosen)
         return costs
 
     report = report_of([*files, *((profile,) if profile else ())])

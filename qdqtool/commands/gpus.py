@@ -21,7 +21,7 @@ def command(name: str | None, sources: bool, answer: options.Answer) -> int:
     from qdqtool.formats.predict_text import gpus_text
     from qdqtool.timing import gpus
 
-    found = [gpus.chosen(name)] if name else list(gpus.gpus())
+    found = [gpus.choose_gpu(name)] if name else list(gpus.all_gpus())
     answer.write(
         lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in found]},
         lambda width: gpus_text(found, width, sources=sources or bool(name)),

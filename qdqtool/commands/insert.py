@@ -110,7 +110,7 @@ def command(
     if gpu is not None:
         from qdqtool.timing import gpus
 
-        named = gpus.chosen(gpu)
+        named = gpus.choose_gpu(gpu)
         wanted = wanted.with_capability(
             named.cc, named.name
         )  # before the work: an unknown GPU is refused, and one of others
@@ -125,7 +125,7 @@ def command(
     from qdqtool.formats.insertion_text import render
     from qdqtool.formats.output import terminal_width, worded
     from qdqtool.insertion.api import insert
-    from qdqtool.insertion.inputs import write_table as save_table
+    from qdqtool.insertion.ranges import write_table as save_table
 
     result = insert(
         model,
@@ -170,9 +170,9 @@ def _paying(
 ) -> tuple[list[str], dict[str, Any]]:
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
     from qdqtool.formats.predict_text import whether_it_pays
-    from qdqtool.timing.estimate import predict_on
+    from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
-    prediction, time = predict_on(model, target, TimingOptions(gpu=gpu))
+    prediction, time = predict_on_gpu(model, target, TimingOptions(gpu=gpu))
     assert time is not None
     return ["", *whether_it_pays(time, prediction, width)], time.as_json()

@@ -149,10 +149,11 @@ def command(
     building = way_named(way) if way is not None else None
     timed = gpu is not None or request.sm is not None
     if timed:
-        from qdqtool.timing.estimate import of_capability, predict_on
+        from qdqtool.timing.estimate import predict_on_gpu
+        from qdqtool.timing.gpu_checks import gpu_from_capability
 
         if request.sm is not None:
-            named = of_capability(request.sm)
+            named = gpu_from_capability(request.sm)
             chosen.with_capability(named.cc)  # refused before anything is noted of it
             if named.notes:
                 print(f"qdqtool: --sm: {as_line('; '.join(named.notes))}", file=sys.stderr)
@@ -164,13 +165,13 @@ def command(
         if not timed:
             prediction = predict(path, chosen, assume=assume, way=way)
         else:
-            prediction, time = predict_on(
+            prediction, time = predict_on_gpu(
                 path,
                 chosen,
                 request,
                 assume=assume,
                 way=way,
-                also=_add_fixes,
+                extend=_add_fixes,
             )
         if calib is not None:
             from qdqtool.prediction import check_activations

@@ -28,7 +28,7 @@ from qdqtool.comparison.result import (
     SideSummary,
     compare_sides,
 )
-from qdqtool.comparison.text import describe_changes
+from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.coded import codes_of
 from qdqtool.findings.messages import obstacles
@@ -42,8 +42,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util import compression, file_types
 from qdqtool.util.files import open_input, record_inputs
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import Parameter, said
+from qdqtool.util.notes import Note
 from qdqtool.verification.api import check_not_empty, choose_target
 
 _MIN_SAME_NETWORK = 0.9  # likeness from which the result has no note about it
@@ -95,7 +94,7 @@ def _compare(
         return _compare_models(first, second, target, gpu)
     if gpu is not None:
         raise QdqtoolError(
-            said("{`gpu`} is for two models; a build has the times that were measured"),
+            "`gpu` is for two models; a build has the times that were measured",
             code="option-without-effect",
             parameter="gpu",
         )
@@ -115,7 +114,7 @@ def _load_side(source: CompareInput, parameter: str) -> Model | EngineReport:
     if isinstance(source, (list, tuple)):
         if not source:
             raise QdqtoolError(
-                said("{side}: no file given", side=Parameter(parameter)),
+                f"`{parameter}`: no file given",
                 code="missing-argument",
                 parameter=parameter,
             )
@@ -169,22 +168,30 @@ def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, st
 def _compare_models(
     first: Model, second: Model, target: str | Target | None, gpu: str | None
 ) -> Comparison:
-    chosen = target_named(target if target is not None else DEFAULT_TARGET)
+    resolved = target_named(target if target is not None else DEFAULT_TARGET)
     titles = distinct_names([first.path or "first model"], [second.path or "second model"])
+    predictions = [_predict(model, resolved, gpu) for model in (first, second)]
     a, b = (
-        ModelSide(View(model), _predict(model, chosen, gpu), title)
-        for model, title in zip((first, second), titles, strict=True)
+        ModelSide(View(model), prediction, title)
+        for model, prediction, title in zip((first, second), predictions, titles, strict=True)
     )
     matching = match(a.view, b.view)
     _check_same_network(a, b, matching)
     result = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
     if matching.likeness < _MIN_SAME_NETWORK:
-        result.notes.append(Remark.FEW_ALIKE(likeness=matching.likeness))
+        result.notes.append(
+            Note(
+                f"only {matching.likeness:.0%} of the layers have a counterpart with the same "
+                "neighbors: these are two versions of a network, or two networks",
+                code="few-alike",
+                likeness=matching.likeness,
+            )
+        )
     left, right = collect_nodes(a), collect_nodes(b)
     # The prediction counts convolutions that are quantized to UINT8 as INT8.
     _count_int8(result.a, left.values())
     _count_int8(result.b, right.values())
-    explainer = _ChangeExplainer(b.prediction)
+    explainer = _ChangeExplainer(predictions[1])
     for index, partner in matching.pairs.items():
         if index in left or partner.index in right:
             node = first.nodes[index]
@@ -204,9 +211,9 @@ def _compare_models(
 def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
     if gpu is None:
         return predict(model, target)
-    from qdqtool.timing.estimate import predict_on
+    from qdqtool.timing.estimate import predict_on_gpu
 
-    return predict_on(model, target, TimingOptions(gpu=gpu))[0]
+    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[0]
 
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:
@@ -259,28 +266,31 @@ class _ChangeExplainer:
 
     def __init__(
         self,
-        prediction: Prediction | None,
+        prediction: Prediction,
         fallback: LossReason | None = None,
         verbs: tuple[str, str] = ("wrote", "writes"),
     ) -> None:
         self._fallback, self._verbs = fallback, verbs
-        convolutions = prediction.convolutions if prediction is not None else ()
-        # A finding explains a convolution that the prediction has in float. A finding about the output does not
-        # explain the type in which it computes.
-        self._int8 = {c.name for c in convolutions if c.is_int8}
-        self._int8_to_int8 = {c.name for c in convolutions if c.int8_in_int8_out}
+        # A finding explains a convolution that the prediction has in float. A finding about the
+        # output does not explain the type in which it computes.
+        self._int8 = {c.name for c in prediction.convolutions if c.is_int8}
+        self._int8_to_int8 = {c.name for c in prediction.convolutions if c.int8_in_int8_out}
         self._findings: dict[str, Finding] = {}
-        findings = prediction.findings if prediction is not None else ()
-        for finding in sorted(findings, key=lambda f: list(Severity).index(f.severity)):
+        severities = list(Severity)
+        for finding in sorted(prediction.findings, key=lambda f: severities.index(f.severity)):
             for name in finding.convolutions:
                 self._findings.setdefault(name, finding)
 
     def explain(self, node: NodeChange) -> NodeChange:
         """Set the reason and the description of a change, and return it."""
-        message = ""
-        name = node.b.name if node.b is not None else ""
+        name, message = node.b.name if node.b is not None else "", ""
         is_lost = ChangeKind.LOST_INT8 in node.changes
-        finding = self._find_finding(node, name)
+        is_output_lost = ChangeKind.LOST_INT8_OUTPUT in node.changes
+        finding = None
+        if (is_lost and name not in self._int8) or (
+            is_output_lost and name not in self._int8_to_int8
+        ):
+            finding = self._findings.get(name)
         if (
             node.lost == LossReason.UNKNOWN
             and self._fallback is not None
@@ -295,11 +305,6 @@ class _ChangeExplainer:
                 node.lost = LossReason.FINDING
         node.why = describe_changes(node, message, self._verbs)
         return node
-
-    def _find_finding(self, node: NodeChange, name: str) -> Finding | None:
-        lost_int8 = ChangeKind.LOST_INT8 in node.changes and name not in self._int8
-        lost_output = ChangeKind.LOST_INT8_OUTPUT in node.changes and name not in self._int8_to_int8
-        return self._findings.get(name) if lost_int8 or lost_output else None
 
 
 # Two builds
@@ -333,9 +338,14 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
         )
     untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]
     if untyped:
-        result.notes.append(Remark.UNTYPED_TIMES(files=untyped))
+        text = (
+            f"{' and '.join(untyped)}: layer times without data types; "
+            "give the layer JSON or the log as well"
+        )
+        result.notes.append(Note(text, code="untyped-times", files=untyped))
     if first.has_times != second.has_times:
-        result.notes.append(Remark.ONE_UNTIMED())
+        text = "one build has layer times, the other has none: give its profile as well"
+        result.notes.append(Note(text, code="one-untimed"))
     return result
 
 
@@ -364,8 +374,8 @@ def _compare_with_build(
     """Compare the Q/DQ of a model with the data types in its engine."""
     build = report.build
     check_not_empty(build)
-    chosen, notes = choose_target(build, target)
-    prediction = predict(model, chosen)
+    resolved, notes = choose_target(build, target)
+    prediction = predict(model, resolved)
     titles = distinct_names([model.path or "model in memory"], build.files)
     side = ModelSide(View(model), None, titles[0])
     requested = collect_nodes(side)
@@ -379,7 +389,7 @@ def _compare_with_build(
         )
     file, engine = summarize_model(side), _summarize_engine(report, titles[1], model)
     prediction, assumptions = _choose_assumptions(
-        model, prediction, chosen, realized, engine.conversions
+        model, prediction, resolved, realized, engine.conversions
     )
     weighted = [c for c in prediction.convolutions if c.index in requested]
     for conv in weighted:
@@ -397,7 +407,7 @@ def _compare_with_build(
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
     if is_float and build_first:
-        result.notes.append(Remark.OF_FLOAT_MODEL())
+        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
     if build_first:
         explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
     else:
@@ -441,7 +451,7 @@ def _choose_assumptions(
     realized: dict[int, NodeSide],
     conversions: int | None,
 ) -> tuple[Prediction, list[Note]]:
-    """Return the prediction under the assumption that fits the build best, and a note about it."""
+    """Return the prediction whose assumptions fit the build best, and a note about them."""
     best, notes = prediction, []
     fewest = _count_differences(best, realized, conversions)
     for assumption in prediction.assumptions:
@@ -450,7 +460,8 @@ def _choose_assumptions(
             differences = _count_differences(other, realized, conversions)
             if differences < fewest:
                 best, fewest = other, differences
-                notes = [Remark.COMPARED_WITH(name=assumption.name, value=value)]
+                text = f"{assumption.name}: compared with {value}, which the build shows"
+                notes = [Note(text, code="compared-with", name=assumption.name, value=value)]
     return best, notes
 
 

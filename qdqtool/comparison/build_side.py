@@ -145,7 +145,7 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
 
 
 def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
-    """Match nodes with the layers that name their weights, then by kernel and channels in order."""
+    """Match nodes with layers by the names of weights, then by kernel and channels in order."""
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
     weights = {n.index: view.weights(n).source for n in nodes}

@@ -1,10 +1,9 @@
-"""Runs models in onnxruntime on the same inputs, to see that a fix does not change what the network computes."""
+"""Runs of models in onnxruntime that show whether a fix changes what the network computes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.options import FixOptions
-from qdqtool.fixing.outputs import OutputPart, is_lost, relative, sums_of_squares
-from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
+from qdqtool.fixing.outputs import OutputNoise, OutputPart, is_lost, relative_error, sum_squares
+from qdqtool.fixing.sandbox import Arrays, RunError, RunLimitError, RunTimeoutError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
@@ -25,78 +24,59 @@ from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD
 from qdqtool.runtime import sessions
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
-from qdqtool.util.said import said
 
-__all__ = ["Arrays", "Noise", "NotFinite", "RunError", "Runs", "TooMuch"]
+__all__ = ["Arrays", "ModelRunner", "NotFiniteError", "OutputNoise", "RunError", "RunLimitError"]
 _DYNAMIC = {0: 1}  # an unknown batch
 _SIDE = 256  # an unknown height or width: a multiple of every stride in use
-ATOL = 1e-6  # of the largest output: rounding of float arithmetic
-HALF_ROUNDING = 0.01  # the same of FP16, whose step is 0.05 %, behind some dozen layers
+ATOL = 1e-6  # rounding of float arithmetic, relative to the largest output
+HALF_ROUNDING = 0.01  # the same for FP16, whose step is 0.05 %, after some dozen layers
 
 
-class NotFinite(RunError):
-    """A float network that computes no numbers, so that nothing can be held against it."""
+class NotFiniteError(RunError):
+    """A float network whose outputs are not finite, so that nothing can be compared with it."""
 
 
-@dataclass(frozen=True)
-class Noise:
-    """How far outputs are from those of the float network.
-
-    Attributes:
-        each: For each output, root mean square of the difference over that of the float output.
-        finite: Whether all values are numbers.
-        parts: The same for the parts of an output that a Concat joins, by output and tensor.
-        lost: The parts that have one value, where the float network has several.
-    """
-
-    each: dict[str, float]
-    finite: bool
-    parts: dict[tuple[str, str], float] = field(default_factory=dict)
-    lost: frozenset[tuple[str, str]] = frozenset()
-
-    @property
-    def relative(self) -> float:
-        """The worst output's."""
-        return max(self.each.values(), default=0.0)
-
-
-def runnable(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[str]]:
-    """The part of a model that onnxruntime can run, and the nodes where it was cut.
+def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the part of a model that onnxruntime can run, and the nodes where it was cut.
 
     Args:
         model: The model.
-        body: Keep only what leads to the last convolutions; else all but operators that onnxruntime does not have
-            (TensorRT's plugins) and what is behind them.
+        body: Whether to keep only the nodes up to the last convolutions. Otherwise operators that
+            onnxruntime lacks (TensorRT's plugins) and everything after them are removed.
     """
     if body:
         view = View(model)
-        keep = {n.index for n in view.weighted} | view.feeds_weighted
-        lost = {n.index for n in model.nodes if n.index not in keep}
-        return _cut(model, lost), [n.name for n in model.ordered if n.index in lost]
-    lost = {n.index for n in model.nodes if not _is_known(n.op, n.domain, model.opset)}
-    names = [n.name for n in model.ordered if n.index in lost]
-    if not lost:
+        needed = {n.index for n in view.weighted} | view.feeds_weighted
+        removed = {n.index for n in model.nodes if n.index not in needed}
+        return _remove_nodes(model, removed), _names_of_nodes(model, removed)
+    removed = {n.index for n in model.nodes if not _is_known(n.op, n.domain, model.opset)}
+    if not removed:
         return model.proto, []
+    names = _names_of_nodes(model, removed)
     tensors: set[str] = set()
     for node in model.ordered:
-        if node.index in lost or any(t in tensors for t in node.inputs):
-            lost.add(node.index)
+        if node.index in removed or not tensors.isdisjoint(node.inputs):
+            removed.add(node.index)
             tensors.update(node.outputs)
-    return _cut(model, lost), names
+    return _remove_nodes(model, removed), names
 
 
-def _cut(model: Model, lost: set[int]) -> onnx.ModelProto:
-    """The model without some nodes; what they read from the rest becomes an output."""
-    made = {o for n in model.nodes if n.index in lost for o in n.outputs}
+def _names_of_nodes(model: Model, indices: set[int]) -> list[str]:
+    return [n.name for n in model.ordered if n.index in indices]
+
+
+def _remove_nodes(model: Model, removed: set[int]) -> onnx.ModelProto:
+    """Return the model without some nodes. Tensors that they read become outputs."""
+    nodes = [n for n in model.nodes if n.index in removed]
+    produced = {o for n in nodes for o in n.outputs}
     ends = [
         t
-        for n in model.nodes
-        if n.index in lost
+        for n in nodes
         for t in n.inputs
-        if t and t not in made and not model.is_constant(t) and t not in model.inputs
+        if t and t not in produced and not model.is_constant(t) and t not in model.inputs
     ]
-    ends += [t for t in model.outputs if t not in made]
-    # Every reader in the rest still sees these tensors, quantized ones apart: those are compared behind their DQ.
+    ends += [t for t in model.outputs if t not in produced]
+    # Quantized tensors are compared after their DQ.
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
 
 
@@ -105,60 +85,70 @@ def _is_known(op: str, domain: str, opset: int) -> bool:
 
 
 def random_inputs(model: Model, seed: int = 0) -> Arrays:
-    """Inputs for every graph input: images of smooth shapes and noise, in the range of the first quantizer."""
+    """Return an array for every graph input in the range of its first quantizer.
+
+    Images consist of smooth shapes and noise.
+    """
     generator = np.random.default_rng(seed)
     view = View(model)
-    result: Arrays = {}
+    inputs: Arrays = {}
     for name in model.inputs:
-        dims = model.shape(name)
-        if dims is None:
-            raise RunError(
-                f"the shape of input '{name}' is not known", code="unknown-input-shape", node=name
-            )
-        shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
-        kind = model.elem_type(name) or onnx.TensorProto.FLOAT
-        try:
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-        except KeyError:
-            raise RunError(
-                f"input '{name}' has a type that onnx does not have ({kind})",
-                code="unknown-input-type",
-                node=name,
-            ) from None
-        size = math.prod(shape) * 4
-        if size > limits.SESSION_INPUT or min(shape, default=1) < 1:
-            raise TooMuch(
-                f"input '{name}' of the shape {shape} would take "
-                f"{limits.format_excess(size, limits.SESSION_INPUT)}",
-                code="input-too-large",
-                node=name,
-            )
-        if not np.issubdtype(dtype, np.floating):
-            result[name] = generator.integers(
-                -100 if np.issubdtype(dtype, np.signedinteger) else 0, 100, shape
-            ).astype(dtype)
-            continue
-        images = _images(generator, shape)
-        images *= np.float32(_range_of(view, name))
-        result[name] = images.astype(dtype, copy=False)
-    return result
+        shape, dtype = _input_shape(model, name), _input_type(model, name)
+        if np.issubdtype(dtype, np.floating):
+            images = _draw_images(generator, shape)
+            images *= np.float32(_input_range(view, name))
+            inputs[name] = images.astype(dtype, copy=False)
+        else:
+            low = -100 if np.issubdtype(dtype, np.signedinteger) else 0
+            inputs[name] = generator.integers(low, 100, shape).astype(dtype)
+    return inputs
 
 
-def _images(generator: np.random.Generator, shape: list[int]) -> npt.NDArray[np.float32]:
+def _input_shape(model: Model, name: str) -> list[int]:
+    dims = model.shape(name)
+    if dims is None:
+        raise RunError(
+            f"the shape of input '{name}' is not known", code="unknown-input-shape", node=name
+        )
+    shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
+    size = math.prod(shape) * 4
+    if size > limits.SESSION_INPUT or min(shape, default=1) < 1:
+        raise RunLimitError(
+            f"input '{name}' of the shape {shape} would take "
+            f"{limits.format_excess(size, limits.SESSION_INPUT)}",
+            code="input-too-large",
+            node=name,
+        )
+    return shape
+
+
+def _input_type(model: Model, name: str) -> np.dtype[Any]:
+    kind = model.elem_type(name) or onnx.TensorProto.FLOAT
+    try:
+        dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    except KeyError:
+        raise RunError(
+            f"input '{name}' has a type that onnx does not have ({kind})",
+            code="unknown-input-type",
+            node=name,
+        ) from None
+    return dtype
+
+
+def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArray[np.float32]:
     noise = generator.random(shape, np.float32)
     if len(shape) != 4 or min(shape[2:]) < 8:
         return noise
     coarse = generator.random((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1), np.float32)
     noise *= np.float32(0.25)
-    for row in range(shape[2]):  # row by row: an array of the smooth part would be as large again
-        noise[:, :, row] += np.repeat(coarse[:, :, row // 8], 8, axis=2)[
-            :, :, : shape[3]
-        ] * np.float32(0.75)
+    for row in range(shape[2]):  # row by row, as all smooth rows would take as much memory again
+        smooth = np.repeat(coarse[:, :, row // 8], 8, axis=2)[:, :, : shape[3]]
+        noise[:, :, row] += smooth * np.float32(0.75)
     return noise
 
 
-def _range_of(view: View, name: str) -> float:
-    """What the first quantizer of an input can hold; 1 where it has none."""
+def _input_range(view: View, name: str) -> float:
+    """Return the largest value that the first quantizer of an input can hold, 1 without one."""
     for node in view.model.consumers(name):
         if qdq.is_q(node):
             params = view.params(node)
@@ -167,101 +157,84 @@ def _range_of(view: View, name: str) -> float:
     return 1.0
 
 
-def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Inputs that the user gave, checked against the model.
+def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    """Return the user's arrays for the inputs of a model.
 
     Raises:
-        DataError: One is missing, or has the wrong rank.
+        DataError: An array is missing, or has the wrong rank.
     """
     for name in model.inputs:
-        if name not in given:
+        if name not in arrays:
             raise DataError(
-                said("{`inputs`}: have no array for the model's input '{name}'", name=name),
+                f"`inputs`: have no array for the model's input '{name}'",
                 code="missing-input",
                 parameter="inputs",
                 node=name,
             )
-        dims = model.shape(name)
-        if dims is not None and len(dims) != np.ndim(given[name]):
+        dims, rank = model.shape(name), np.ndim(arrays[name])
+        if dims is not None and len(dims) != rank:
             raise DataError(
-                said(
-                    "{`inputs`}: '{name}' has {given} dimensions, the model wants {wanted}",
-                    name=name,
-                    given=np.ndim(given[name]),
-                    wanted=len(dims),
-                ),
+                f"`inputs`: '{name}' has {rank} dimensions, the model wants {len(dims)}",
                 code="wrong-rank",
                 parameter="inputs",
                 node=name,
             )
-    return {name: np.asarray(given[name]) for name in model.inputs}
+    return {name: np.asarray(arrays[name]) for name in model.inputs}
 
 
-class Runs:
-    """Runs of models in onnxruntime, within limits on the work and memory of each and on the work of all together.
+class ModelRunner:
+    """Runs of models in onnxruntime within limits on the memory and work of each, and of all.
 
-    The limits are counted from the model, not measured: a loaded machine gives the same result.
+    The cost is computed from the model, not measured, so that a loaded machine gives the same
+    result.
 
     Args:
-        effort: By how much they are raised.
-        samples: How many samples outputs are compared on.
+        effort: Factor on the limits.
+        samples: Number of samples that outputs are compared on.
 
     Attributes:
-        left: Multiplications that are left for all runs.
+        work_left: Multiplications that are left for all runs.
     """
 
     def __init__(self, effort: float = FixOptions.effort, samples: int = 1) -> None:
         self.effort = effort
-        self.left = limits.SESSION_WORK_ALL * effort * samples
+        self.work_left = limits.SESSION_WORK_ALL * effort * samples
 
     def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
-        """The outputs of a model, computed on the CPU without fusing Q/DQ.
+        """Return the outputs of a model, computed on the CPU without fusing Q/DQ.
+
+        Inputs that the model does not have are ignored.
 
         Raises:
-            TooMuch: It needs more than it may, or the work for all runs is used up.
+            RunLimitError: The model needs more than permitted, or the work for all runs is used up.
             RunError: onnxruntime cannot load or run it.
         """
-        inputs = {
-            v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs
-        }  # a part may need fewer
-        try:
-            source = proto.SerializeToString()
-        except (ValueError, EncodeError):
-            raise RunError("the model is over 2 GB", code="model-too-large") from None
-        if (
-            proto.ir_version > sessions.IR_VERSION
-        ):  # of a field that is there twice, the last one counts
-            source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
+        inputs = {v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs}
+        source = _serialize(proto)
         cost = estimate_run_cost(proto, {n: array.shape for n, array in inputs.items()})
         need, memory = cost.peak_bytes, limits.SESSION_BYTES * self.effort
         if need > memory:
-            raise TooMuch(
-                said(
-                    "its tensors would take {size}, raise it with {`effort`}",
-                    size=limits.format_excess(need, memory, " at once"),
-                ),
+            raise RunLimitError(
+                f"its tensors would take {limits.format_excess(need, memory, ' at once')}, raise "
+                "it with `effort`",
                 code="memory-limit",
                 parameter="effort",
             )
         if cost.operations > limits.SESSION_WORK * self.effort:
-            raise TooMuch(
-                said(
-                    "it takes {operations:.2g} multiplications; the limit is {most:.2g}, raise it with "
-                    "{`effort`}",
-                    operations=cost.operations,
-                    most=limits.SESSION_WORK * self.effort,
-                ),
+            raise RunLimitError(
+                f"it takes {cost.operations:.2g} multiplications; the limit is "
+                f"{limits.SESSION_WORK * self.effort:.2g}, raise it with `effort`",
                 code="work-limit",
                 parameter="effort",
             )
         work = cost.operations + limits.SESSION_RUN + limits.SESSION_WORK_BYTE * len(source)
-        if work > self.left:
-            raise TooMuch(
-                said("the work for comparing outputs is used up; raise it with {`effort`}"),
+        if work > self.work_left:
+            raise RunLimitError(
+                "the work for comparing outputs is used up; raise it with `effort`",
                 code="work-used-up",
                 parameter="effort",
             )
-        self.left -= work
+        self.work_left -= work
         try:
             return sandbox.SHARED.run(
                 source,
@@ -269,92 +242,114 @@ class Runs:
                 limits.SESSION_SECONDS * self.effort,
                 limits.SESSION_PROCESS + 4 * len(source) + need,
             )
-        except TookTooLong:
-            self.left = 0  # what could not be counted once would not be counted again
+        except RunTimeoutError:
+            self.work_left = 0  # the cost of this network cannot be computed
             raise
 
 
-def noise(outputs: Arrays, reference: Arrays) -> Noise:
-    """The distance of outputs from the float network's; outputs that are not floats are left out."""
-    return noise_of_samples([(outputs, reference)])
+def _serialize(proto: onnx.ModelProto) -> bytes:
+    """Return the bytes of a model, with an IR version that onnxruntime accepts."""
+    try:
+        source: bytes = proto.SerializeToString()
+    except (ValueError, EncodeError):
+        raise RunError("the model is over 2 GB", code="model-too-large") from None
+    if proto.ir_version > sessions.IR_VERSION:
+        # The last value of a repeated scalar field counts.
+        source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
+    return source
 
 
-def noise_of_samples(
+def measure_noise(
     samples: Sequence[tuple[Arrays, Arrays]], parts: Sequence[OutputPart] = ()
-) -> Noise:
-    """The same over several samples, each of outputs and those of the float network, and for parts of outputs."""
+) -> OutputNoise:
+    """Return the distance of outputs from the float network's, over several samples.
+
+    Args:
+        samples: Outputs and those of the float network, for each sample. Outputs that are not
+            floats are ignored.
+        parts: Parts of outputs that are measured separately.
+    """
     sums: dict[str, tuple[float, float, int]] = {}
-    by_part: dict[tuple[str, str], tuple[float, float]] = {}
+    part_sums: dict[tuple[str, str], tuple[float, float]] = {}
     finite = True
     for outputs, reference in samples:
-        for name, wanted in reference.items():
-            got = outputs.get(name)
-            if got is None or got.shape != wanted.shape:
-                return Noise({name: float("inf")}, False)
-            if not np.issubdtype(wanted.dtype, np.floating) or not wanted.size:
+        for name, expected in reference.items():
+            actual = outputs.get(name)
+            if actual is None or actual.shape != expected.shape:
+                return OutputNoise({name: float("inf")}, False)
+            if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
                 continue
-            a, b = got.astype(np.float64), wanted.astype(np.float64)
+            a, b = actual.astype(np.float64), expected.astype(np.float64)
             finite = finite and bool(np.all(np.isfinite(a)))
             difference, level, count = sums.get(name, (0.0, 0.0, 0))
-            sums[name] = (
-                difference + float(np.sum((a - b) ** 2)),
-                level + float(np.sum(b * b)),
-                count + b.size,
-            )
-        for key, more, of in sums_of_squares(outputs, reference, parts):
-            difference, level = by_part.get(key, (0.0, 0.0))
-            by_part[key] = (difference + more, level + of)
-    return Noise(
-        {n: relative(d / count, level / count) for n, (d, level, count) in sums.items()},
+            difference += float(np.sum((a - b) ** 2))
+            sums[name] = (difference, level + float(np.sum(b * b)), count + b.size)
+        for key, part_difference, part_level in sum_squares(outputs, reference, parts):
+            difference, level = part_sums.get(key, (0.0, 0.0))
+            part_sums[key] = (difference + part_difference, level + part_level)
+    return OutputNoise(
+        {n: relative_error(d / count, level / count) for n, (d, level, count) in sums.items()},
         finite,
-        {key: relative(*found) for key, found in by_part.items()},
+        {key: relative_error(*pair) for key, pair in part_sums.items()},
         frozenset(p.key for p in parts if is_lost(samples, p)),
     )
 
 
 def check_finite(reference: Arrays) -> None:
-    """Refuses outputs of the float network that nothing can be compared with.
+    """Check that outputs of the float network can be compared with.
 
     Raises:
-        NotFinite: One of them holds an infinity or a NaN.
+        NotFiniteError: An output holds an infinity or a NaN.
     """
     for name, values in reference.items():
         if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):
-            raise NotFinite(
+            raise NotFiniteError(
                 f"output '{name}' of the float network is not finite for these inputs",
                 code="output-not-finite",
                 node=name,
             )
 
 
-PART_SLACK = 0.02  # of a part's level: what a part may lose in addition, as small parts vary more
+PART_SLACK = 0.02  # noise that a part may gain in addition, as small parts vary more
 
 
-def within(
-    before: Noise, after: Noise, factor: float, rounding: float = ATOL, *, parts: bool = False
+def is_within(
+    before: OutputNoise,
+    after: OutputNoise,
+    factor: float,
+    rounding: float = ATOL,
+    *,
+    parts: bool = False,
 ) -> bool:
-    """Whether no output's noise grew by more than a factor, rounding of float arithmetic apart.
+    """Check that the noise of no output grew by more than a factor and rounding.
 
-    With ``parts`` that of no part of an output either.
+    Args:
+        before: Noise of the model without the change.
+        after: Noise of the changed model.
+        factor: Permitted factor.
+        rounding: Permitted difference in addition.
+        parts: Whether to check the parts of outputs too.
     """
     if not after.finite:
         return False
     if not before.finite:
         return True
-    if parts and worst_part(before, after, factor) is not None:
+    if parts and find_worst_part(before, after, factor) is not None:
         return False
     return all(
-        value <= before.each.get(name, 0.0) * factor + rounding
-        for name, value in after.each.items()
+        noise <= before.each.get(name, 0.0) * factor + rounding
+        for name, noise in after.each.items()
     )
 
 
-def worst_part(before: Noise, after: Noise, factor: float) -> tuple[str, str] | None:
-    """The part of an output whose noise grew most, by more than a factor or to nothing but one value."""
-    grown = {
-        key: value / (before.parts.get(key, 0.0) + 1e-9)
-        for key, value in after.parts.items()
-        if value > before.parts.get(key, 0.0) * factor + PART_SLACK
+def find_worst_part(
+    before: OutputNoise, after: OutputNoise, factor: float
+) -> tuple[str, str] | None:
+    """Return the part whose noise grew most, among those that grew too much or were lost."""
+    growth = {
+        key: noise / (before.parts.get(key, 0.0) + 1e-9)
+        for key, noise in after.parts.items()
+        if noise > before.parts.get(key, 0.0) * factor + PART_SLACK
         or key in after.lost - before.lost
     }
-    return max(grown, key=lambda key: grown[key]) if grown else None
+    return max(growth, key=lambda key: growth[key]) if growth else None

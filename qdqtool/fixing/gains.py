@@ -1,4 +1,4 @@
-"""Whether the prediction of a changed model is better: as a whole, and around each of the changes made together."""
+"""Gain of a changed model: for the whole prediction, and around each of several changes."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from qdqtool.buildlog.names import base_name
-from qdqtool.fixing.site import Aim
+from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.graph import Model, Node
 from qdqtool.types import Prediction, Severity
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
-    """What speaks against a change, and whether anything gets worse."""
+class GainObjection:
+    """Reason against a change.
 
-    why: Note
-    worse: bool = True
+    Attributes:
+        reason: The reason.
+        is_worse: Whether the prediction gets worse, not only not better.
+    """
+
+    reason: Note
+    is_worse: bool = True
 
 
-NO_GAIN = Against(Remark.NO_BETTER(), worse=False)
+NO_GAIN = GainObjection(Note("the prediction would not improve", code="no-better"), is_worse=False)
 
 
 @dataclass(slots=True)
-class Tally:
-    """What is counted of a prediction, or of a part of one.
+class PredictionCounts:
+    """Counts of a prediction, or of a part of one.
 
     Attributes:
         int8: INT8 convolutions.
-        int8_to_int8: Of them those that write INT8.
-        conversions: Q and DQ that stay.
+        int8_to_int8: INT8 convolutions that write INT8.
+        conversions: Remaining Q and DQ.
         left: Findings of the codes that are being fixed.
         errors: Findings that end the build, by code.
     """
@@ -43,143 +48,170 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-def no_better(before: Prediction, after: Prediction, aim: Aim) -> Against | None:
-    """Why a prediction is not better than the one before; None where it is.
+def find_objection(
+    before: Prediction, after: Prediction, criteria: FixCriteria
+) -> GainObjection | None:
+    """Return why a prediction is not better than the one before, None if it is.
 
     Args:
-        before: Of the model as it was.
-        after: Of the changed one.
-        aim: What the changes are for.
+        before: Prediction of the model without the changes.
+        after: Prediction of the changed model.
+        criteria: Purpose of the changes.
     """
-    return _no_better(_total(before, aim), _total(after, aim), aim)
+    return _compare_counts(_count_all(before, criteria), _count_all(after, criteria), criteria)
 
 
-def blamed(
+def find_culprits(
     model: Model,
     candidate: Model,
-    touched: Sequence[Collection[int]],
+    edited: Sequence[Collection[int]],
     before: Prediction,
     after: Prediction,
-    aim: Aim,
-) -> dict[int, str]:
-    """Which of several changes made together are at fault, judged each by what lies nearer to it than to any other.
+    criteria: FixCriteria,
+) -> dict[int, Note]:
+    """Return the changes around which the prediction gets worse, by number, with the reason.
+
+    Each change is judged by the nodes that are nearer to it than to any other.
 
     Args:
-        model: The model as it was.
-        candidate: With all changes.
-        touched: For each change the indices of the nodes that it edits; changes that share one are judged together.
+        model: Model without the changes.
+        candidate: Model with all changes.
+        edited: Indices of the nodes that each change edits. Changes that share a node are judged
+            together.
         before: Prediction of the model.
-        after: Of the candidate.
-        aim: What the changes are for.
-
-    Returns:
-        Number of each change around which the prediction gets worse, with the reason.
+        after: Prediction of the candidate.
+        criteria: Purpose of the changes.
     """
-    groups = _joined(touched)
-    nearest = _nearest(model, candidate, touched, groups)
-    tallies = [_by_group(p, aim, nearest) for p in (before, after)]
-    found = {}
+    groups = _group_changes(edited)
+    nearest = _find_nearest_groups(model, candidate, edited, groups)
+    counts_before = _count_by_group(before, criteria, nearest)
+    counts_after = _count_by_group(after, criteria, nearest)
+    reasons = {}
     for group in set(groups):
-        against = _no_better(tallies[0][group], tallies[1][group], aim)
-        if against is not None and against.worse:
-            found[group] = against.why
-    return {i: found[group] for i, group in enumerate(groups) if group in found}
+        objection = _compare_counts(counts_before[group], counts_after[group], criteria)
+        if objection is not None and objection.is_worse:
+            reasons[group] = objection.reason
+    return {i: reasons[group] for i, group in enumerate(groups) if group in reasons}
 
 
-def _no_better(before: Tally, after: Tally, aim: Aim) -> Against | None:
+def _compare_counts(
+    before: PredictionCounts, after: PredictionCounts, criteria: FixCriteria
+) -> GainObjection | None:
     if after.errors.total() > before.errors.total():
-        return Against(Remark.BRINGS_ERRORS(codes=list(after.errors - before.errors)))
+        codes = ", ".join(after.errors - before.errors)
+        return GainObjection(Note(f"it would cause errors ({codes})", code="brings-errors"))
     if after.errors.total() < before.errors.total():
         return None
-    for one, two, remark in (
-        (before.int8, after.int8, Remark.FEWER_INT8),
-        (before.int8_to_int8, after.int8_to_int8, Remark.FEWER_INT8_TO_INT8),
-    ):
-        if two < one and not aim.costs:
-            return Against(remark(after=two, before=one))
-    if after.conversions > before.conversions and not aim.retypes and not aim.costs:
-        return Against(Remark.MORE_CONVERSIONS(after=after.conversions, before=before.conversions))
-    gained = (
+    regression = _describe_regression(before, after, criteria)
+    if regression is not None:
+        return GainObjection(regression)
+    is_better = (
         after.int8 > before.int8
         or after.int8_to_int8 > before.int8_to_int8
         or after.conversions < before.conversions
         or after.left < before.left
     )
-    return None if gained else NO_GAIN
+    return None if is_better else NO_GAIN
 
 
-def _total(prediction: Prediction, aim: Aim) -> Tally:
+def _describe_regression(
+    before: PredictionCounts, after: PredictionCounts, criteria: FixCriteria
+) -> Note | None:
+    if criteria.costs_speed:
+        return None
+    if after.int8 < before.int8:
+        return Note(
+            f"there would be {after.int8} INT8 convolutions instead of {before.int8}",
+            code="fewer-int8",
+        )
+    if after.int8_to_int8 < before.int8_to_int8:
+        return Note(
+            f"there would be {after.int8_to_int8} convolutions with INT8 input and output instead "
+            f"of {before.int8_to_int8}",
+            code="fewer-int8-to-int8",
+        )
+    if after.conversions > before.conversions and not criteria.changes_types:
+        return Note(
+            f"there would be {after.conversions} conversions instead of {before.conversions}",
+            code="more-conversions",
+        )
+    return None
+
+
+def _count_all(prediction: Prediction, criteria: FixCriteria) -> PredictionCounts:
     summary = prediction.summary()
-    return Tally(
+    return PredictionCounts(
         summary["int8"],
         summary["int8_to_int8"],
         summary["conversions"] or 0,
-        sum(f.code in aim.codes for f in prediction.findings),
+        sum(f.code in criteria.codes for f in prediction.findings),
         Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR),
     )
 
 
-def _by_group(prediction: Prediction, aim: Aim, nearest: dict[str, int]) -> defaultdict[int, Tally]:
-    found: defaultdict[int, Tally] = defaultdict(Tally)
+def _count_by_group(
+    prediction: Prediction, criteria: FixCriteria, nearest: dict[str, int]
+) -> defaultdict[int, PredictionCounts]:
+    counts: defaultdict[int, PredictionCounts] = defaultdict(PredictionCounts)
     for conv in prediction.convolutions:
-        tally = found[nearest.get(conv.name, -1)]
-        tally.int8 += conv.is_int8
-        tally.int8_to_int8 += conv.int8_in_int8_out
+        group = counts[nearest.get(conv.name, -1)]
+        group.int8 += conv.is_int8
+        group.int8_to_int8 += conv.int8_in_int8_out
     for name in prediction.conversion_nodes:
-        found[nearest.get(name if name in nearest else base_name(name), -1)].conversions += 1
+        counts[nearest.get(name if name in nearest else base_name(name), -1)].conversions += 1
     for finding in prediction.findings:
-        tally = found[nearest.get(finding.node, -1)]
-        tally.left += finding.code in aim.codes
+        group = counts[nearest.get(finding.node, -1)]
+        group.left += finding.code in criteria.codes
         if finding.severity == Severity.ERROR:
-            tally.errors[finding.code] += 1
-    return found
+            group.errors[finding.code] += 1
+    return counts
 
 
-def _joined(touched: Sequence[Collection[int]]) -> list[int]:
-    """For each change the first one with which it shares a node, through others as well."""
-    groups = list(range(len(touched)))
+def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
+    """Return for each change the first one with which it shares a node, directly or not."""
+    groups = list(range(len(edited)))
 
-    def first(number: int) -> int:
+    def find_first(number: int) -> int:
         while groups[number] != number:
             groups[number] = groups[groups[number]]
             number = groups[number]
         return number
 
     owner: dict[int, int] = {}
-    for number, nodes in enumerate(touched):
+    for number, nodes in enumerate(edited):
         for index in nodes:
-            other = first(owner.setdefault(index, number))
-            mine = first(number)
-            groups[max(mine, other)] = min(mine, other)
-    return [first(number) for number in range(len(touched))]
+            other = find_first(owner.setdefault(index, number))
+            own = find_first(number)
+            groups[max(own, other)] = min(own, other)
+    return [find_first(number) for number in range(len(edited))]
 
 
-def _nearest(
-    model: Model, candidate: Model, touched: Sequence[Collection[int]], groups: Sequence[int]
+def _find_nearest_groups(
+    model: Model, candidate: Model, edited: Sequence[Collection[int]], groups: Sequence[int]
 ) -> dict[str, int]:
-    """Node to the group of changes that is nearest to it, over both models."""
-    found: dict[int, int] = {}
-    for nodes, group in zip(touched, groups, strict=True):
-        found.update(dict.fromkeys(nodes, group))
-    queue = list(found)
+    """Return the nearest group of changes for each node of both models, -1 if none is near."""
+    by_index: dict[int, int] = {}
+    for nodes, group in zip(edited, groups, strict=True):
+        by_index.update(dict.fromkeys(nodes, group))
+    queue = list(by_index)
     for index in queue:
-        for other in _around(model, model.nodes[index]):
-            if other.index not in found:
-                found[other.index] = found[index]
+        for other in _neighbors(model, model.nodes[index]):
+            if other.index not in by_index:
+                by_index[other.index] = by_index[index]
                 queue.append(other.index)
-    named = {model.nodes[index].name: group for index, group in found.items()}
+    by_name = {model.nodes[index].name: group for index, group in by_index.items()}
     for node in candidate.ordered:
-        if node.name not in named:
-            near = (named[other.name] for other in _around(candidate, node) if other.name in named)
-            named[node.name] = next(near, -1)
-    return named
+        if node.name not in by_name:
+            names = (other.name for other in _neighbors(candidate, node))
+            by_name[node.name] = next((by_name[n] for n in names if n in by_name), -1)
+    return by_name
 
 
-def _around(model: Model, node: Node) -> Iterator[Node]:
-    """The nodes before and behind one; constants, which nodes of the whole network may share, join nothing."""
+def _neighbors(model: Model, node: Node) -> Iterator[Node]:
+    """Yield the producers and consumers of a node, except for constants, which many may share."""
     for tensor in (*node.inputs, *node.captured):
-        maker = model.producer(tensor)
-        if maker is not None and maker.op != "Constant":
-            yield maker
+        producer = model.producer(tensor)
+        if producer is not None and producer.op != "Constant":
+            yield producer
     for tensor in node.outputs:
         yield from model.consumers(tensor)

@@ -9,16 +9,15 @@ from typing import Any
 from qdqtool.errors import QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.checks import check_not_text
-from qdqtool.util.said import said
 
 
 @dataclass(frozen=True)
 class FixOptions:
-    """Findings to fix, and how outputs are compared.
+    """Findings to fix, and limits of comparing outputs.
 
     Attributes:
-        only: Finding codes; empty for all but opt-in ones.
-        inputs: Arrays by input name to run the model with. None: random ones.
+        only: Finding codes. Empty for all but opt-in ones.
+        inputs: Arrays by input name to run the model with. None for random ones.
         effort: Factor on the limits of comparing outputs.
     """
 
@@ -30,11 +29,7 @@ class FixOptions:
         check_not_text("only", self.only)
         if not 0 < self.effort <= limits.EFFORT:
             raise QdqtoolError(
-                said(
-                    "{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
-                    effort=self.effort,
-                    most=limits.EFFORT,
-                ),
+                f"`effort={self.effort!r}`: give a number above 0, up to {limits.EFFORT:g}",
                 code="value-out-of-range",
                 parameter="effort",
             )

@@ -1,14 +1,14 @@
-"""Parts of a network's outputs that are compared apart: boxes and scores of a detector share one output.
+"""Errors of a network's outputs, separately for boxes and scores that share one output.
 
-The error of boxes in pixels hides that of scores from 0 to 1, so that a detector without any scores looks exact. Which
-element of an output belongs to which tensor of a Concat follows from the operators between them. They only move
-values, so that they are run once on arrays that hold the number of each tensor.
+The error of boxes in pixels hides that of scores from 0 to 1, so that a detector without any scores
+looks exact. The operators between a Concat and an output only move values. They are run once on
+arrays that hold the number of each joined tensor, which shows where its elements end up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,27 +21,48 @@ from qdqtool.errors import DataError
 from qdqtool.fixing.sandbox import Arrays, RunError
 from qdqtool.ir.bounds import joined_parts
 from qdqtool.ir.graph import Model, Node
-from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration.options import Preprocess
 
-MAX_PARTS = 16  # of one output; those of another network are no groups of its outputs
+MAX_PARTS = 16  # of one output; an output of more is compared as a whole
 SAMPLES = 8  # images that outputs are compared on
 
 Run = Callable[[onnx.ModelProto, Arrays], Arrays]
 
 
+@dataclass(frozen=True)
+class OutputNoise:
+    """Distance of the outputs from those of the float network.
+
+    Attributes:
+        each: Root mean square of the difference over that of the float output, for each output.
+        finite: Whether all values are finite.
+        parts: The same for the parts of outputs, by output and tensor.
+        lost: Parts that have one value, unlike in the float network.
+    """
+
+    each: dict[str, float]
+    finite: bool
+    parts: dict[tuple[str, str], float] = field(default_factory=dict)
+    lost: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def relative(self) -> float:
+        """Largest distance of an output."""
+        return max(self.each.values(), default=0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class OutputPart:
-    """A part of an output that is compared apart.
+    """Part of an output that is compared separately.
 
     Attributes:
         output: Name of the output.
-        tensor: The tensor that a Concat joins into it.
-        channels: First and last index along the axis ``axis``; None if the part is no such range.
-        axis: The axis.
-        mask: Elements of the output that belong to the part, of the output's shape.
+        tensor: Tensor that a Concat joins into the output.
+        channels: First and last index along `axis`. None if the part is not a range.
+        axis: Axis of the channels.
+        mask: Elements of the output that belong to the part, of the shape of the output.
     """
 
     output: str
@@ -52,20 +73,21 @@ class OutputPart:
 
     @property
     def key(self) -> tuple[str, str]:
+        """Output and tensor."""
         return self.output, self.tensor
 
 
 @dataclass(frozen=True)
 class OutputError:
-    """The distance of an output, or of a part of one, from the float network.
+    """Distance of an output, or of a part of it, from the float network.
 
     Attributes:
         output: Name of the output.
-        tensor: The tensor that a Concat joins into it; empty for a whole output.
-        channels: First and last channel; None for a whole output, or if the part is no range of channels.
-        before: Root mean square of the difference over that of the float output, of the model given.
-        after: The same of the fixed model.
-        lost: Whether the fixed model writes one value for all of it, where the float network does not.
+        tensor: Tensor that a Concat joins into the output. Empty for a whole output.
+        channels: First and last channel. None for a whole output, or if the part is not a range.
+        before: Root mean square of the difference over that of the float output, before fixing.
+        after: The same for the fixed model.
+        lost: Whether the fixed model writes one value everywhere, unlike the float network.
     """
 
     output: str
@@ -82,14 +104,15 @@ class OutputError:
 
     @property
     def title(self) -> str:
-        """The output, and the part."""
-        where = ""
+        """Name of the output and the part."""
+        channels = ""
         if self.channels is not None:
             first, last = self.channels
-            where = f" channel {first}" if first == last else f" channels {first} to {last}"
-        return f"{self.output}{where}" + (f" ({self.tensor})" if self.tensor else "")
+            channels = f" channel {first}" if first == last else f" channels {first} to {last}"
+        return f"{self.output}{channels}" + (f" ({self.tensor})" if self.tensor else "")
 
     def as_json(self) -> dict[str, object]:
+        """Return the error as JSON object."""
         return {
             "output": self.output,
             "tensor": self.tensor,
@@ -107,62 +130,50 @@ def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPar
     Args:
         floats: The network without activation quantizers.
         inputs: One sample.
-        run: Runs a model.
+        run: Function that runs a model.
     """
-    found: list[OutputPart] = []
+    output_parts: list[OutputPart] = []
     for output in dict.fromkeys(floats.outputs):
         parts = joined_parts(floats, output)
-        if 1 < len(parts) <= MAX_PARTS:
-            try:
-                labels = _label(floats, output, parts, inputs, run)
-            except RunError:
-                continue  # the output is compared as a whole
-            masks = ((tensor, labels == number) for number, tensor in enumerate(parts))
-            found += [OutputPart(output, t, *_channels(m), m) for t, m in masks if m.any()]
-    return found
+        if not 1 < len(parts) <= MAX_PARTS:
+            continue
+        try:
+            labels = _label_elements(floats, output, parts, inputs, run)
+        except RunError:
+            continue  # the output is compared as a whole
+        for number, tensor in enumerate(parts):
+            mask = labels == number
+            if mask.any():
+                channels, axis = _find_channels(mask)
+                output_parts.append(OutputPart(output, tensor, channels, axis, mask))
+    return output_parts
 
 
-def _label(
+def _label_elements(
     model: Model, output: str, parts: list[str], inputs: Arrays, run: Run
 ) -> npt.NDArray[Any]:
-    """For each element of an output the number of the part that it comes from."""
+    """Return for each element of an output the number of the part that it comes from."""
     nodes = _nodes_between(model, output, parts)
-    made = {t for n in nodes for t in n.outputs}
-    operands = [
-        t
-        for n in nodes
-        for t in n.inputs
-        if t and t not in made and t not in parts and not model.is_constant(t)
-    ]
-    wanted = [t for t in dict.fromkeys([*parts, *operands]) if not model.is_constant(t)]
-    computed = [t for t in wanted if t not in model.inputs]
-    values = dict(inputs)
-    if computed:
-        values.update(run(partial_model(model, computed), inputs))
-    values.update((t, v) for t in parts if (v := model.constant(t)) is not None)
-    try:
-        feeds = {t: values[t] for t in (*parts, *operands)}
-    except KeyError as error:
-        raise RunError(f"tensor {error} has no value", code="no-value") from None
-    feeds.update((t, np.full_like(feeds[t], number)) for number, t in enumerate(parts))
+    consumed = dict.fromkeys(t for n in nodes for t in n.inputs if t)
+    produced = {t for n in nodes for t in n.outputs}
+    operands = [t for t in consumed if t not in produced and not model.is_constant(t)]
+    feeds = _compute_tensors(model, list(dict.fromkeys([*parts, *operands])), inputs, run)
+    for number, tensor in enumerate(parts):
+        feeds[tensor] = np.full_like(feeds[tensor], number)
     constants = []
-    for tensor in dict.fromkeys(t for n in nodes for t in n.inputs if t and t not in feeds):
-        proto = model.constant_proto(tensor)
-        if proto is not None:
+    for tensor in consumed:
+        constant = None if tensor in feeds else model.constant_proto(tensor)
+        if constant is not None:
             copy = onnx.TensorProto()
-            copy.CopyFrom(proto)
+            copy.CopyFrom(constant)
             copy.name = tensor
             constants.append(copy)
-    graph = helper.make_graph(
-        [n.proto for n in nodes],
-        "parts",
-        [
-            helper.make_tensor_value_info(t, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for t, v in feeds.items()
-        ],
-        [onnx.ValueInfoProto(name=output)],
-        constants,
-    )
+    starts = [
+        helper.make_tensor_value_info(t, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for t, v in feeds.items()
+    ]
+    ends = [onnx.ValueInfoProto(name=output)]
+    graph = helper.make_graph([n.proto for n in nodes], "parts", starts, ends, constants)
     proto = helper.make_model(graph, opset_imports=list(model.proto.opset_import))
     labels = run(proto, feeds).get(output)
     if labels is None:
@@ -170,27 +181,43 @@ def _label(
     return labels
 
 
+def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run) -> Arrays:
+    values = dict(inputs)
+    computed = [t for t in tensors if not model.is_constant(t) and t not in model.inputs]
+    if computed:
+        values.update(run(partial_model(model, computed), inputs))
+    for tensor in tensors:
+        constant = model.constant(tensor) if model.is_constant(tensor) else None
+        if constant is not None:
+            values[tensor] = constant
+    for tensor in tensors:
+        if tensor not in values:
+            raise RunError(f"tensor '{tensor}' has no value", code="no-value", node=tensor)
+    return {t: values[t] for t in tensors}
+
+
 def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
-    """The nodes between the parts and the output, in graph order; constants apart."""
-    found: dict[int, Node] = {}
+    """Return the nodes between the parts and the output, in topological order."""
+    indices: set[int] = set()
     stack = [output]
     while stack:
         tensor = stack.pop()
         node = None if tensor in parts else model.producer(tensor)
-        if node is None or node.index in found:
+        if node is None or node.index in indices:
             continue
-        found[node.index] = node
+        indices.add(node.index)
         stack += node.inputs if node.op == "Concat" else node.inputs[:1]
-    return [n for n in model.ordered if n.index in found]
+    return [n for n in model.ordered if n.index in indices]
 
 
-def _channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
-    """The range along one axis that a mask is, with the axis; None if it is no such range."""
+def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
+    """Return the range along one axis that a mask is and the axis, None if it is not a range."""
     for axis in range(mask.ndim):
         others = tuple(i for i in range(mask.ndim) if i != axis)
-        any_, all_ = mask.any(axis=others), mask.all(axis=others)
-        places = np.flatnonzero(any_)
-        if np.array_equal(any_, all_) and 0 < places.size < mask.shape[axis]:
+        touched = mask.any(axis=others)
+        places = np.flatnonzero(touched)
+        is_complete = np.array_equal(touched, mask.all(axis=others))
+        if is_complete and 0 < places.size < mask.shape[axis]:
             if places[-1] - places[0] + 1 == places.size:
                 return (int(places[0]), int(places[-1])), axis
     return None, 0
@@ -203,69 +230,77 @@ def read_samples(
     size: tuple[int, int] | None = None,
     count: int = SAMPLES,
 ) -> list[Arrays]:
-    """Return samples of some data, evenly spread, as inputs of a model.
+    """Return evenly spread samples of some data as inputs of a model.
 
     Raises:
-        DataError: There is no usable data.
+        DataError: The data has no usable sample.
     """
     from calibration import Preprocess, open_data
     from calibration.session import input_specs, metadata_size
 
     size = size or metadata_size(model)
     dataset = open_data(data, input_specs(model), preprocess or Preprocess(), count, size)
-    found = list(dataset)
-    if not found:
-        raise DataError(said("{`data`}: holds no samples"), code="no-samples", parameter="data")
-    return found
+    samples = list(dataset)
+    if not samples:
+        raise DataError("`data`: holds no samples", code="no-samples", parameter="data")
+    return samples
 
 
-def sums_of_squares(
-    got: Arrays, reference: Arrays, parts: Iterable[OutputPart]
+def sum_squares(
+    outputs: Arrays, reference: Arrays, parts: Iterable[OutputPart]
 ) -> Iterator[tuple[tuple[str, str], float, float]]:
-    """For each part its key, and the sums of squares of the difference and of the reference."""
+    """Yield key, square sum of the difference and of the reference for each part."""
     for part in parts:
-        a, b = got.get(part.output), reference.get(part.output)
-        if a is None or b is None or a.shape != b.shape or part.mask.shape != b.shape:
-            continue
-        one, other = a[part.mask].astype(np.float64), b[part.mask].astype(np.float64)
-        yield part.key, float(np.sum((one - other) ** 2)), float(np.sum(other**2))
+        pair = _select_part(outputs, reference, part)
+        if pair is not None:
+            a, b = (values.astype(np.float64) for values in pair)
+            yield part.key, float(np.sum((a - b) ** 2)), float(np.sum(b**2))
+
+
+def _select_part(
+    outputs: Arrays, reference: Arrays, part: OutputPart
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    a, b = outputs.get(part.output), reference.get(part.output)
+    if a is None or b is None or a.shape != b.shape or part.mask.shape != b.shape:
+        return None
+    return a[part.mask], b[part.mask]
 
 
 def is_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
-    """Whether a part has one value on all samples, and more than one in the float network."""
+    """Check whether a part has one value on all samples, unlike in the float network."""
     ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
-    for got, reference in samples:
-        a, b = got.get(part.output), reference.get(part.output)
-        if a is None or b is None or a.shape != b.shape or part.mask.shape != b.shape:
+    for outputs, reference in samples:
+        pair = _select_part(outputs, reference, part)
+        if pair is None:
             return False
-        a, b = a[part.mask], b[part.mask]
-        ends[::2] = np.minimum(ends[::2], (a.min(), b.min()))
-        ends[1::2] = np.maximum(ends[1::2], (a.max(), b.max()))
+        ends[::2] = np.minimum(ends[::2], [values.min() for values in pair])
+        ends[1::2] = np.maximum(ends[1::2], [values.max() for values in pair])
     return bool(ends[0] == ends[1] and ends[2] < ends[3])
 
 
-def relative(difference: float, level: float) -> float:
-    """Root of a sum of squares over that of the reference."""
+def relative_error(difference: float, level: float) -> float:
+    """Return the root of a sum of squares over that of the reference."""
     return float(np.sqrt(difference / level)) if level > 0 else float(np.sqrt(difference))
 
 
-def errors_of(
-    parts: Iterable[OutputPart],
-    each: tuple[Mapping[str, float], Mapping[str, float]],
-    by_part: tuple[Mapping[tuple[str, str], float], Mapping[tuple[str, str], float]],
-    lost: frozenset[tuple[str, str]],
+def list_output_errors(
+    parts: Sequence[OutputPart], before: OutputNoise, after: OutputNoise
 ) -> list[OutputError]:
-    """Return the errors before and after: of the parts of an output, and of outputs without parts."""
-    before, after = by_part
-    found = [
-        OutputError(p.output, p.tensor, p.channels, before[p.key], after[p.key], lost=p.key in lost)
+    """Return the errors of the parts of outputs, and of outputs without parts."""
+    errors = [
+        OutputError(
+            p.output,
+            p.tensor,
+            p.channels,
+            before.parts[p.key],
+            after.parts[p.key],
+            lost=p.key in after.lost,
+        )
         for p in parts
-        if p.key in before and p.key in after
+        if p.key in before.parts and p.key in after.parts
     ]
-    divided = {e.output for e in found}
-    whole = [
-        OutputError(name, "", None, error, each[1][name])
-        for name, error in each[0].items()
-        if name not in divided and name in each[1]
-    ]
-    return [*found, *whole]
+    with_parts = {e.output for e in errors}
+    for name, error in before.each.items():
+        if name not in with_parts and name in after.each:
+            errors.append(OutputError(name, "", None, error, after.each[name]))
+    return errors

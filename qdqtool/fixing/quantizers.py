@@ -1,4 +1,4 @@
-"""Fixes of scales and zero points (symmetric int8, positive scales, scalars) and of the float part's types."""
+"""Fixes of scales, zero points, and types of the float part."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.findings.messages import number
-from qdqtool.fixing.pairs import head_tails
-from qdqtool.fixing.site import Site, along, named, nodes_of, only
-from qdqtool.fixing.weights import dequantized
-from qdqtool.insertion import halfprecision
+from qdqtool.fixing.pairs import find_pairs_after_head
+from qdqtool.fixing.site import (
+    FixSite,
+    broadcast_along,
+    collect_names,
+    find_refused_nodes,
+    list_sites,
+    select_refusals,
+)
+from qdqtool.fixing.weights import make_float_constant_site
+from qdqtool.insertion import fp16
 from qdqtool.insertion.prepare import prepare, raise_opset
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
@@ -25,79 +32,81 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
 
 _LEVELS = 127.0
-Floats = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
 
 
-def zero_points(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """All are int8 with zero points of 0, of the scale's shape.
+def find_asymmetric_quantizers(
+    view: View, target: Target, refusals: Sequence[Refusal]
+) -> list[FixSite]:
+    """Return sites that make quantizers int8 with zero points of 0, of the scale's shape.
 
-    Stored constants that are no layer's weights, as the anchors of a detector, become floats instead: symmetric
-    steps are up to twice as large, and of anchors half a step is half a cell.
+    Stored constants that are not weights of a layer, such as the anchors of a detector, become
+    floats: symmetric steps are up to twice as large, and half a step of an anchor is half a cell.
     """
-    sites: list[Site] = []
-    known: dict[object, Floats] = {}  # a scale may be large, and read by many nodes
-    weights = {dq.index for n in view.weighted if (dq := view.weights(n).dq) is not None}
-    for q, dqs in _families(view, reported):
+    sites: list[FixSite | None] = []
+    scales: dict[object, FloatArray] = {}  # a scale may be large, and read by many nodes
+    weights = _weight_dqs(view)
+    for q, dqs in _find_quantizer_groups(view, refusals):
         site = None
         if q is None and dqs[0].index not in weights:
-            site = _float_constant(view, dqs[0])
-        site = site or _family_site(view, q, dqs, known)
-        if site is not None:
-            sites.append(site)
-    return sites
+            site = _asymmetric_constant_site(view, dqs[0])
+        sites.append(site or _symmetric_site(view, q, dqs, scales))
+    return list_sites(sites)
 
 
-def _float_constant(view: View, dq: Node) -> Site | None:
-    """What a DQ makes of stored integers with a zero point, as a float constant; None where it stays as it is."""
-    params, value = view.params(dq), dequantized(view, dq)
-    shifted = params.precision == Precision.UINT8 or np.any(params.zero_point != 0)
-    if (
-        value is None
-        or not shifted
-        or view.model.is_output(dq.output)
-        or any(n.captured for n in view.model.consumers(dq.output))
-    ):
+def _weight_dqs(view: View) -> set[int]:
+    """Return the indices of the DQs of weights."""
+    dqs = (view.weights(n).dq for n in view.weighted)
+    return {dq.index for dq in dqs if dq is not None}
+
+
+def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
+    params = view.params(dq)
+    if params.precision != Precision.UINT8 and not np.any(params.zero_point != 0):
         return None
-
-    def apply(editor: Editor) -> None:
-        editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", value()))
-        editor.remove(dq)
-
-    return Site(dq.name, f"{dq.name}: constant stored as float", apply)
+    return make_float_constant_site(view, dq, "constant stored as float")
 
 
-def rounded_constants(view: View) -> list[tuple[float, str]]:
-    """Step and name of the constants that the file holds as integers alone, and that are no weights or biases."""
-    weights = {dq.index for n in view.weighted if (dq := view.weights(n).dq) is not None}
-    found: list[tuple[float, str]] = []
+def find_rounded_constants(view: View) -> list[tuple[float, str]]:
+    """Return step and name of constants stored only as integers, except weights and biases."""
+    weights = _weight_dqs(view)
+    constants: list[tuple[float, str]] = []
     for dq in view.quantizers:
         params, shape = view.params(dq), view.model.constant_shape(dq.input(0))
-        if qdq.is_dq(dq) and dq.index not in weights and shape is not None:
-            if params.precision in BYTES and params.scale is not None and params.scale.size == 1:
-                if int(np.prod(shape)) > 1:
-                    found.append((float(params.scale[0]), dq.input(0)))
-    return found
+        if not qdq.is_dq(dq) or dq.index in weights or shape is None or int(np.prod(shape)) <= 1:
+            continue
+        if params.precision in BYTES and params.scale is not None and params.scale.size == 1:
+            constants.append((float(params.scale[0]), dq.input(0)))
+    return constants
 
 
-def _families(view: View, reported: Sequence[Refusal]) -> list[tuple[Node | None, list[Node]]]:
-    """Each Q with its DQs, and each DQ of stored integers alone, where one of them was reported."""
-    places = {r.node for r in reported}
-    families: list[tuple[Node | None, list[Node]]] = []
+def _find_quantizer_groups(
+    view: View, refusals: Sequence[Refusal]
+) -> list[tuple[Node | None, list[Node]]]:
+    """Return each refused Q with its DQs, and each refused DQ without Q."""
+    places = {r.node for r in refusals}
+    groups: list[tuple[Node | None, list[Node]]] = []
     for node in view.quantizers:
         if qdq.is_q(node):
-            families.append((node, [n for n in view.model.consumers(node.output) if qdq.is_dq(n)]))
-        elif not qdq.is_q(view.model.producer(node.input(0))):
-            families.append((None, [node]))
-    return [
-        (q, dqs)
-        for q, dqs in families
-        if any(n is not None and n.name in places for n in (q, *dqs))
-    ]
+            dqs = [n for n in view.model.consumers(node.output) if qdq.is_dq(n)]
+            if not places.isdisjoint(n.name for n in (node, *dqs)):
+                groups.append((node, dqs))
+        elif node.name in places and not qdq.is_q(view.model.producer(node.input(0))):
+            groups.append((None, [node]))
+    return groups
 
 
-def _family_site(
-    view: View, q: Node | None, dqs: list[Node], known: dict[object, Floats]
-) -> Site | None:
+def _symmetric_site(
+    view: View, q: Node | None, dqs: list[Node], scales: dict[object, FloatArray]
+) -> FixSite | None:
+    """Return a site that makes a group of quantizers symmetric.
+
+    Args:
+        view: The model.
+        q: The Q. None for stored integers.
+        dqs: The DQs.
+        scales: Symmetric scales that were computed before, by the key of the parameters.
+    """
     head = q or dqs[0]
     params = view.params(head)
     if params.precision not in BYTES or params.scale is None or params.zero_point is None:
@@ -105,46 +114,42 @@ def _family_site(
     if not params.scale.size or not params.zero_point.size:
         return None
     nodes = [n for n in (q, *dqs) if n is not None]
-    unsigned = params.precision == Precision.UINT8
-    shifted = bool(np.any(params.zero_point != 0))
-    if unsigned or shifted:
-        key = params.key or head.index  # None where a scale is NaN
-        if key not in known:
-            known[key] = _symmetric(params)
-        scale = known[key]
+    is_asymmetric = params.precision == Precision.UINT8 or bool(np.any(params.zero_point != 0))
+    scale = params.scale
+    what = f"{head.name}: zero point of int8 zeros"
+    if is_asymmetric:
+        key = params.key or head.index  # the key is None if a scale is NaN
+        if key not in scales:
+            scales[key] = _make_symmetric(params)
+        scale = scales[key]
         old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
-        exact = np.array_equal(scale, params.scale)
-        what = f"{head.name}: int8, zero point 0, scale {old}" + (
-            "" if exact else f" -> {number(float(scale[0]))}"
-        )
-    else:
-        scale = params.scale
-        what = f"{head.name}: zero point of int8 zeros"
+        what = f"{head.name}: int8, zero point 0, scale {old}"
+        if not np.array_equal(scale, params.scale):
+            what += f" -> {number(float(scale[0]))}"
 
     def apply(editor: Editor) -> None:
-        if q is None and (unsigned or shifted):
+        if q is None and is_asymmetric:
             _requantize_constant(view, editor, dqs[0], params, scale)
         for node in nodes:
-            _set(view, editor, node, scale)
+            _set_scale(view, editor, node, scale)
 
-    return Site(head.name, what, apply, [n.name for n in nodes])
+    return FixSite(head.name, what, apply, [n.name for n in nodes])
 
 
-def _symmetric(params: QuantParams) -> Floats:
-    """Scales with which int8 around 0 holds the range that the old parameters could express."""
+def _make_symmetric(params: QuantParams) -> FloatArray:
+    """Return scales with which int8 around 0 holds the range of the old parameters."""
     assert params.scale is not None and params.zero_point is not None
     low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
-    zero = (
-        params.zero_point if params.zero_point.size == params.scale.size else params.zero_point[:1]
-    )
+    zero = params.zero_point
+    if zero.size != params.scale.size:
+        zero = zero[:1]
     below, above = (zero - low).astype(np.float64), (high - zero).astype(np.float64)
-    steps = np.where(
-        (below <= _LEVELS + 1) & (above <= _LEVELS), 1.0, np.maximum(below, above) / _LEVELS
-    )
+    fits = (below <= _LEVELS + 1) & (above <= _LEVELS)
+    steps = np.where(fits, 1.0, np.maximum(below, above) / _LEVELS)
     return np.asarray(params.scale * steps, np.float64)
 
 
-def _set(view: View, editor: Editor, node: Node, scale: Floats) -> None:
+def _set_scale(view: View, editor: Editor, node: Node, scale: FloatArray) -> None:
     params = view.params(node)
     shape = params.scale_shape if params.scale_shape is not None else scale.shape
     if int(np.prod(shape)) != scale.size:
@@ -153,125 +158,141 @@ def _set(view: View, editor: Editor, node: Node, scale: Floats) -> None:
 
 
 def _requantize_constant(
-    view: View, editor: Editor, dq: Node, params: QuantParams, scale: Floats
+    view: View, editor: Editor, dq: Node, params: QuantParams, scale: FloatArray
 ) -> None:
-    """Stored integers, written again for zero point 0 and the new scales."""
+    """Store integers again, for a zero point of 0 and the new scales."""
     stored = view.model.constant(dq.input(0))
     if stored is None or params.scale is None or params.zero_point is None:
         return
-    zero = along(params.zero_point.astype(np.float64), stored.shape, view.axis(dq), dq.name)
-    real = (stored.astype(np.float64) - zero) * along(
-        params.scale, stored.shape, view.axis(dq), dq.name
+    old_zero, old_scale, new_scale = (
+        broadcast_along(values, stored.shape, view.axis(dq), dq.name)
+        for values in (params.zero_point.astype(np.float64), params.scale, scale)
     )
     with np.errstate(all="ignore"):
-        integers = np.rint(real / along(scale, stored.shape, view.axis(dq), dq.name))
+        integers = np.rint((stored.astype(np.float64) - old_zero) * old_scale / new_scale)
     integers = np.clip(np.nan_to_num(integers), -128, 127).astype(np.int8)
     editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_int8", integers))
 
 
-def positive_scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """Weights get the scale of their largest value, other scales their absolute value or 1."""
-    sites: list[Site] = []
-    for q, dqs in _families(view, reported):
+def find_nonpositive_scales(
+    view: View, target: Target, refusals: Sequence[Refusal]
+) -> list[FixSite]:
+    """Return sites that make scales positive.
+
+    The scale of weights follows from their largest value. Another scale becomes its absolute value
+    or 1.
+    """
+    sites = []
+    for q, dqs in _find_quantizer_groups(view, refusals):
         head = q or dqs[0]
-        params = view.params(head)
-        if params.scale is None:
-            continue
-        apply = _positive(view, q, dqs, params)
-        sites.append(
-            Site(head.name, f"{head.name}: scales made positive", apply, [n.name for n in dqs])
-        )
+        old = view.params(head).scale
+        if old is not None:
+            what = f"{head.name}: scales made positive"
+            apply = _make_scale_change(view, q, dqs, old)
+            sites.append(FixSite(head.name, what, apply, [n.name for n in dqs]))
     return sites
 
 
-def _positive(
-    view: View, q: Node | None, dqs: list[Node], params: QuantParams
+def _make_scale_change(
+    view: View, q: Node | None, dqs: list[Node], old: FloatArray
 ) -> Callable[[Editor], None]:
-    assert params.scale is not None
-    old = params.scale
-    bad = ~(old > 0) | ~np.isfinite(old)
-    scale = np.where(bad, np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0), old)
-    head = q or dqs[0]
-    value = view.model.constant(head.input(0)) if q is not None else None
-    if value is not None:
-        magnitude = _channel_maximum(value, view.axis(head)) / _LEVELS
-        scale = np.where(bad, np.where(magnitude > 0, magnitude, 1.0), old)
+    """Return the change that gives a group of quantizers positive scales."""
+    is_bad = ~(old > 0) | ~np.isfinite(old)
+    replacement = np.where(np.isfinite(old) & (old != 0), np.abs(old), 1.0)
+    value = view.model.constant(q.input(0)) if q is not None else None
+    if q is not None and value is not None:
+        magnitude = _channel_maximum(value, view.axis(q)) / _LEVELS
+        replacement = np.where(magnitude > 0, magnitude, 1.0)
+    scale = np.asarray(np.where(is_bad, replacement, old), np.float64)
 
     def apply(editor: Editor) -> None:
         if q is None:
-            stored = view.model.constant(dqs[0].input(0))
-            if stored is not None:
-                sign = along(
-                    np.nan_to_num(np.sign(old)), stored.shape, view.axis(dqs[0]), dqs[0].name
-                )
-                turned = np.clip(stored.astype(np.int16) * sign, -128, 127).astype(stored.dtype)
-                editor.set_input(dqs[0], 0, editor.constant(f"{dqs[0].input(0)}_positive", turned))
+            _restore_signs(view, editor, dqs[0], old)
         for node in (q, *dqs):
             if node is not None:
-                _set(view, editor, node, np.asarray(scale, np.float64))
+                _set_scale(view, editor, node, scale)
 
     return apply
 
 
-def dead_scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """A scale for all that the tensor's operator can give, where the scale there makes one value of it.
+def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> None:
+    """Multiply stored integers by the sign of their scale."""
+    stored = view.model.constant(dq.input(0))
+    if stored is None:
+        return
+    sign = broadcast_along(np.nan_to_num(np.sign(scale)), stored.shape, view.axis(dq), dq.name)
+    integers = np.clip(stored.astype(np.int16) * sign, -128, 127).astype(stored.dtype)
+    editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_positive", integers))
 
-    The range is that of the operator, not an estimate of the data's. Where only a part of what a Q reads is lost,
-    no scale fits all of it: the pair goes if no layer with weights is downstream, and stays otherwise.
+
+def find_dead_scales(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+    """Return sites for scales that round every value of a tensor to one.
+
+    The new scale holds the range that the tensor's operator can give, which is not an estimate of
+    the data's. If only a part of the input of a Q is lost, no scale fits all of it. The pair is
+    then removed if no layer with weights is downstream.
     """
-    sites = head_tails(view, target, [r for r in only(ScaleDead, reported) if not r.whole])
-    dead = {r.node: r for r in only(ScaleDead, reported)}
-    for q in nodes_of(view, reported):
-        r = dead[q.name]
-        if r.reach is None:
-            continue
-        scale = np.asarray([r.reach / _LEVELS], np.float64)
-        nodes = [q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))]
-
-        def apply(editor: Editor, nodes: list[Node] = nodes, scale: Floats = scale) -> None:
-            for node in nodes:
-                _set(view, editor, node, scale)
-
-        what = (
-            f"{q.name}: scale {number(r.scale)} -> {number(float(scale[0]))}, which holds all that "
-            f"{r.parts[0].op} can give"
-        )
-        sites.append(Site(q.name, what, apply, [n.name for n in nodes]))
-    return sites
+    dead = select_refusals(ScaleDead, refusals)
+    sites = find_pairs_after_head(view, target, [r for r in dead if not r.whole])
+    by_node = {r.node: r for r in dead}
+    candidates = [
+        _dead_scale_site(view, q, by_node[q.name]) for q in find_refused_nodes(view, refusals)
+    ]
+    return [*sites, *list_sites(candidates)]
 
 
-def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> Floats:
+def _dead_scale_site(view: View, q: Node, refusal: ScaleDead) -> FixSite | None:
+    if refusal.reach is None:
+        return None
+    scale = np.asarray([refusal.reach / _LEVELS], np.float64)
+    nodes = [q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))]
+
+    def apply(editor: Editor) -> None:
+        for node in nodes:
+            _set_scale(view, editor, node, scale)
+
+    what = (
+        f"{q.name}: scale {number(refusal.scale)} -> {number(float(scale[0]))}, which holds all "
+        f"that {refusal.parts[0].op} can give"
+    )
+    return FixSite(q.name, what, apply, [n.name for n in nodes])
+
+
+def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> FloatArray:
     if axis is None:
         return np.asarray([np.abs(value).max(initial=0.0)], np.float64)
     others = tuple(i for i in range(value.ndim) if i != axis % value.ndim)
     return np.asarray(np.abs(value).max(axis=others, initial=0.0), np.float64)
 
 
-def scalars(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """One scalar scale for an activation."""
-    sites: list[Site] = []
-    names = named(reported)
-    for q, dqs in view.pairs():
-        if names.isdisjoint(n.name for n in (q, *dqs)):
-            continue
-        params = view.params(q)
-        if params.scale is None or not params.scale.size or params.scale_shape == ():
-            continue
-        if params.scale.size == 1 and not target.is_rtx:
-            continue
-        scale = float(params.scale.max())
+def find_scale_vectors(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+    """Return sites that give an activation one scalar scale."""
+    names = collect_names(refusals)
+    return list_sites(
+        _scalar_scale_site(view, target, q, dqs)
+        for q, dqs in view.pairs()
+        if not names.isdisjoint(n.name for n in (q, *dqs))
+    )
 
-        def apply(editor: Editor, q: Node = q, dqs: list[Node] = dqs, scale: float = scale) -> None:
-            for node in (q, *dqs):
-                editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
 
-        what = f"{q.name}: one scalar scale, {number(scale)}"
-        sites.append(Site(q.name, what, apply, [n.name for n in dqs]))
-    return sites
+def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> FixSite | None:
+    params = view.params(q)
+    if params.scale is None or not params.scale.size or params.scale_shape == ():
+        return None
+    if params.scale.size == 1 and not target.is_rtx:
+        return None
+    scale = float(params.scale.max())
+
+    def apply(editor: Editor) -> None:
+        for node in (q, *dqs):
+            editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
+
+    what = f"{q.name}: one scalar scale, {number(scale)}"
+    return FixSite(q.name, what, apply, [n.name for n in dqs])
 
 
 def to_half(model: Model, target: Target) -> Model | None:
-    """The float part in FP16; None where the target chooses the width itself.
+    """Return the model with its float part in FP16, None if the target chooses the type itself.
 
     Raises:
         ModelError: The opset cannot be raised to 19.
@@ -280,20 +301,22 @@ def to_half(model: Model, target: Target) -> Model | None:
         return None
     copy = model.copy()
     prepare(copy, opset=HALF_OPSET)
-    return copy if halfprecision.to_half(copy) else None
+    return copy if fp16.convert_to_fp16(copy) else None
 
 
 def to_float(model: Model, target: Target) -> Model | None:
-    """The whole model in float32; None where the target takes float16 scales."""
-    if target.float16_scales or not halfprecision.has_half(model):
+    """Return the model in float32, None if the target supports float16 scales."""
+    if target.float16_scales or not fp16.has_fp16(model):
         return None
     copy = model.copy()
-    halfprecision.to_float(copy)
+    fp16.convert_to_fp32(copy)
     return copy
 
 
 def to_layer_norm(model: Model, target: Target) -> Model | None:
-    """Each normalization in pieces that a LayerNormalization computes exactly, as one.
+    """Return the model with LayerNormalization for each exact decomposition of one.
+
+    None if there is none, or if the target lacks the operator.
 
     Raises:
         ModelError: The opset cannot be raised to 17.

@@ -1,6 +1,6 @@
-"""Runs models in a process of their own, with limits on time and memory that hold whatever the model is.
+"""Process that runs models with limits on processor time and memory.
 
-The time is the processor's: neither a loaded machine nor a worker that was stopped meanwhile changes what a run gives.
+Wall-clock time does not count, so that a loaded machine or a stopped worker gives the same result.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ import numpy.typing as npt
 
 from qdqtool.runtime.sessions import OUT_OF_MEMORY
 from qdqtool.util import limits
-from qdqtool.util.said import said
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
-_CLOCK = (
-    10  # seconds of the clock for each of the processor, where other programs want that as well
-)
-_ENDS_WITHIN = 10.0  # seconds, once it has closed its output
-_TICKS = 60  # parts in which the seconds of a clock are waited for
+_CLOCK_FACTOR = 10  # seconds of the clock for each processor second, on a busy machine
+_EXIT_SECONDS = 10.0  # time to end after the worker has closed its output
+_CLOCK_PARTS = 60
 
 
 class RunError(Exception):
-    """A model that onnxruntime cannot run; the message is its first line.
+    """A model that onnxruntime cannot run.
 
     Attributes:
-        code: Identifier of the cause, such as ``"cpu-time-limit"``. It stays when the message is reworded.
+        code: Identifier of the cause, such as ``"cpu-time-limit"``. It stays when the message is
+            reworded.
         parameter: Parameter of the Python API that raises the limit. Empty if there is none.
         node: Tensor that the error is about. Empty if there is none.
     """
@@ -51,76 +49,76 @@ class RunError(Exception):
         self.node = node
 
 
-class TooMuch(RunError):
-    """A model that takes more time or memory than it may."""
+class RunLimitError(RunError):
+    """A model that takes more time or memory than permitted."""
 
 
-class TookTooLong(TooMuch):
-    """The run did not end, though what could be counted of it was within the limits."""
+class RunTimeoutError(RunLimitError):
+    """A run that did not end, although its computed cost was within the limits."""
 
 
-class Crashed(RunError):
-    """The process ended while it ran the model, or had no memory left for it."""
+class RunCrashError(RunError):
+    """A run in which the process ended or had no memory left."""
 
 
 class Sandbox:
-    """A worker process; started when first used, and again after it had to be ended."""
+    """A worker process, started when first used and again after it was ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._used = False  # whether it has run a model
+        self._has_run = False
 
     def run(self, source: bytes, inputs: Arrays, seconds: float, memory: int) -> Arrays:
-        """The outputs of a model, computed on the CPU without fusing Q/DQ.
+        """Return the outputs of a model, computed on the CPU without fusing Q/DQ.
 
         Args:
-            source: The serialized model.
+            source: Serialized model.
             inputs: Array for each input.
-            seconds: Of the processor, those of all its cores together, until the process is ended.
+            seconds: Processor seconds of all cores together until the process is ended.
             memory: Bytes that the process may take.
 
         Raises:
-            TooMuch: It took longer, or more memory.
+            RunLimitError: The run took more time or memory.
             RunError: onnxruntime cannot load or run the model, or crashed on it.
         """
-        used = self._used
+        has_run = self._has_run
         try:
             return self._run(source, inputs, seconds, memory)
-        except TookTooLong:
+        except RunTimeoutError:
             raise
-        except (TooMuch, Crashed):
-            if not used:
+        except (RunLimitError, RunCrashError):
+            if not has_run:
                 raise
-            self.close()  # memory that runs before this one left in pieces counts: a new process has all of it
+            # Earlier runs may have fragmented the memory, a new process has all of it.
+            self.close()
             return self._run(source, inputs, seconds, memory)
 
     def _run(self, source: bytes, inputs: Arrays, seconds: float, memory: int) -> Arrays:
-        process = self.ready()
-        self._used = True
-        clock = _CLOCK * seconds + (limits.SESSION_STUCK if hasattr(signal, "setitimer") else 0.0)
+        process = self.start()
+        self._has_run = True
+        clock = _CLOCK_FACTOR * seconds
+        if hasattr(signal, "setitimer"):  # the worker limits itself
+            clock += limits.SESSION_STUCK
         try:
-            with _ended_after(process, clock) as late:
-                return self._ask(process, source, inputs, seconds, memory)
+            with _kill_after(process, clock) as timeout:
+                return _exchange(process, source, inputs, seconds, memory)
         except (BrokenPipeError, EOFError) as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_ENDS_WITHIN)
+                process.wait(_EXIT_SECONDS)
             code = process.poll()
             self.close()
-            if late.is_set():
-                raise TookTooLong(
+            if timeout.is_set():
+                raise RunTimeoutError(
                     f"it neither computed nor ended within {clock:g} s of the clock",
                     code="wall-clock-limit",
                 ) from None
             if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:
-                raise TookTooLong(
-                    said(
-                        "it did not end within {seconds:g} s of the processor; raise it with {`effort`}",
-                        seconds=seconds,
-                    ),
+                raise RunTimeoutError(
+                    f"it did not end within {seconds:g} s of the processor; raise it with `effort`",
                     code="cpu-time-limit",
                     parameter="effort",
                 ) from None
-            raise Crashed(
+            raise RunCrashError(
                 "onnxruntime crashed on it, or ran out of memory", code="crashed"
             ) from error
         except RunError:
@@ -129,8 +127,8 @@ class Sandbox:
             self.close()
             raise
 
-    def ready(self) -> subprocess.Popen[bytes]:
-        """The worker, started where there is none; the time that this takes is none of a model's.
+    def start(self) -> subprocess.Popen[bytes]:
+        """Return the worker, started if it is not running. The start is not part of a run's time.
 
         Raises:
             RunError: It does not start.
@@ -144,13 +142,13 @@ class Sandbox:
                 env={"ORT_DISABLE_TELEMETRY": "1", **os.environ, "MALLOC_ARENA_MAX": "2"},
             )
             atexit.register(self.close)
-            self._await(self._process)
+            self._wait_until_ready(self._process)
         return self._process
 
-    def _await(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         try:
-            with _ended_after(process, limits.SESSION_STUCK):
+            with _kill_after(process, limits.SESSION_STUCK):
                 if not process.stdout.readline():
                     raise RunError(
                         "a process for onnxruntime does not start", code="worker-not-started"
@@ -159,51 +157,10 @@ class Sandbox:
             self.close()
             raise
 
-    @staticmethod
-    def _ask(
-        process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, seconds: float, memory: int
-    ) -> Arrays:
-        assert process.stdin is not None and process.stdout is not None
-        arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-        for name, array in arrays.items():
-            if (
-                array.dtype.isbuiltin != 1
-            ):  # 4-bit, 8-bit float and bfloat16 numbers, which numpy has from elsewhere
-                raise RunError(
-                    f"input '{name}' is {array.dtype}, which onnxruntime cannot be given",
-                    code="input-type-not-supported",
-                    node=name,
-                )
-        request = {
-            "model": len(source),
-            "seconds": seconds,
-            "memory": memory,
-            "threads": max(1, min(4, os.cpu_count() or 1)),
-            "inputs": [
-                {"name": n, "dtype": a.dtype.str, "shape": list(a.shape), "bytes": a.nbytes}
-                for n, a in arrays.items()
-            ],
-        }
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.write(source)
-        for array in arrays.values():
-            process.stdin.write(array.data.cast("B") if array.size else b"")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        answer = json.loads(line if line.endswith(b"\n") else _ended())
-        if "error" in answer:
-            text = answer["error"]
-            if "memory" in answer or "bad_alloc" in text:  # the second as C++ says it
-                raise TooMuch(text, code="memory-limit")
-            if OUT_OF_MEMORY in text:
-                raise Crashed(text, code="crashed")
-            raise RunError(text, code="onnxruntime-error")
-        return {entry["name"]: _array(process.stdout, entry) for entry in answer["outputs"]}
-
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         process, self._process = self._process, None
-        self._used = False
+        self._has_run = False
         if process is None:
             return
         atexit.unregister(self.close)
@@ -215,37 +172,80 @@ class Sandbox:
                     stream.close()
 
 
-@contextlib.contextmanager
-def _ended_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
-    """Ends a process after seconds of the clock, and sets what it yields then.
+def _exchange(
+    process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, seconds: float, memory: int
+) -> Arrays:
+    """Send a request to the worker and return its answer."""
+    assert process.stdin is not None and process.stdout is not None
+    arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    for name, array in arrays.items():
+        # 4-bit, 8-bit float and bfloat16 types are not numpy's own.
+        if array.dtype.isbuiltin != 1:
+            raise RunError(
+                f"input '{name}' is {array.dtype}, which onnxruntime cannot be given",
+                code="input-type-not-supported",
+                node=name,
+            )
+    request = {
+        "model": len(source),
+        "seconds": seconds,
+        "memory": memory,
+        "threads": max(1, min(4, os.cpu_count() or 1)),
+        "inputs": [
+            {"name": n, "dtype": a.dtype.str, "shape": list(a.shape), "bytes": a.nbytes}
+            for n, a in arrays.items()
+        ],
+    }
+    process.stdin.write(json.dumps(request).encode() + b"\n")
+    process.stdin.write(source)
+    for array in arrays.values():
+        process.stdin.write(array.data.cast("B") if array.size else b"")
+    process.stdin.flush()
+    return _read_answer(process.stdout)
 
-    Only for one that neither computes nor ends. The seconds are waited for in parts, of which one at most goes on while
-    this process is stopped as well.
+
+def _read_answer(stream: IO[bytes]) -> Arrays:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    answer = json.loads(line)
+    if "error" not in answer:
+        return {entry["name"]: _read_array(stream, entry) for entry in answer["outputs"]}
+    text = answer["error"]
+    if "memory" in answer or "bad_alloc" in text:  # Python's and C++'s error
+        raise RunLimitError(text, code="memory-limit")
+    if OUT_OF_MEMORY in text:
+        raise RunCrashError(text, code="crashed")
+    raise RunError(text, code="onnxruntime-error")
+
+
+def _read_array(stream: IO[bytes], entry: dict[str, Any]) -> npt.NDArray[Any]:
+    content = stream.read(entry["bytes"])
+    if len(content) != entry["bytes"]:
+        raise EOFError
+    return np.frombuffer(content, np.dtype(entry["dtype"])).reshape(entry["shape"])
+
+
+@contextlib.contextmanager
+def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
+    """Kill a process that is busy after some seconds of the clock, and set the event then.
+
+    This is for a process that neither computes nor ends. The time is waited for in parts: if this
+    process is stopped meanwhile, at most one part passes.
     """
-    done, late = threading.Event(), threading.Event()
+    done, timeout = threading.Event(), threading.Event()
 
     def wait() -> None:
-        if not any(done.wait(seconds / _TICKS) for _ in range(_TICKS)):
-            late.set()
+        if not any(done.wait(seconds / _CLOCK_PARTS) for _ in range(_CLOCK_PARTS)):
+            timeout.set()
             process.kill()
 
     threading.Thread(target=wait, daemon=True).start()
     try:
-        yield late
+        yield timeout
     finally:
         done.set()
 
 
-def _ended() -> str:
-    raise EOFError
-
-
-def _array(stream: IO[bytes], entry: dict[str, Any]) -> npt.NDArray[Any]:
-    data = stream.read(entry["bytes"])
-    if len(data) != entry["bytes"]:
-        raise EOFError
-    return np.frombuffer(data, np.dtype(entry["dtype"])).reshape(entry["shape"])
-
-
-#: The worker of this process: one is enough, and starting it takes half a second.
+#: The worker of this process. One is enough, and its start takes half a second.
 SHARED = Sandbox()

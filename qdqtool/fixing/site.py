@@ -1,4 +1,4 @@
-"""One place where a fix can be applied."""
+"""Places where a fix can be applied, and the steps that look for them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ R = TypeVar("R", bound=Refusal)
 
 
 @dataclass(frozen=True)
-class Site:
-    """A fix at one place.
+class FixSite:
+    """Place where a fix can be applied.
 
     Attributes:
-        node: Where.
-        what: What is done, in a few words, for the user.
-        apply: Does it.
-        names: The nodes and tensors that it is about, ``node`` among them.
-        code: That of the finding which it removes; a step gives it.
-        answers: All findings that it answers, by code and node.
-        refusal: Why it is not tried; empty for a fix that is.
+        node: Name of the node.
+        what: Description of the change in a few words.
+        apply: Function that changes the model.
+        names: Nodes and tensors that the fix is about, in addition to `node`.
+        code: Code of the finding that the fix removes, set by a step.
+        answers: Code and node of every finding that the fix answers.
+        skip_reason: Reason why the fix is not tried. Empty if it is.
     """
 
     node: str
@@ -42,70 +42,89 @@ class Site:
     names: Collection[str] = ()
     code: str = ""
     answers: frozenset[tuple[str, str]] = frozenset()
-    refusal: str = ""
+    skip_reason: str = ""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Code and node."""
+        return self.code, self.node
 
 
-def named(reported: Sequence[Refusal]) -> set[str]:
-    """Every name in the refusals."""
-    return {n for r in reported for n in r.names()}
+def collect_names(refusals: Iterable[Refusal]) -> set[str]:
+    """Return every name of a node or tensor in the refusals."""
+    return {name for refusal in refusals for name in refusal.names()}
 
 
-def at(view: View, names: Iterable[str]) -> list[Node]:
-    """The nodes of these names, each once, in graph order."""
+def find_nodes(view: View, names: Iterable[str]) -> list[Node]:
+    """Return the nodes of some names, each once, in the order of the graph."""
     places = set(names)
     return [n for n in view.model.nodes if n.name in places]
 
 
-def nodes_of(view: View, reported: Sequence[Refusal]) -> list[Node]:
-    """The nodes that were refused, each once, in graph order."""
-    return at(view, (r.node for r in reported))
+def find_refused_nodes(view: View, refusals: Iterable[Refusal]) -> list[Node]:
+    """Return the nodes of the refusals, each once, in the order of the graph."""
+    return find_nodes(view, (r.node for r in refusals))
 
 
-def only(kind: type[R], reported: Sequence[Refusal]) -> list[R]:
-    """The refusals of a class."""
-    return [r for r in reported if isinstance(r, kind)]
+def select_refusals(kind: type[R] | tuple[type[R], ...], refusals: Iterable[Refusal]) -> list[R]:
+    """Return the refusals of a class, or of several."""
+    return [r for r in refusals if isinstance(r, kind)]
+
+
+def list_sites(candidates: Iterable[FixSite | None]) -> list[FixSite]:
+    """Return the candidates without None."""
+    return [site for site in candidates if site is not None]
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What changes that are judged together are for, and what they may cost.
+class FixCriteria:
+    """Purpose and permitted cost of changes that are judged together.
 
     Attributes:
-        kinds: The classes of the refusals that they answer.
-        noise: By how much the noise of the network's outputs against the float network may grow.
-        costs: Whether speed is given up for accuracy, which is done only where ``--only`` asks for it.
-        retypes: Whether types are the gain; Casts may then split a conversion in two.
-        rounding: Of the outputs, as a part of the largest one.
-        weights: Whether weights are quantized anew, so that those of the float network are what both are held against.
+        refusal_types: Classes of the refusals that the changes answer.
+        noise_factor: Factor by which the distance of the outputs from the float network may grow.
+        costs_speed: Whether the changes give up speed for accuracy.
+        changes_types: Whether the gain is in data types. Casts may then split a conversion in two.
+        rounding: Permitted difference of the outputs, relative to the largest output.
+        requantizes_weights: Whether weights are quantized again. Both models are then compared
+            with the float weights.
     """
 
-    kinds: tuple[type[Refusal], ...]
-    noise: float
-    costs: bool = False
-    retypes: bool = False
+    refusal_types: tuple[type[Refusal], ...]
+    noise_factor: float
+    costs_speed: bool = False
+    changes_types: bool = False
     rounding: float = ATOL
-    weights: bool = False
+    requantizes_weights: bool = False
 
     @functools.cached_property
     def codes(self) -> tuple[FindingCode, ...]:
-        """Those of the findings that they can remove."""
-        return fixes_of(self.kinds)
+        """Codes of the findings that the changes can remove."""
+        return fixes_of(self.refusal_types)
 
-    def answered(self, finding: Finding) -> tuple[Refusal, ...]:
-        """The refusals behind a finding that are among them."""
-        return (
-            tuple(r for r in fixed(finding) if isinstance(r, self.kinds))
-            if finding.code in self.codes
-            else ()
-        )
+    def select_causes(self, finding: Finding) -> tuple[Refusal, ...]:
+        """Return the refusals behind a finding that the changes answer."""
+        if finding.code not in self.codes:
+            return ()
+        return tuple(select_refusals(self.refusal_types, fixed(finding)))
 
 
-_SHARED = 100  # reports of one name; one that more of them name, as a weight of all, does not tell them apart
+# A name in more reports than these, such as that of a weight that all layers share, does not
+# distinguish them.
+_MAX_REPORTS_OF_NAME = 100
 
 
 @dataclass(frozen=True)
-class _Reported:
-    """A finding, or a refusal without one; the least ``rank`` says best what a change is for: automatic ones first."""
+class _RefusalReport:
+    """A finding, or a refusal without one.
+
+    Attributes:
+        code: Code of the finding.
+        node: Node of the finding.
+        refusals: Refusals behind it.
+        rank: Priority as the purpose of a change, least first: automatic findings, others,
+            refusals without a finding.
+    """
 
     code: FindingCode
     node: str
@@ -114,89 +133,101 @@ class _Reported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Aim):
-    """Fixes that are tried together; ``find`` lists the places, given the model, the target and what was reported."""
+class FixStep(FixCriteria):
+    """Fixes that are tried together.
 
-    find: Callable[[View, Target, Sequence[Refusal]], list[Site]]
+    Attributes:
+        find: Function that lists the places for a model, a target and the refusals in it.
+    """
 
-    def sites(
-        self, view: View, target: Target, prediction: Prediction, wanted: Collection[str]
-    ) -> list[Site]:
-        """The places in a predicted model, each with the code of the finding that it answers.
+    find: Callable[[View, Target, Sequence[Refusal]], list[FixSite]]
 
-        What was refused without a finding, for something else costs more there, has the first code of its class.
+    def find_sites(
+        self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
+    ) -> list[FixSite]:
+        """Return the places in a predicted model that answer findings of some codes.
+
+        A refusal without a finding, because something else costs more there, has the first code
+        of its class.
         """
-        found = [
-            _Reported(f.code, f.node, refusals, not f.automatic)
-            for f in prediction.findings
-            if (refusals := self.answered(f))
-        ]
-        told = {r for f in found for r in f.refusals}
-        for r in prediction.refusals:
-            if isinstance(r, self.kinds) and r not in told:
-                codes = [c for c in self.codes if c in fixes_of((type(r),))]
-                found += [_Reported(code, r.node, (r,), 2) for code in codes[:1]]
-        reported = list(dict.fromkeys(r for f in found for r in f.refusals))
-        if not reported:
+        reports = self._collect_reports(prediction)
+        refusals = list(dict.fromkeys(r for report in reports for r in report.refusals))
+        if not refusals:
             return []
-        naming: dict[str, list[int]] = defaultdict(list)
-        for number, f in enumerate(found):
-            for name in named(f.refusals) if f.code in wanted else ():
-                naming[name].append(number)
-        sites = (self._answering(s, found, naming) for s in self.find(view, target, reported))
-        return [s for s in sites if s is not None]
+        numbers_by_name: dict[str, list[int]] = defaultdict(list)
+        for number, report in enumerate(reports):
+            if report.code in codes:
+                for name in collect_names(report.refusals):
+                    numbers_by_name[name].append(number)
+        sites = []
+        for site in self.find(view, target, refusals):
+            numbers = _find_answered(site, numbers_by_name)
+            if numbers:
+                sites.append(self._attach_reports(site, [reports[n] for n in sorted(numbers)]))
+        return sites
 
-    def _answering(
-        self, site: Site, found: Sequence[_Reported], naming: Mapping[str, Sequence[int]]
-    ) -> Site | None:
-        """The site with the code of what was reported at it, or else of what names it; None where nothing does."""
+    def _collect_reports(self, prediction: Prediction) -> list[_RefusalReport]:
+        reports = []
+        for f in prediction.findings:
+            refusals = self.select_causes(f)
+            if refusals:
+                reports.append(_RefusalReport(f.code, f.node, refusals, not f.automatic))
+        reported = {r for report in reports for r in report.refusals}
+        for r in select_refusals(self.refusal_types, prediction.refusals):
+            codes = [code for code in self.codes if code in fixes_of((type(r),))]
+            if codes and r not in reported:
+                reports.append(_RefusalReport(codes[0], r.node, (r,), 2))
+        return reports
+
+    def _attach_reports(self, site: FixSite, reports: Sequence[_RefusalReport]) -> FixSite:
+        """Return the site with the code and node of the best of the reports."""
         places = {site.node, *site.names}
-        told = [naming.get(place, ()) for place in places]
-        own = {n for numbers in told if len(numbers) <= _SHARED for n in numbers}
-        answered = [
-            found[number] for number in sorted(own or {n for numbers in told for n in numbers})
-        ]
-        if not answered:
-            return None
-        first = min(
-            answered,
-            key=lambda f: (
-                f.rank,
-                f.node not in places,
-                self.codes.index(f.code),
-                f.node != site.node,
-            ),
-        )
+
+        def rank(report: _RefusalReport) -> tuple[int, bool, int, bool]:
+            position = self.codes.index(report.code)
+            return report.rank, report.node not in places, position, report.node != site.node
+
+        first = min(reports, key=rank)
         node = first.node if first.node in places else site.node
-        return replace(
-            site, code=first.code, node=node, answers=frozenset((f.code, f.node) for f in answered)
-        )
+        answers = frozenset((report.code, report.node) for report in reports)
+        return replace(site, code=first.code, node=node, answers=answers)
 
 
-def along(
+def _find_answered(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) -> set[int]:
+    """Return the numbers of the reports that name a site.
+
+    Names in many reports count only if no other name is in one.
+    """
+    groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
+    few = {n for group in groups if len(group) <= _MAX_REPORTS_OF_NAME for n in group}
+    return few or {n for group in groups for n in group}
+
+
+def broadcast_along(
     values: npt.NDArray[Any], shape: tuple[int, ...], axis: int | None, name: str
 ) -> npt.NDArray[Any]:
-    """Values of one channel each, or one for all, shaped to multiply a tensor of that shape along the axis.
+    """Reshape scales or zero points so that they can be multiplied with a tensor.
 
     Args:
-        values: Scales or zero points.
-        shape: The tensor's.
-        axis: Of the channels; None where there is one value for all.
-        name: The quantizer's, for the message.
+        values: One value for each channel, or one for all.
+        shape: Shape of the tensor.
+        axis: Axis of the channels. None if there is one value for all.
+        name: Name of the quantizer, for the message.
 
     Raises:
         ModelError: The tensor has another number of channels.
     """
     if values.size == 1:
         return values.reshape(())
-    where = 0 if axis is None else axis
-    if not -len(shape) <= where < len(shape) or shape[where] != values.size:
+    position = 0 if axis is None else axis
+    if not -len(shape) <= position < len(shape) or shape[position] != values.size:
         dims = "x".join(map(str, shape)) or "scalar"
         raise ModelError(
-            f"{name} has {values.size} scales or zero points along axis {where} of a {dims} tensor",
+            f"{name} has {values.size} scales or zero points along axis {position} of a {dims} "
+            "tensor",
             code="scale-count",
             node=name,
         )
     spread = [1] * len(shape)
-    spread[where] = -1
+    spread[position] = -1
     return values.reshape(spread)

@@ -1,8 +1,10 @@
-"""The child process that runs models for :mod:`qdqtool.fixing.sandbox`: requests from stdin, answers on stdout.
+"""Process that runs models for :mod:`qdqtool.fixing.sandbox`.
 
-Run as a file, so that nothing of qdqtool or onnx is imported beside onnxruntime. A request is a line of JSON, the
-model's bytes and those of its inputs; an answer is a line of JSON and the bytes of the outputs. What onnxruntime
-prints goes nowhere; a crash or too much memory ends this process and nobody else.
+It reads requests from stdin and writes answers to stdout. A request is a line of JSON, the bytes of
+the model and those of its inputs. An answer is a line of JSON and the bytes of the outputs.
+
+The file is run as a program, so that only onnxruntime is imported, neither qdqtool nor onnx. Output
+of onnxruntime is discarded. A crash or too much memory ends this process only.
 """
 
 from __future__ import annotations
@@ -15,80 +17,77 @@ from typing import Any
 
 
 def main() -> None:
-    """Answers until stdin ends."""
+    """Answer requests until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
-    _limit(int(sys.argv[1]))
+    discard = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(discard, 1)
+    os.dup2(discard, 2)
+    _limit_memory(int(sys.argv[1]))
     import numpy  # noqa: F401
     import onnxruntime  # noqa: F401
 
     if hasattr(signal, "SIGPROF"):
-        signal.signal(
-            signal.SIGPROF, signal.SIG_DFL
-        )  # ends the process, whatever it was started with
+        # The signal ends the process, whatever handler and mask it was started with.
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    answers.write(b"{}\n")  # ready: what a model takes counts from here on
+    answers.write(b"{}\n")  # ready: time and memory count for the model from here on
     answers.flush()
     requests = sys.stdin.buffer
     while line := requests.readline():
         request = json.loads(line)
         source = requests.read(request["model"])
-        _limit(request["memory"])
-        _end_after(request["seconds"])
+        _limit_memory(request["memory"])
+        _limit_processor_time(request["seconds"])
         try:
-            arrays = _arrays(requests, request["inputs"])
-            found = _run(source, arrays, request["threads"])
-            head: dict[str, Any] = {"outputs": [_about(name, array) for name, array in found]}
+            arrays = _read_arrays(requests, request["inputs"])
+            outputs = _run(source, arrays, request["threads"])
+            head: dict[str, Any] = {"outputs": [_describe(n, array) for n, array in outputs]}
         except MemoryError:
-            found, head = [], {"error": "out of memory", "memory": True}
-        except Exception as error:  # onnxruntime's own classes
-            text = str(error).strip().splitlines()
-            found, head = [], {"error": text[0][:2000] if text else type(error).__name__}
-        _end_after(0)
+            outputs, head = [], {"error": "out of memory", "memory": True}
+        except Exception as error:  # onnxruntime has its own classes
+            lines = str(error).strip().splitlines()
+            outputs, head = [], {"error": lines[0][:2000] if lines else type(error).__name__}
+        _limit_processor_time(0)
         answers.write(json.dumps(head).encode() + b"\n")
-        for _, array in found:
+        for _, array in outputs:
             answers.write(array.tobytes())
         answers.flush()
-        del source, found
+        del source, outputs
 
 
-def _limit(size: int) -> None:
-    """Bounds what the process may allocate, where the system can do that."""
+def _limit_memory(size: int) -> None:
+    """Limit the memory of the process in bytes, if the system supports it."""
     try:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(
-            resource.RLIMIT_DATA,
-            (size if hard == resource.RLIM_INFINITY else min(size, hard), hard),
-        )
+        soft = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     except (ImportError, ValueError, OSError):
         return
 
 
-def _end_after(seconds: float) -> None:
-    """Ends the process when it has used the processor for so long, all threads together; 0: never.
+def _limit_processor_time(seconds: float) -> None:
+    """End the process after some processor seconds of all its threads, never if 0.
 
-    What other programs do with the processor counts nothing, nor does time in which this one is stopped.
+    Other programs, and time in which this process is stopped, do not count.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _arrays(requests: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+def _read_arrays(requests: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
     import numpy as np
 
-    result = {}
+    arrays = {}
     for entry in inputs:
         dtype = np.dtype(entry["dtype"])
-        data = requests.read(entry["bytes"])
-        result[entry["name"]] = np.frombuffer(data, dtype).reshape(entry["shape"])
-    return result
+        content = requests.read(entry["bytes"])
+        arrays[entry["name"]] = np.frombuffer(content, dtype).reshape(entry["shape"])
+    return arrays
 
 
-def _about(name: str, array: Any) -> dict[str, Any]:
+def _describe(name: str, array: Any) -> dict[str, Any]:
     return {
         "name": name,
         "dtype": array.dtype.str,
@@ -105,9 +104,8 @@ def _run(source: bytes, arrays: dict[str, Any], threads: int) -> list[tuple[str,
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # waiting busily takes longer than a run
+    # Busy waiting takes longer than a run.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = ort.InferenceSession(
         source, options, providers=["CPUExecutionProvider"], enable_fallback=0
     )

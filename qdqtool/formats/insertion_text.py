@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from qdqtool.findings.left_float import SkippedNode
 from qdqtool.formats.output import Page, as_options
 from qdqtool.formats.predict_text import verdict
-from qdqtool.insertion.losses import LITTLE
+from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.types import Prediction
 from qdqtool.util.text import counted, ending
 
 if TYPE_CHECKING:
-    from qdqtool.fixing.api import Change, Fixed
+    from qdqtool.fixing.api import Fixed
+    from qdqtool.fixing.session import FixAttempt
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
     from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
@@ -29,7 +30,7 @@ _REPORTED = 1.5  # bits lost from which a group is listed
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
 # What an error below so much means for detections; measured, see docs/accuracy.md.
 _JUDGED = (
-    (LITTLE, "little"),
+    (SMALL_ERROR, "little"),
     (0.2, "more than usual, so compare detections (qdqtool tune does)"),
     (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
 )
@@ -358,8 +359,8 @@ def _errors(page: Page, fixed: Fixed) -> None:
         page.fill(f"{change}{mark}  {error.title}", 12, "          ")
 
 
-def _changes(page: Page, title: str, changes: list[Change]) -> None:
-    def kind(change: Change) -> tuple[str, str]:
+def _changes(page: Page, title: str, changes: list[FixAttempt]) -> None:
+    def kind(change: FixAttempt) -> tuple[str, str]:
         return change.code, change.why_not
 
     if changes:

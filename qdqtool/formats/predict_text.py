@@ -432,10 +432,10 @@ def decision(time: TimeEstimate) -> list[str]:
         return [*sentences, f"No INT8 on {time.gpu.name}: nothing to gain."]
     if gain is None:
         return [*sentences, "What INT8 could gain is not known."]
-    from qdqtool.timing.parts import PAYS
+    from qdqtool.timing.results import MIN_GAIN
 
     what = "INT8 placed by qdqtool" if time.is_float else "this model"
-    if abs(gain.value - 1) < PAYS - 1:
+    if abs(gain.value - 1) < MIN_GAIN - 1:
         text = f"{what[0].upper()}{what[1:]} is about as fast as {gain.precision}"
     elif gain.value > 1:
         text = f"INT8 {'would be' if time.is_float else 'is'} {gain.value:.2f} times as fast as {gain.precision}"
@@ -461,7 +461,7 @@ def _moving(time: TimeEstimate) -> str:
 
 def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
     """What ``insert`` says of its own result: the decision, and what makes it slow where it does not pay."""
-    from qdqtool.timing.parts import PAYS
+    from qdqtool.timing.results import MIN_GAIN
 
     page, gain = Page(width), time.gain_range
     for sentence in decision(time):
@@ -472,9 +472,9 @@ def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> l
         page.line(
             "no gain to say: the shapes of most layers are not known; export the model with fixed shapes"
         )
-    elif gain is not None and gain.value < PAYS:
+    elif gain is not None and gain.value < MIN_GAIN:
         page.fill(
-            f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on "
+            f"warning: not expected to be at least {MIN_GAIN:g} times as fast as {gain.precision} on "
             f"{time.gpu.name}: {_slow(time, prediction, width)}"
         )
     return page.lines
@@ -482,9 +482,9 @@ def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> l
 
 def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
     """What makes a placement slow: conversions and layouts, or kernels so small that starting them is most of it."""
-    if 2 * time.waiting_ms > time.total_ms:
+    if 2 * time.launch_ms > time.total_ms:
         return (
-            f"{ms(time.waiting_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
+            f"{ms(time.launch_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
             "whatever their type; a larger batch or image would gain"
         )
     slowest = max(

@@ -24,12 +24,13 @@ from qdqtool.prediction import predict
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import Spoken, message, plain, rounded, shown
-from qdqtool.timing import gpus, twin
-from qdqtool.timing.estimate import TimeEstimate, estimate, gpu_findings, in_profile
+from qdqtool.timing import gpus, model_variants
+from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
+from qdqtool.timing.gpu_checks import gpu_findings
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.predicted import workload_of
-from qdqtool.timing.work import Work
+from qdqtool.timing.work import LayerWork
+from qdqtool.timing.workload import predict_workload
 from qdqtool.trt import trace
 from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.pipeline import cases
@@ -257,7 +258,7 @@ class Collector:
         subject = self.subject
         layers = subject.prediction.layers
         rows = (
-            in_profile(layers, subject.build.profile_rows)
+            match_profile_rows(layers, subject.build.profile_rows)
             if subject.build
             else [None] * len(layers)
         )
@@ -286,7 +287,7 @@ class Collector:
                     at=self._main(mine) if mine else self.first_of(layer.nodes),
                     ms=layer.ms,
                     macs=None if work is None else round(work.macs),
-                    bytes=None if work is None else round(work.moved),
+                    bytes=None if work is None else round(work.bytes_moved),
                     measured=None if row is None else round(row.ms, 5),
                 )
             )
@@ -493,7 +494,7 @@ class Subject:
     time: TimeEstimate | None = None
     verification: Verification | None = None
     build: Build | None = None
-    work: list[Work] = field(default_factory=list)
+    work: list[LayerWork] = field(default_factory=list)
     view: View = field(init=False)
 
     def __post_init__(self) -> None:
@@ -529,13 +530,13 @@ def look_at(
         prediction = predict(model, on, assume=inputs.assume)
     time = None
     if gpu is not None:
-        gpu = gpus.used_by(on, gpu)
+        gpu = gpus.restrict_to_target(on, gpu)
         from qdqtool.verification.times import float_precision, is_cuda_graph
 
-        plain = float_precision(build) if build else gpu.plain
+        plain = float_precision(build) if build else gpu.float_type
         settled_on = apply_assumptions(on, inputs.assume)
         graph = build is not None and is_cuda_graph(build)
-        time = estimate(model, prediction, gpu, settled_on, plain=plain, graph=graph)
+        time = estimate(model, prediction, gpu, settled_on, float_type=plain, cuda_graph=graph)
         prediction.time = time.as_json()
         prediction.compute_capabilities = on.capability_names or [gpu.cc]
         prediction.findings += gpu_findings(prediction, gpu, model)
@@ -544,14 +545,14 @@ def look_at(
     return subject
 
 
-def _work(subject: Subject) -> list[Work]:
+def _work(subject: Subject) -> list[LayerWork]:
     """The work of the layers: what the estimate used, or the same in FP16 where nobody asked for a time."""
     layers = subject.prediction.layers
-    load_ = subject.time.load if subject.time is not None else None
-    if load_ is None:
-        shaped, _ = twin.resolved(subject.model, 1)
-        load_ = workload_of(shaped, subject.prediction)
-    return load_.layers if len(load_.layers) == len(layers) else []
+    workload = subject.time.workload if subject.time is not None else None
+    if workload is None:
+        shaped, _ = model_variants.resolve_inputs(subject.model, 1)
+        workload = predict_workload(shaped, subject.prediction)
+    return workload.layers if len(workload.layers) == len(layers) else []
 
 
 def gpu_for(build: Build | None, options: GpuOptions) -> Gpu | None:
@@ -561,7 +562,7 @@ def gpu_for(build: Build | None, options: GpuOptions) -> Gpu | None:
         QdqtoolError: It is unknown.
     """
     if build is not None:
-        from qdqtool.timing.expected import gpu_of
+        from qdqtool.timing.built_engine import find_build_gpu
 
-        return gpu_of(build, options.gpu, options.clock)
-    return gpus.chosen(options.gpu, options.clock) if options.gpu is not None else None
+        return find_build_gpu(build, options.gpu, options.clock)
+    return gpus.choose_gpu(options.gpu, options.clock) if options.gpu is not None else None

@@ -22,7 +22,7 @@ from qdqtool.patterns.view import View
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import Collector, Subject, kind_of
 from qdqtool.reporting.page import message, rounded, shown
-from qdqtool.timing.estimate import in_profile
+from qdqtool.timing.estimate import match_profile_rows
 from qdqtool.types import EngineLayer, Precision
 from qdqtool.util import limits
 from qdqtool.util.files import read_input, record_input
@@ -510,7 +510,7 @@ def _rows(subject: Subject) -> list[tuple[EngineLayer | None, ProfileRow]]:
     layers = subject.prediction.layers
     found = [
         (layer, row)
-        for layer, row in zip(layers, in_profile(layers, rows), strict=True)
+        for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True)
         if row is not None
     ]
     matched = {id(row) for _, row in found}

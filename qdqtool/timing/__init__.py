@@ -1,5 +1,4 @@
-"""How long an engine takes: GPUs as data, what each layer computes and moves, a physical model, calibration, estimates.
+"""Time estimates: GPUs as data, work of each layer, a physical model, calibration.
 
-Imports downward only: ``qdqtool.ir.graph``, ``qdqtool.types`` and ``qdqtool.buildlog``; nothing of it knows of the
-command line or of rendering.
+Imports only packages below it; it does not know the command line or formats.
 """

@@ -1,4 +1,4 @@
-"""``estimate``: milliseconds of a predicted engine on a GPU, of the same network in float, and what each fix saves."""
+"""Milliseconds of a predicted engine on a GPU, and of the same network in float."""
 
 from __future__ import annotations
 
@@ -12,121 +12,159 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.findings.messages import GpuFact, GpuLacks
-from qdqtool.findings.report import Report
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.timing import gpus, parts, twin, work
+from qdqtool.timing import gpus, model_variants, work
+from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.timing.parts import BestTime, Calibration, FixTime, FloatTime, Gain, Kernel, rounded
-from qdqtool.timing.physics import Constants, constants, seconds
-from qdqtool.timing.predicted import Workload, workload_of
-from qdqtool.timing.work import Work
+from qdqtool.timing.physics import estimate_seconds, load_constants
+from qdqtool.timing.results import (
+    BestTime,
+    FixTime,
+    FloatTime,
+    KernelTime,
+    SpeedGain,
+    round_significant,
+)
+from qdqtool.timing.savings import add_savings
+from qdqtool.timing.time_calibration import (
+    TimeCalibration,
+    calibrate_by_layers,
+    calibrate_by_time,
+    parse_time,
+    read_calibration,
+)
+from qdqtool.timing.work import LayerWork
+from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import EngineLayer, Evidence, Finding, Json, Precision, Prediction
+from qdqtool.types import EngineLayer, Json, Precision, Prediction
 from qdqtool.util.json_text import json_text
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import pause_gc
-from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
 
 Array = npt.NDArray[np.float64]
-_UNKNOWN_SPREAD = (
-    1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
-)
-UNMEASURED = 1.15  # assumed: how far an architecture that was not measured widens the range
-_REPEATED = 1.05  # a network that was itself measured: how far another run lies off
-# The newest target whose builder chooses what floats are, and whose simulation names layers.
-_OPEN = max(
+# Factor on the range if all shapes are unknown; it counts by the share of such layers.
+_UNKNOWN_SPREAD = 1.5
+UNMEASURED_SPREAD = 1.15  # assumed factor on the range of an architecture without measurements
+_NOTE_SPREAD = 1.15  # factor on the range of a GPU with assumptions
+_REPEATED_SPREAD = 1.05  # range of a network that was measured itself: another run of it
+# Newest target whose builder chooses the float types, and whose simulation names layers.
+_WEAKLY_TYPED = max(
     (t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version
 )
 
 
 @dataclass(slots=True)
 class TimeEstimate:
-    """How long an engine takes on a GPU."""
+    """Time of an engine on a GPU.
 
-    gpu: Gpu  # the GPU, as the user runs it
-    total_ms: float  # one execution, end to end on the GPU (what trtexec calls GPU Compute Time), in milliseconds
-    low_ms: float  # with ``high_ms`` the range in which 80 % of measured times lie
-    high_ms: float
-    conversions_ms: float  # part of the total that converts data types (Q and DQ that stay)
-    layers: list[
-        float
-    ]  # milliseconds of each predicted layer as a profile would show them, in the prediction's order
-    kernels: list[Kernel]  # every kernel, the slowest first
-    # the same network without Q/DQ, in FP16 where the GPU is fast in it; None where not simulated
+    Attributes:
+        gpu: The GPU, as the user runs it.
+        total_ms: Milliseconds of one run, end to end on the GPU (trtexec's GPU Compute Time).
+        low_ms: With ``high_ms`` the range that holds 80 % of measured times.
+        high_ms: Upper end of the range.
+        conversions_ms: Part of the total that converts data types (remaining Q and DQ).
+        layers: Milliseconds of each predicted layer as a profile would show them, in the
+            prediction's order.
+        kernels: Every kernel, the slowest first.
+        float_time: The same network without Q/DQ, in FP16 if the GPU is fast in it. None if it
+            was not simulated.
+        best: The network with Q/DQ where ``insert`` would put them. None if unknown.
+        batch: Factor on the model's own batch.
+        calibration: Correction in the times.
+        unknown: Names of layers whose shapes are unknown.
+        notes: Notes about the figures.
+        float_type: Type of floats: FP16 or FP32.
+        is_float: Whether the network has no Q/DQ.
+        requested_batch: Batch that the caller named. None: the model's own.
+        fixes: Savings of automatic fixes by kind, the largest first.
+        workload: Work that the time was estimated for. Its layers are in the prediction's order
+            if those have names.
+        layouts_ms: Part of the total that changes memory layouts, but no types.
+        layouts: Number of kernels that do that.
+        conversions: Number of kernels that convert data types.
+        launch_ms: Time that the kernels would take if they computed and moved nothing.
+        is_cuda_graph: Whether the engine runs as a CUDA graph.
+    """
+
+    gpu: Gpu
+    total_ms: float
+    low_ms: float = 0.0
+    high_ms: float = 0.0
+    conversions_ms: float = 0.0
+    layers: list[float] = field(default_factory=list)
+    kernels: list[KernelTime] = field(default_factory=list)
     float_time: FloatTime | None = None
-    best: BestTime | None = (
-        None  # the network with Q/DQ where ``insert`` would put them; None where that is not known
-    )
-    batch: float = 1.0  # factor on the model's own batch
-    calibration: Calibration | None = None  # the correction that went in
-    unknown: list[str] = field(default_factory=list)  # layers whose shapes are not known
-    notes: list[Note] = field(default_factory=list)  # what the user should know about the figures
-    plain: Precision = Precision.FP16  # what floats are: FP16 or FP32
-    is_float: bool = False  # whether the time is that of a network without Q/DQ
-    asked: int | None = None  # the batch that was asked for; None for the model's own
-    # what automatic fixes save, by kind, the most first (``fixing.whatif``)
+    best: BestTime | None = None
+    batch: float = 1.0
+    calibration: TimeCalibration | None = None
+    unknown: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    float_type: Precision = Precision.FP16
+    is_float: bool = False
+    requested_batch: int | None = None
     fixes: list[FixTime] = field(default_factory=list)
-    # the work that the time was estimated for; its layers are in the prediction's order where those are named
-    load: Workload | None = field(default=None, repr=False)
-    layouts_ms: float = 0.0  # part of the total that changes memory layouts and no types
-    layouts: int = 0  # how many kernels do that
-    conversions: int = 0  # how many kernels convert data types
-    # part of the total that launching its kernels takes, had they nothing to compute and to move
-    waiting_ms: float = 0.0
-    graph: bool = False  # whether it is of an engine that runs as a CUDA graph
+    workload: EngineWorkload | None = field(default=None, repr=False)
+    layouts_ms: float = 0.0
+    layouts: int = 0
+    conversions: int = 0
+    launch_ms: float = 0.0
+    is_cuda_graph: bool = False
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers and other kernels, at least 1."""
+        return max(1, len(self.workload.all_work) if self.workload else 1)
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the float network; None for that itself, and where it is not known."""
+        """Time of the float network over this time; None for a float network or if unknown."""
         if self.float_time is None or self.is_float or not self.total_ms:
             return None
         return self.float_time.total_ms / self.total_ms
 
     @property
-    def gain_range(self) -> Gain | None:
-        """The gain with its range; None where there is none."""
-        return None if self.gain is None else self._ranged(self.gain)
+    def gain_range(self) -> SpeedGain | None:
+        """The gain with its range."""
+        return None if self.gain is None else self._add_range(self.gain)
 
     @property
-    def best_range(self) -> Gain | None:
-        """The gain of the network with Q/DQ where ``insert`` would put them, with its range."""
-        return None if self.best is None else self._ranged(self.best.gain)
+    def best_range(self) -> SpeedGain | None:
+        """Gain of the network with Q/DQ where ``insert`` would put them, with its range."""
+        return None if self.best is None else self._add_range(self.best.gain)
 
-    def _ranged(self, value: float) -> Gain | None:
-        fitted = constants()
+    def _add_range(self, gain: float) -> SpeedGain | None:
         if self.float_time is None:
             return None
-        spread = fitted.spreads["gain"]
-        if not fitted.is_measured(self.gpu.cc):
-            spread *= UNMEASURED
-        spread *= 1 + _UNKNOWN_SPREAD * len(self.unknown) / max(
-            1, len(self.load.all) if self.load else 1
+        constants = load_constants()
+        spread = constants.spreads["gain"]
+        if not constants.is_measured(self.gpu.cc):
+            spread *= UNMEASURED_SPREAD
+        spread *= 1 + _UNKNOWN_SPREAD * len(self.unknown) / self.layer_count
+        return SpeedGain(
+            gain / spread, gain, gain * spread, self.float_time.precision, *constants.signs
         )
-        return Gain(value / spread, value, value * spread, self.float_time.precision, *fitted.signs)
 
     def as_json(self) -> Json:
-        made = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
+        parts = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
         times = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
         return {
             "gpu": self.gpu.name,
             "clock_mhz": round(self.gpu.clock),
-            **{name: rounded(getattr(self, name)) for name in times},
+            **{name: round_significant(getattr(self, name)) for name in times},
             "layouts": self.layouts,
-            "layers_ms": rounded(sum(self.layers)),
-            **{name: part.as_json() if part else None for name, part in made.items()},
-            "fixes": [f.as_json() for f in self.fixes],
-            "slowest": [k.as_json() for k in self.kernels[:10]],
+            "layers_ms": round_significant(sum(self.layers)),
+            **{name: part.as_json() if part else None for name, part in parts.items()},
+            "fixes": [fix.as_json() for fix in self.fixes],
+            "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
             "batch": self.batch,
             "calibration": self.calibration.as_json() if self.calibration else None,
             "unknown_layers": len(self.unknown),
@@ -135,37 +173,49 @@ class TimeEstimate:
 
 
 @dataclass(slots=True)
-class _Engine:
-    """A simulated engine on a GPU: its work, and of each kernel the milliseconds and how many it is (0: no time)."""
+class _TimedEngine:
+    """A simulated engine on a GPU.
 
-    listed: Prediction
-    load: Workload
-    raw: Array
-    kernels: Array
+    Attributes:
+        prediction: Prediction with engine layers.
+        workload: Work of the layers and extra kernels.
+        kernel_ms: Milliseconds of each, of shape [all work].
+        counts: Number of kernels of each, of shape [all work]; 0 if it takes no time.
+    """
 
-    def ms(
+    prediction: Prediction
+    workload: EngineWorkload
+    kernel_ms: Array
+    counts: Array
+
+    def running_ms(
         self,
-        correction: Calibration | None = None,
+        correction: TimeCalibration | None = None,
         *,
-        enqueued: bool = True,
-        raw: Array | None = None,
+        has_gaps: bool = True,
+        kernel_ms: Array | None = None,
     ) -> Array:
-        """Milliseconds of layers in a running engine: corrected, with the gaps of one without a CUDA graph.
+        """Return milliseconds in a running engine, of shape [all work].
 
-        A profile's own correction says what each kernel takes; nothing is added to it.
+        A correction from a profile has the times of kernels; no gaps are added to it.
+
+        Args:
+            correction: Correction of the times.
+            has_gaps: Whether to add the gaps between kernels of an engine without a CUDA graph.
+            kernel_ms: Milliseconds instead of the engine's own.
         """
-        ms = self.raw if raw is None else raw
-        if enqueued and not (correction and correction.profiled):
-            ms = ms + self.kernels * constants().gap_us * 1e-3
-        return correction.apply(ms, self.kernels) if correction else ms
+        ms = self.kernel_ms if kernel_ms is None else kernel_ms
+        if has_gaps and not (correction and correction.profiled):
+            ms = ms + self.counts * load_constants().gap_us * 1e-3
+        return correction.apply(ms, self.counts) if correction else ms
 
-    def least(self, gpu: Gpu) -> Array:
-        """Milliseconds of each kernel if it had nothing to compute and to move: its floor."""
+    def idle_ms(self, gpu: Gpu) -> Array:
+        """Return milliseconds if the kernels computed and moved nothing, of shape [all work]."""
         idle = [
-            Work(work.NOTHING if w.kind == work.NOTHING else work.POINTWISE, steps=w.steps)
-            for w in self.load.all
+            LayerWork(work.NOTHING if w.kind == work.NOTHING else work.POINTWISE, steps=w.steps)
+            for w in self.workload.all_work
         ]
-        return seconds(idle, gpu) * 1e3
+        return estimate_seconds(idle, gpu) * 1e3
 
 
 def estimate(
@@ -174,82 +224,72 @@ def estimate(
     gpu: Gpu,
     target: Target,
     *,
-    plain: Precision = Precision.FP16,
+    float_type: Precision = Precision.FP16,
     batch: int | None = None,
     calibrate: str | None = None,
     compare: bool = True,
-    graph: bool = False,
+    cuda_graph: bool = False,
 ) -> TimeEstimate:
-    """Estimates the time of a predicted engine and writes what each fix saves into the prediction's findings.
+    """Estimate the time of a predicted engine, and write savings into the prediction's findings.
 
     Args:
         model: The model predicted.
         prediction: Its prediction; ``findings`` get ``saves_ms`` and ``layers`` get ``ms``.
         gpu: Where it runs.
-        target: Which TensorRT.
-        plain: What floats are: FP16 (``--fp16`` given to the builder) or FP32.
+        target: TensorRT version.
+        float_type: Type of floats: FP16 (``--fp16`` given to the builder) or FP32.
         batch: Batch to estimate for; the model's own by default.
         calibrate: A measured time (``5.3ms``), a profile of this engine, or a calibration file.
-        compare: Whether to simulate the network without Q/DQ (or, for a float model, with it) as well.
-        graph: Whether the engine runs as a CUDA graph, which takes the gaps between kernels away.
+        compare: Whether to simulate the network without Q/DQ (or, for a float model, with it).
+        cuda_graph: Whether the engine runs as a CUDA graph, which has no gaps between kernels.
 
     Raises:
         QdqtoolError: The calibration cannot be used.
         BuildLogError: The profile cannot be read.
     """
-    fitted = constants()
-    shaped, notes = twin.resolved(model, batch or 1)
-    factor = _batch_factor(shaped, batch, notes)
-    if not gpu.has_int8 and twin.has_qdq(shaped):
-        shaped = twin.float_twin(shaped)
-        listed = simulate_without_alternatives(shaped, _with_names(target))
-        notes.append(Remark.WITHOUT_QDQ(target=target.display_name, gpu=gpu.name))
+    resolved_model, notes = model_variants.resolve_inputs(model, batch or 1)
+    factor = _batch_factor(resolved_model, batch, notes)
+    if not gpu.has_int8 and model_variants.has_qdq(resolved_model):
+        resolved_model = model_variants.float_variant(resolved_model)
+        simulated = simulate_without_alternatives(resolved_model, _layered_target(target))
+        notes.append(
+            Note(
+                f"{target.display_name} has no INT8 on {gpu.name}: this is the time without Q/DQ",
+                code="without-qdq",
+            )
+        )
     else:
-        listed = _with_layers(shaped, prediction, notes)
-    engine = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
-    load, kernels = engine.load, engine.kernels
-    if gpu.fuses_conversions and twin.has_qdq(shaped):
-        notes.append(Remark.IN_MYELIN(architecture=gpu.rates.architecture))
-    correction = _calibration(calibrate, gpu, engine)
-    ms = engine.ms(correction, enqueued=not graph)
-    added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
-    shown = (
-        engine.ms(correction, enqueued=False) + kernels * added * 1e-3
-    )  # as a profile shows them
-    count = len(load.layers)
-    changes = [i for i, e in enumerate(load.extras, count) if e.reformat is not None]
-    converting = [
-        i for i, layer in enumerate(listed.layers) if layer.type == "Conversion" and ms[i] > 0
-    ]
-    result = TimeEstimate(
-        gpu,
-        float(ms.sum()),
-        0.0,
-        0.0,
-        float(ms[converting].sum()),
-        [],
-        _kernels(engine, shown),
-        batch=factor,
-        calibration=correction,
-        unknown=load.unknown,
-        notes=notes,
-        plain=plain,
-        is_float=not twin.has_qdq(shaped),
-        asked=batch,
-        load=load,
-        layouts_ms=float(ms[changes].sum()),
-        layouts=len(changes),
-        conversions=len(converting),
-        waiting_ms=float(engine.ms(correction, enqueued=not graph, raw=engine.least(gpu)).sum()),
-        graph=graph,
-    )
-    _range(result, fitted, len(load.all), float(kernels.sum()))
-    if listed is prediction:
-        result.layers = shown[:count].tolist()
-        _note_times(prediction, load, shown)
-    parts.add_savings(prediction, listed, load, ms, gpu, correction)
-    if compare and 2 * len(load.unknown) <= len(load.all):
-        _compare(result, model, shaped, target)
+        simulated = _add_layers(resolved_model, prediction, notes)
+    is_float = not model_variants.has_qdq(resolved_model)
+    float_types = _float_choices(resolved_model, target, float_type)
+    engine = _time_engine(resolved_model, simulated, gpu, float_types, factor)
+    if gpu.fuses_conversions and not is_float:
+        notes.append(
+            Note(
+                f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: "
+                "conversions next to kernels that map or copy values count as part of them, as seen "
+                "in one engine",
+                code="in-myelin",
+            )
+        )
+    correction = _make_calibration(calibrate, gpu, engine)
+    ms = engine.running_ms(correction, has_gaps=not cuda_graph)
+    result = _summarize(engine, gpu, correction, ms)
+    result.batch, result.requested_batch, result.notes = factor, batch, notes
+    result.float_type, result.is_float = float_type, is_float
+    result.is_cuda_graph = cuda_graph
+    idle_ms = engine.running_ms(correction, has_gaps=not cuda_graph, kernel_ms=engine.idle_ms(gpu))
+    result.launch_ms = float(idle_ms.sum())
+    _set_range(result, float(engine.counts.sum()))
+    profile_ms = _profile_ms(engine, correction)
+    result.kernels = _list_kernels(engine, profile_ms)
+    workload = engine.workload
+    if simulated is prediction:
+        result.layers = profile_ms[: len(workload.layers)].tolist()
+        _write_layer_times(prediction, workload, profile_ms)
+    add_savings(prediction, simulated, workload, ms, gpu, correction)
+    if compare and 2 * len(workload.unknown) <= len(workload.all_work):
+        _compare(result, model, resolved_model, target)
     return result
 
 
@@ -257,228 +297,318 @@ def estimate(
 
 
 def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
+    """Return the factor on the model's own batch, and add a note if it is not 1."""
     if batch is None:
         return 1.0
-    firsts = {shape[0] for shape in (model.shape(name) for name in model.inputs) if shape}
-    own = firsts.pop() if len(firsts) == 1 else None
+    first_dimensions = {shape[0] for shape in map(model.shape, model.inputs) if shape}
+    own = first_dimensions.pop() if len(first_dimensions) == 1 else None
     if not own:
         raise QdqtoolError(
-            said(
-                "{`batch`} {batch}: the model's inputs have no common first dimension to scale",
-                batch=batch,
-            ),
+            f"`batch` {batch}: the model's inputs have no common first dimension to scale",
             code="no-common-batch",
             parameter="batch",
         )
     if own != batch:
-        notes.append(Remark.BATCH_SCALED(own=own, batch=batch))
+        notes.append(
+            Note(f"the model's batch is {own}; times scaled to {batch}", code="batch-scaled")
+        )
     return batch / own
 
 
-def _note_times(prediction: Prediction, load: Workload, shown: Array) -> None:
-    """Writes into each layer what it takes, and the changes of layout in front of it."""
-    by_name = {}
-    times = [round(value, 5) for value in shown.tolist()]
-    for layer, value in zip(prediction.layers, times, strict=False):
-        layer.ms, layer.layouts = value, []
-        by_name[layer.name] = layer
-    behind = {extra.name: extra.behind for extra in load.extras if extra.behind}
-    for extra, value in zip(load.extras, times[len(load.layers) :], strict=True):
-        change = extra.reformat
-        if (
-            change is not None
-            and (found := by_name.get(behind.get(change.layer, change.layer))) is not None
-        ):
-            found.layouts.append(
-                {"tensor": change.tensor, "from": change.source, "to": change.target, "ms": value}
+def _summarize(
+    engine: _TimedEngine, gpu: Gpu, correction: TimeCalibration | None, ms: Array
+) -> TimeEstimate:
+    """Return the sums of an engine's milliseconds, of shape [all work]."""
+    workload, layers = engine.workload, engine.prediction.layers
+    conversions = [i for i, layer in enumerate(layers) if layer.type == "Conversion" and ms[i] > 0]
+    changes = [
+        i
+        for i, extra in enumerate(workload.extras, len(workload.layers))
+        if extra.layout_change is not None
+    ]
+    return TimeEstimate(
+        gpu,
+        total_ms=float(ms.sum()),
+        conversions_ms=float(ms[conversions].sum()),
+        conversions=len(conversions),
+        layouts_ms=float(ms[changes].sum()),
+        layouts=len(changes),
+        calibration=correction,
+        unknown=workload.unknown,
+        workload=workload,
+    )
+
+
+def _profile_ms(engine: _TimedEngine, correction: TimeCalibration | None) -> Array:
+    """Return milliseconds as a profile shows them, of shape [all work]."""
+    overhead_us = load_constants().overhead_us
+    if correction and correction.overhead_us:
+        overhead_us = correction.overhead_us
+    return engine.running_ms(correction, has_gaps=False) + engine.counts * overhead_us * 1e-3
+
+
+def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile_ms: Array) -> None:
+    """Write into each layer its milliseconds, and the changes of layout before it."""
+    times = [round(ms, 5) for ms in profile_ms.tolist()]
+    layers = {}
+    for layer, ms in zip(prediction.layers, times, strict=False):
+        layer.ms, layer.layouts = ms, []
+        layers[layer.name] = layer
+    activations = {e.name: e.activation_of for e in workload.extras if e.activation_of}
+    for extra, ms in zip(workload.extras, times[len(workload.layers) :], strict=True):
+        change = extra.layout_change
+        if change is None:
+            continue
+        consumer = layers.get(activations.get(change.layer, change.layer))
+        if consumer is not None:
+            consumer.layouts.append(
+                {"tensor": change.tensor, "from": change.source, "to": change.target, "ms": ms}
             )
 
 
-def _with_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Prediction:
-    """A prediction that names layers; TensorRT-RTX's does not, and is estimated as an engine of classic TensorRT."""
+def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Prediction:
+    """Return a prediction with engine layers.
+
+    TensorRT-RTX does not name layers; it is estimated as an engine of classic TensorRT.
+    """
     if prediction.layers or not prediction.convolutions:
         return prediction
-    typical = _with_names(target_named(prediction.target))
-    notes.append(Remark.NO_LAYERS_NAMED(target=prediction.target, typical=typical.name))
-    return simulate_without_alternatives(model, typical)
+    target = _layered_target(target_named(prediction.target))
+    notes.append(
+        Note(
+            f"{prediction.target} does not name layers: estimated from the engine that "
+            f"{target.name} would build",
+            code="no-layers-named",
+        )
+    )
+    return simulate_without_alternatives(model, target)
 
 
-def _with_names(target: Target) -> Target:
-    """The target, or for TensorRT-RTX the strongly typed one whose simulation names layers."""
-    return strongly_typed(_OPEN) if target.is_rtx else target
+def _layered_target(target: Target) -> Target:
+    """Return the target; for TensorRT-RTX the strongly typed one whose simulation names layers."""
+    return strongly_typed(_WEAKLY_TYPED) if target.is_rtx else target
 
 
-def _engine(
-    model: Model, listed: Prediction, gpu: Gpu, floats: Sequence[Precision], batch: float = 1.0
-) -> _Engine:
-    """A simulated engine with the floats that make it fastest."""
+def _time_engine(
+    model: Model,
+    simulated: Prediction,
+    gpu: Gpu,
+    float_types: Sequence[Precision],
+    batch: float = 1.0,
+) -> _TimedEngine:
+    """Return a simulated engine with the float type that makes it fastest."""
     engines = []
-    for plain in floats:
-        load = workload_of(model, listed, plain, batch, gpu)
-        counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
-        engines.append(_Engine(listed, load, seconds(load.all, gpu) * 1e3, counts))
-    return min(engines, key=lambda engine: float(engine.ms().sum()))
+    for float_type in float_types:
+        workload = predict_workload(model, simulated, float_type, batch, gpu)
+        works = workload.all_work
+        counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in works])
+        engines.append(
+            _TimedEngine(simulated, workload, estimate_seconds(works, gpu) * 1e3, counts)
+        )
+    return min(engines, key=lambda engine: float(engine.running_ms().sum()))
 
 
-def _floats_of(model: Model, target: Target, plain: Precision) -> tuple[Precision, ...]:
-    """What floats may be: the file's own where the network is strongly typed, else what the builder chooses from.
+def _float_choices(model: Model, target: Target, float_type: Precision) -> tuple[Precision, ...]:
+    """Return the types that floats can have.
 
-    A builder that may use FP16 takes FP32 where that is faster: it writes no FP16 from INT8 convolutions that would
-    need a change of layout then.
+    A strongly typed network has those of the file. A builder that may use FP16 takes FP32 if that
+    is faster: then INT8 convolutions do not write FP16 that needs a change of layout.
     """
     if target.strongly_typed:
-        return (_stored(model),)
-    return (plain,) if plain == Precision.FP32 else (plain, Precision.FP32)
+        return (_stored_float(model),)
+    return (float_type,) if float_type == Precision.FP32 else (float_type, Precision.FP32)
 
 
-def _stored(model: Model) -> Precision:
-    """What most operators with weights write in the file: FP16 or FP32."""
-    types = [model.elem_type(n.output) for n in model.nodes if n.op in WEIGHTED]
+def _stored_float(model: Model) -> Precision:
+    """Return the type that most operators with weights write in the file: FP16 or FP32."""
+    types = [model.elem_type(node.output) for node in model.nodes if node.op in WEIGHTED]
     halves = sum(t in (TensorProto.FLOAT16, TensorProto.BFLOAT16) for t in types)
     return Precision.FP16 if 2 * halves > len(types) else Precision.FP32
 
 
-def _calibration(given: str | None, gpu: Gpu, engine: _Engine) -> Calibration | None:
-    if given is None:
+def _make_calibration(source: str | None, gpu: Gpu, engine: _TimedEngine) -> TimeCalibration | None:
+    """Return the correction from a measured time, a calibration file or a profile."""
+    if source is None:
         return None
-    time = parts.measured_time(given)
+    time = parse_time(source)
     if time is not None:
-        return parts.of_time(gpu.name, time, float(engine.ms().sum()))
-    kept = parts.read_calibration(given)
-    if kept is not None:
-        if kept.gpu != gpu.name:
-            raise QdqtoolError(
-                f"a calibration for '{kept.gpu}', not for '{gpu.name}'",
-                given,
-                code="different-gpus",
-                parameter="calibrate",
-            )
-        return kept
+        return calibrate_by_time(gpu.name, time, float(engine.running_ms().sum()))
+    calibration = read_calibration(source)
+    if calibration is None:
+        return _calibrate_by_profile(source, gpu, engine)
+    if calibration.gpu != gpu.name:
+        raise QdqtoolError(
+            f"a calibration for '{calibration.gpu}', not for '{gpu.name}'",
+            source,
+            code="different-gpus",
+            parameter="calibrate",
+        )
+    return calibration
+
+
+def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCalibration:
     from qdqtool.buildlog.read import read_build
 
-    build = read_build(given)
-    if not build.profile_rows:
+    rows = read_build(path).profile_rows
+    if not rows:
         raise QdqtoolError(
             "no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration",
-            given,
+            path,
             code="no-profile",
             parameter="calibrate",
         )
-    layers, rows = engine.listed.layers, build.profile_rows
-    pairs = [
-        (row.ms, value)
-        for row, value in zip(in_profile(layers, rows), engine.raw.tolist(), strict=False)
-        if row is not None and row.ms > 0 and value > 0
-    ]
+    layers = engine.prediction.layers
+    measured, estimated = [], []
+    matches = match_profile_rows(layers, rows)
+    for row, ms in zip(matches, engine.kernel_ms.tolist(), strict=False):
+        if row is not None and row.ms > 0 and ms > 0:
+            measured.append(row.ms)
+            estimated.append(ms)
     timed = sum(1 for row in rows if row.ms > 0)
-    if pairs and 2 * len(pairs) < min(timed, len(layers)):
+    if measured and 2 * len(measured) < min(timed, len(layers)):
         raise QdqtoolError(
-            f"only {len(pairs)} of its {timed} layers are in the prediction ({len(layers)} layers); it is a "
-            "profile of another engine",
-            given,
+            f"only {len(measured)} of its {timed} layers are in the prediction ({len(layers)} "
+            "layers); it is a profile of another engine",
+            path,
             code="different-models",
             parameter="calibrate",
         )
-    return parts.of_layers(gpu.name, [m for m, _ in pairs], [e for _, e in pairs], given)
+    return calibrate_by_layers(gpu.name, measured, estimated, path)
 
 
-def in_profile(
+def match_profile_rows(
     layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]
 ) -> list[ProfileRow | None]:
-    """The profile's row of each layer, by name; layers of one name get its rows in order."""
-    waiting: dict[str, deque[ProfileRow]] = {}
+    """Return the profile's row of each layer, by name; layers of one name get rows in order."""
+    pending: dict[str, deque[ProfileRow]] = {}
     for row in rows:
-        waiting.setdefault(row.name, deque()).append(row)
-    return [waiting[layer.name].popleft() if waiting.get(layer.name) else None for layer in layers]
+        pending.setdefault(row.name, deque()).append(row)
+    return [pending[layer.name].popleft() if pending.get(layer.name) else None for layer in layers]
 
 
-def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float) -> None:
-    gpu = result.gpu
-    known = fitted.is_measured(gpu.cc)
-    slowed, correction = 1.0, result.calibration  # how far the board's power may slow it under load
-    if correction is not None:
-        spread = _REPEATED if correction.direct else fitted.spreads["total_calibrated"]
-    else:
-        spread = fitted.spreads["total"] if known else fitted.spreads["total_unknown"] * UNMEASURED
-        if not known:
-            result.notes.append(Remark.NOT_MEASURED(architecture=gpu.rates.architecture, cc=gpu.cc))
-        if gpu.sustained < 1:
-            slowed = 1 / gpu.sustained
-            result.notes.append(
-                Remark.SLOWED(watts=gpu.power, clock=gpu.clock, least=gpu.clock * gpu.sustained)
-            )
-        spread *= 1.15 if gpu.notes else 1.0
+def _set_range(result: TimeEstimate, kernels: float) -> None:
+    """Set the range that holds 80 % of measured times, and add notes about it."""
+    gpu, correction = result.gpu, result.calibration
+    spread, slowdown = _REPEATED_SPREAD, 1.0
+    if correction is None:
+        spread, slowdown = _gpu_spread(gpu, result.notes)
+    elif not correction.direct:
+        spread = load_constants().spreads["total_calibrated"]
     if gpu.notes:
-        result.notes.append(Remark.OF_GPU(notes=gpu.notes))
-    if result.unknown:
-        share = len(result.unknown) / max(1, layers)
-        spread *= 1 + _UNKNOWN_SPREAD * share
-        remark = Remark.SHAPES_UNKNOWN if share <= 0.5 else Remark.MOST_SHAPES_UNKNOWN
-        result.notes.append(remark(unknown=len(result.unknown), layers=layers))
-    result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowed
-    if correction is not None and correction.overhead_us:  # it may be the kernels' own after all
+        result.notes.append(Note("; ".join(gpu.notes), code="of-gpu"))
+    unknown, layers = len(result.unknown), result.layer_count
+    if unknown:
+        spread *= 1 + _UNKNOWN_SPREAD * unknown / layers
+        text = f"{unknown} of {layers} layers have unknown shapes; each is counted as one minimal kernel"
+        if 2 * unknown <= layers:
+            result.notes.append(Note(text, code="shapes-unknown"))
+        else:
+            text += ", so the time is unreliable: export the model with fixed shapes"
+            result.notes.append(Note(text, code="most-shapes-unknown"))
+    result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowdown
+    if correction is not None:  # the profile's overhead may be time of the kernels after all
         result.high_ms += kernels * correction.overhead_us * 1e-3
 
 
-def _kernels(engine: _Engine, shown: Array) -> list[Kernel]:
-    """Every kernel that takes time, the slowest first."""
-    listed, load = engine.listed, engine.load
-    named = {c.layer: c.name for c in listed.convolutions}
-    names = [layer.name for layer in listed.layers] + [e.name for e in load.extras]
-    found = [
-        Kernel(name, w.kind, float(v), named.get(name, name))
-        for name, w, v in zip(names, load.all, shown, strict=True)
-        if v > 0
+def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
+    """Return the spread of uncorrected times, and the slowdown under the board's power limit."""
+    constants, slowdown = load_constants(), 1.0
+    spread = constants.spreads["total"]
+    if not constants.is_measured(gpu.cc):
+        spread = constants.spreads["total_unknown"] * UNMEASURED_SPREAD
+        notes.append(
+            Note(
+                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the "
+                "range is wider",
+                code="not-measured",
+            )
+        )
+    share = gpu.sustained_clock_share
+    if share < 1:
+        slowdown = 1 / share
+        notes.append(
+            Note(
+                f"at {gpu.power:g} W the GPU may not hold {gpu.clock:.0f} MHz under load: the upper "
+                f"end of the range is for {gpu.clock * share:.0f} MHz; set `clock` if you know it",
+                code="slowed",
+            )
+        )
+    return spread * (_NOTE_SPREAD if gpu.notes else 1.0), slowdown
+
+
+def _list_kernels(engine: _TimedEngine, profile_ms: Array) -> list[KernelTime]:
+    """Return every kernel that takes time, the slowest first."""
+    prediction, workload = engine.prediction, engine.workload
+    titles = {c.layer: c.name for c in prediction.convolutions}
+    names = [layer.name for layer in prediction.layers] + [e.name for e in workload.extras]
+    kernels = [
+        KernelTime(name, w.kind, float(ms), titles.get(name, name))
+        for name, w, ms in zip(names, workload.all_work, profile_ms, strict=True)
+        if ms > 0
     ]
-    return sorted(found, key=lambda k: -k.ms)
+    return sorted(kernels, key=lambda kernel: -kernel.ms)
 
 
-def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -> None:
-    """The other networks: without Q/DQ, and with them where ``insert`` would put them.
-
-    ``given`` is the model as the user has it, ``model`` the one whose shapes are settled.
-    """
-    plain = given if result.is_float else twin.with_weights(twin.float_twin(given))
-    result.float_time = _without(
-        result, model if result.is_float else twin.float_twin(model), plain, target
-    )
+def _compare(result: TimeEstimate, model: Model, resolved_model: Model, target: Target) -> None:
+    """Add the times of the network without Q/DQ, and with them where ``insert`` would put them."""
+    float_model: Model | None = model
+    resolved_float = resolved_model
+    if not result.is_float:
+        float_model = model_variants.fill_weights(model_variants.float_variant(model))
+        resolved_float = model_variants.float_variant(resolved_model)
+    result.float_time = _float_time(result, resolved_float, float_model, target)
     if not result.gpu.has_int8:
-        if not twin.has_qdq(given):
-            result.notes.append(Remark.NO_INT8())
-        return
-    if plain is not None:
-        result.best = _best(result, plain, target)
+        if not model_variants.has_qdq(model):
+            result.notes.append(Note("no INT8 on this GPU: nothing to gain", code="no-int8"))
+    elif float_model is not None:
+        result.best = _best_time(result, float_model, target)
 
 
-def _without(result: TimeEstimate, model: Model, plain: Model | None, target: Target) -> FloatTime:
-    """The time of a float network, which INT8 has to be faster than: in FP16 where the GPU is fast in it.
+def _float_time(
+    result: TimeEstimate, resolved_model: Model, model: Model | None, target: Target
+) -> FloatTime:
+    """Return the time of a float network: in FP16 if the GPU is fast in it.
 
-    Where the casts of an FP16 file take more than it gains, FP32 stays.
-    ``plain`` is the same network with weights, from which the FP16 file of a strongly typed network is made; None, or
-    one that cannot be converted, is taken for a network whose floats the builder chooses.
+    FP32 remains if the casts of an FP16 file take more time than FP16 saves.
+
+    Args:
+        result: Estimate of the network with Q/DQ, or of the float network itself.
+        resolved_model: The float network with fixed input shapes.
+        model: The same network with weights, from which the FP16 file of a strongly typed network
+            is made. If it is None or cannot be converted, the builder chooses the floats.
+        target: TensorRT version.
     """
     typed = target.strongly_typed
-    stored = _stored(model) if typed else result.plain
-    own = result.total_ms if result.is_float else _total(result, model, target)[1]
-    if stored == result.gpu.plain or result.gpu.plain == Precision.FP32:
-        return FloatTime(stored, own)
+    stored = _stored_float(resolved_model) if typed else result.float_type
+    own_ms = result.total_ms if result.is_float else estimate_like(result, resolved_model, target)
+    if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
+        return FloatTime(stored, own_ms)
     if typed:
-        made = None if plain is None else twin.half_twin(plain, target)
-        target = _OPEN if made is None else target
-        model = model if made is None else twin.resolved(made, result.asked or 1)[0]
-    half = _total(replace(result, plain=Precision.FP16), model, target)[1]
-    return FloatTime(Precision.FP16, half, own) if half <= own else FloatTime(stored, own)
+        fp16 = None if model is None else model_variants.fp16_variant(model, target)
+        if fp16 is None:
+            target = _WEAKLY_TYPED
+        else:
+            resolved_model, _ = model_variants.resolve_inputs(fp16, result.requested_batch or 1)
+    fp16_ms = estimate_like(replace(result, float_type=Precision.FP16), resolved_model, target)
+    if fp16_ms <= own_ms:
+        return FloatTime(Precision.FP16, fp16_ms, own_ms)
+    return FloatTime(stored, own_ms)
 
 
-def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None:
-    """The time of a float network with Q/DQ where ``insert`` would put them; None, with a note, where that fails."""
+def _best_time(result: TimeEstimate, model: Model, target: Target) -> BestTime | None:
+    """Return the time of a float network with Q/DQ where ``insert`` would put them.
+
+    None if that fails, with a note if the network is float.
+    """
     assert result.float_time is not None
     try:
-        placed = twin.best_placement(given, target)
-        simulated, ms = _total(result, twin.resolved(placed, result.asked or 1)[0], target)
+        quantized = model_variants.quantized_variant(model, target)
+        resolved, _ = model_variants.resolve_inputs(quantized, result.requested_batch or 1)
+        simulated, ms = _simulate_like(result, resolved, target)
     except QdqtoolError as error:
         if result.is_float:
-            result.notes.append(Remark.GAIN_UNKNOWN(why=error.reason))
+            text = f"the possible gain of INT8 is unknown: {error.reason}"
+            result.notes.append(Note(text, code="gain-unknown", why=error.reason))
         return None
     summary = simulated.summary()
     return BestTime(
@@ -490,79 +620,78 @@ def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None
     )
 
 
-def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
-    """Milliseconds of another model under the conditions of an estimate: its GPU, floats, batch and correction."""
-    shaped, _ = twin.resolved(model, time.asked or 1)
-    return _total(time, shaped, target)[1]
+def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
+    """Return milliseconds of another model on the GPU, and with the options, of an estimate."""
+    resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
+    return estimate_like(time, resolved_model, target)
 
 
-def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
-    simulated = simulate_without_alternatives(model, _with_names(target))
-    engine = _engine(model, simulated, like.gpu, _floats_of(model, target, like.plain), like.batch)
-    return simulated, float(engine.ms(like.calibration, enqueued=not like.graph).sum())
+def estimate_like(time: TimeEstimate, resolved_model: Model, target: Target) -> float:
+    """Return milliseconds as :func:`estimate_variant`, of a model with fixed input shapes."""
+    return _simulate_like(time, resolved_model, target)[1]
 
 
-# A prediction on a GPU: what ``--gpu`` and ``--sm`` ask for ----------------------------------------------------------
+def _simulate_like(
+    time: TimeEstimate, resolved_model: Model, target: Target
+) -> tuple[Prediction, float]:
+    simulated = simulate_without_alternatives(resolved_model, _layered_target(target))
+    float_types = _float_choices(resolved_model, target, time.float_type)
+    engine = _time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)
+    ms = engine.running_ms(time.calibration, has_gaps=not time.is_cuda_graph)
+    return simulated, float(ms.sum())
 
 
-def predict_on(
+# A prediction on a GPU: options ``--gpu`` and ``--sm`` ---------------------------------------------------------------
+
+
+def predict_on_gpu(
     model: ModelSource | Model,
     target: str | Target,
     options: TimingOptions,
     *,
     assume: Mapping[str, str] | None = None,
     way: str | None = None,
-    also: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
+    extend: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
 ) -> tuple[Prediction, TimeEstimate | None]:
     """Predict, add findings about the GPU, and estimate the time if a GPU is named.
 
-    ``also`` is called with the estimate before it is written into the prediction.
+    Args:
+        model: The model.
+        target: TensorRT version.
+        options: GPU, batch and calibration.
+        assume: As for :func:`qdqtool.predict`.
+        way: As for :func:`qdqtool.predict`.
+        extend: Called with the estimate before it is written into the prediction.
 
     Raises:
-        QdqtoolError: The GPU is not known or none that the target builds for, or the calibration cannot be used.
+        QdqtoolError: The GPU is unknown, the target does not build for it, or the calibration
+            cannot be used.
         ModelError: The model cannot be read.
     """
-    chosen = (
-        gpus.chosen(options.gpu, options.clock, options.power) if options.gpu is not None else None
-    )
-    if options.save_calibration and not options.calibrate:
-        raise QdqtoolError(
-            said("{`save_calibration`} keeps what {`calibrate`} measures; give both"),
-            code="option-without-effect",
-            parameter="save_calibration",
-        )
-    if chosen is not None and options.sm and of_capability(options.sm).cc != chosen.cc:
-        raise QdqtoolError(
-            said(
-                "{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two",
-                sm=options.sm,
-                name=chosen.name,
-                cc=chosen.cc,
-            ),
-            code="option-conflict",
-            parameter="sm",
-        )
-    index, gpu = load(model), chosen or of_capability(options.sm or "")
-    on = target_named(target).with_capability(gpu.cc, chosen.name if chosen is not None else "")
-    prediction = predict(index, on, assume=assume, way=way)
-    prediction.compute_capabilities = on.capability_names or [gpu.cc]
+    named = None
+    if options.gpu is not None:
+        named = gpus.choose_gpu(options.gpu, options.clock, options.power)
+    _check_options(options, named)
+    index, gpu = load(model), named or gpu_from_capability(options.sm or "")
+    gpu_target = target_named(target).with_capability(gpu.cc, named.name if named else "")
+    prediction = predict(index, gpu_target, assume=assume, way=way)
+    prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
     time = None
-    if chosen is not None:
-        chosen = gpus.used_by(on, chosen)
-        settled_on = apply_assumptions(on, assume)
-        plain = Precision.FP32 if options.no_fp16 else chosen.plain
+    if named is not None:
+        named = gpus.restrict_to_target(gpu_target, named)
+        assumed_target = apply_assumptions(gpu_target, assume)
         with pause_gc():
             time = estimate(
                 index,
                 prediction,
-                chosen,
-                settled_on,
-                plain=plain,
+                named,
+                assumed_target,
+                float_type=Precision.FP32 if options.no_fp16 else named.float_type,
                 batch=options.batch,
                 calibrate=options.calibrate,
             )
-            if also is not None:
-                also(index, prediction, time, settled_on)
+            if extend is not None:
+                extend(index, prediction, time, assumed_target)
         prediction.time = time.as_json()
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
@@ -570,88 +699,16 @@ def predict_on(
     return prediction, time
 
 
-def of_capability(sm: str) -> gpus.Gpu:
-    """A nameless GPU of a compute capability, for findings; the GPU itself where a name is given (``GTX 1660``)."""
-    if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
-        return gpus.find(sm)
-    found, notes = gpus.rates_of(sm)
-    return gpus.Gpu(
-        f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", notes
-    )
-
-
-# What a named GPU cannot do with a prediction ------------------------------------------------------------------------
-
-_SINCE = (
-    (10.0, (10, 0)),
-    (8.9, (8, 5)),
-)  # compute capability, first target that knows it; of others all do
-_DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))  # below or at this capability, from this target on
-
-
-def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -> list[Finding]:
-    """Findings about running a predicted engine on a GPU; ids go on from the prediction's.
-
-    A prediction for TensorRT-RTX gets none: its own rules refer to the GPUs that it supports.
-    ``model`` shows which convolutions are depthwise; without it nothing is said of those.
-    """
-    if target_named(prediction.target).is_rtx:
-        return []
-    int8 = [c.name for c in prediction.convolutions if c.is_int8]
-    floats = [c.name for c in prediction.convolutions if not c.is_int8]
-    rates = gpu.rates
-    report = Report(prediction.target)
-    where = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
-
-    def add(fact: GpuFact, named: list[str], evidence: Evidence, *values: str) -> None:
-        lacks = GpuLacks("GPU", "", fact, where, len(named), named[0] if named else "", values)
-        report.add(lacks, convolutions=named, evidence=evidence)
-
-    if int8 and not gpu.has_int8:
-        add(GpuFact.NO_INT8, int8, rates.evidence)
-    elif int8 and rates.int8_path == "dp4a":
-        fact = (
-            GpuFact.DP4A_TENSOR
-            if gpu.has_tensor_cores
-            else (GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32)
+def _check_options(options: TimingOptions, gpu: Gpu | None) -> None:
+    if options.save_calibration and not options.calibrate:
+        raise QdqtoolError(
+            "`save_calibration` keeps what `calibrate` measures; give both",
+            code="option-without-effect",
+            parameter="save_calibration",
         )
-        add(fact, int8, rates.evidence)
-    if gpu.has_int8 and rates.int8_path != "tensor":
-        pointwise = [
-            c.name for c in prediction.convolutions if c.is_int8 and "PWN(" in (c.layer or "")
-        ]
-        if pointwise:
-            add(GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
-        places = depthwise(model) if model is not None else frozenset()
-        deep = [c.name for c in prediction.convolutions if c.is_int8 and c.index in places]
-        if deep:
-            add(GpuFact.KERNELS, deep, Evidence.DOCUMENTED)
-    if int8 and gpu.is_jetson and gpu.has_int8:
-        add(GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED)
-    if floats and rates.fp16 < rates.fp32_pipe:
-        add(GpuFact.NO_FP16, floats, rates.evidence)
-    version, cc = target_named(prediction.target).version, float(rates.cc)
-    since = next((first for capability, first in _SINCE if cc >= capability), version)
-    if since > version:
-        add(GpuFact.SINCE, [], Evidence.ASSUMED, prediction.target, f"{since[0]}.{since[1]}")
-    elif any(cc <= capability and version >= gone for capability, gone in _DROPPED):
-        add(GpuFact.DROPPED, [], Evidence.ASSUMED, prediction.target, "")
-    start = max((f.id for f in prediction.findings), default=-1) + 1
-    for number, finding in enumerate(report.findings, start):
-        finding.id = number
-    return report.findings
-
-
-def depthwise(model: Model) -> frozenset[int]:
-    """Places of the convolutions with as many groups as input channels, and more than one."""
-    view = View(model)
-    shapes = (
-        (n, view.weight_shape(n))
-        for n in view.weighted
-        if n.op == "Conv" and n.attributes.get("group", 1) != 1
-    )
-    return frozenset(
-        node.index
-        for node, shape in shapes
-        if shape is not None and len(shape) > 1 and shape[1] == 1
-    )
+    if gpu is not None and options.sm and gpu_from_capability(options.sm).cc != gpu.cc:
+        raise QdqtoolError(
+            f"`sm` {options.sm}: '{gpu.name}' has compute capability {gpu.cc}; give one of the two",
+            code="option-conflict",
+            parameter="sm",
+        )

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs as data: what they compute and move in a second, found by any usual name.
+"""NVIDIA GPUs as data: what they compute and move in a second, looked up by any usual name.
 
-``gpus.tsv`` has one line for each GPU, ``rates.tsv`` what one SM does per clock for each compute capability, both with
-evidence and source.
+``gpus.tsv`` has one line for each GPU, ``rates.tsv`` what one SM does per clock for each compute
+capability, both with evidence and source.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import BYTES, Evidence, Json, Precision
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import said
+from qdqtool.util.notes import Note
 from qdqtool.util.tables import read_rows
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 _HERE = Path(__file__).parent
-_SPLIT = re.compile(r"[\s_/()\-]+")
-_MAKERS = (
+_SEPARATORS = re.compile(r"[\s_/()\-]+")
+_BRAND_WORDS = (
     "nvidia",
     "geforce",
     "quadro",
@@ -44,133 +43,179 @@ _MAKERS = (
     "tegra",
     "nvgpu",
 )
-_NUMBER = re.compile(
-    r"\d{3,4}( (ti|super|laptop|d))*"
-)  # a name without its series: 3060, 4070 ti super
+# A name without its series: 3060, 4070 ti super.
+_NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")
 _SERIES = ("rtx {}", "gtx {}")
-_FAR = math.log(2.0)  # numbers further apart name GPUs that are not alike
-_ALIKE = 0.8
-_LISTED = 5
+_MAX_NUMBER_DISTANCE = math.log(2.0)  # GPUs whose numbers are further apart are not similar
+_MIN_SIMILARITY = 0.8
+_MAX_SUGGESTIONS = 5
 
 
-def spelled_alike(name: str) -> str:
-    """A name in one spelling: ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` are both ``rtx 3080 ti``."""
-    text = _SPLIT.sub(" ", name.lower())
+def normalize_name(name: str) -> str:
+    """Return a name in one spelling.
+
+    ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` both become ``rtx 3080 ti``.
+    """
+    text = _SEPARATORS.sub(" ", name.lower())
     text = re.sub(r"\b(rtx|gtx|titan)(?=\w)", r"\1 ", text)
     text = re.sub(r"(?<=\d)(ti|super|laptop|gb)\b", r" \1", text)
     text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
     text = re.sub(r"(?<=\d) gb\b", "gb", text)
     text = re.sub(r"\b(pci ?e)\b", "pcie", text)
-    text = re.sub(rf"\b({'|'.join(_MAKERS)})\b", " ", text)
+    text = re.sub(rf"\b({'|'.join(_BRAND_WORDS)})\b", " ", text)
     text = re.sub(r"\bada generation\b", "ada", text)
     return " ".join(text.split())
 
 
-def spellings(wanted: str) -> list[str]:
-    """What a name in :func:`spelled_alike` may stand for: without memory sizes and form factors, with its series."""
-    tries = [
-        wanted,
-        re.sub(r"\b\d+gb\b", "", wanted),
-        re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted),
+def expand_name(normalized: str) -> list[str]:
+    """Return the names that a normalized name may stand for.
+
+    Memory sizes and form factors are left out, a series is added.
+    """
+    texts = [
+        normalized,
+        re.sub(r"\b\d+gb\b", "", normalized),
+        re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", normalized),
     ]
-    found = [" ".join(t.split()) for t in tries if "super" not in wanted or "super" in t]
-    found += [
-        series.format(text) for text in found if _NUMBER.fullmatch(text) for series in _SERIES
-    ]
-    return list(dict.fromkeys(found))
+    names = [" ".join(t.split()) for t in texts if "super" not in normalized or "super" in t]
+    for name in [name for name in names if _NUMBER.fullmatch(name)]:
+        names += [series.format(name) for series in _SERIES]
+    return list(dict.fromkeys(names))
 
 
-def shared(name: str, boards: list[str]) -> str:
-    """What to say of a name that several GPUs share."""
+def describe_ambiguity(name: str, boards: list[str]) -> str:
+    """Return the message for a name that several GPUs share."""
     return f"'{name}' is the name of {len(boards)} GPUs: {', '.join(boards)}; give one of these"
 
 
-def variants(name: str, taken: str, names: list[str]) -> list[str]:
-    """Other GPUs that a name without memory size or form factor could have meant: ``A100`` is three."""
-    parts = set(spelled_alike(name).split())
-    if parts >= set(spelled_alike(taken).split()):
+def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
+    """Return other GPUs that a name without memory size or form factor could mean.
+
+    ``A100`` is the name of three.
+
+    Args:
+        name: The name as the user wrote it.
+        gpu: Name of the GPU that was chosen for it.
+        names: Names of all GPUs.
+    """
+    words = set(normalize_name(name).split())
+    if words >= set(normalize_name(gpu).split()):
         return []
-    spelled = {other: set(spelled_alike(other).split()) for other in names if other != taken}
-    return [other for other, own in spelled.items() if parts < own and "laptop" not in own - parts]
+    variants = []
+    for other in names:
+        other_words = set(normalize_name(other).split())
+        if other != gpu and words < other_words and "laptop" not in other_words - words:
+            variants.append(other)
+    return variants
 
 
-def nearest_names(wanted: str, names: Mapping[str, str]) -> list[str]:
-    """Names that come nearest: of the same number, of the same series with a near number, or spelled alike.
+def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
+    """Return the most similar names: same number, same series and a near number, or spelling.
 
-    ``wanted`` and the keys of ``names`` are in :func:`spelled_alike`.
+    Args:
+        normalized: The unknown name, normalized.
+        names: Known names by their normalized names.
     """
     ranked = []
-    series, number = _model(wanted)
+    series, number = _split_model(normalized)
     for key, name in names.items():
-        other, value = _model(key)
-        far = abs(math.log(number / value)) if number and value else math.inf
-        alike = difflib.SequenceMatcher(None, wanted, key).ratio()
-        if far == 0:
-            ranked.append((0 if other == series else 1, -alike, name))
-        elif other == series and far <= _FAR:
-            ranked.append((2, far, name))
-        elif alike >= _ALIKE and not (number and value and series):
-            ranked.append((3, -alike, name))
-    return list(dict.fromkeys(name for *_, name in sorted(ranked)))[:_LISTED]
+        other_series, other_number = _split_model(key)
+        is_numbered = bool(number and other_number)
+        distance = abs(math.log(number / other_number)) if is_numbered else math.inf
+        similarity = difflib.SequenceMatcher(None, normalized, key).ratio()
+        if distance == 0:
+            ranked.append((0 if other_series == series else 1, -similarity, name))
+        elif other_series == series and distance <= _MAX_NUMBER_DISTANCE:
+            ranked.append((2, distance, name))
+        elif similarity >= _MIN_SIMILARITY and not (is_numbered and series):
+            ranked.append((3, -similarity, name))
+    return list(dict.fromkeys(name for *_, name in sorted(ranked)))[:_MAX_SUGGESTIONS]
 
 
-def _model(name: str) -> tuple[str, int]:
-    """Series and number of a name: ``rtx 3060 ti`` is ``("rtx", 3060)``, ``t1000`` is ``("t", 1000)``."""
-    before = ""
+def _split_model(name: str) -> tuple[str, int]:
+    """Return series and number of a name.
+
+    ``rtx 3060 ti`` gives ``("rtx", 3060)``, ``t1000`` gives ``("t", 1000)``.
+    """
+    previous = ""
     for word in name.split():
         match = re.fullmatch(r"([a-z]*)(\d+)[a-z]*", word)
         if match and not word.endswith("gb"):
-            return match[1] or before, int(match[2])
-        before = word
+            return match[1] or previous, int(match[2])
+        previous = word
     return name, 0
 
 
 _CLOCK_OF_POWER = 0.4
 _FEW_WATTS = 0.5
-_LAPTOP = 0.75  # clock of a laptop part over the desktop part's, as in the pairs of the table
-MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; anything else is a slip (GHz, kHz)
+_LAPTOP_CLOCK = 0.75  # clock of a laptop part over the desktop part's, as in the table's pairs
+MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; other numbers are mistakes (GHz, kHz)
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """What one SM does per clock, in dense multiply-accumulates (MAC)."""
+class SmRates:
+    """Dense multiply-accumulates (MAC) of one SM per clock.
 
-    cc: str  # compute capability, ``8.6``
-    architecture: str  # ``Ampere``, ...
-    fp32_pipe: float  # FP32 MACs of the CUDA cores
-    tf32: float  # TF32 MACs of the tensor cores, 0 for none
-    fp16: float  # FP16 MACs, tensor cores where there are any
-    int8: float  # INT8 MACs; 0 where the GPU has no INT8
-    int8_path: str  # ``tensor``, ``dp4a`` or ``none``
+    Attributes:
+        cc: Compute capability such as ``8.6``.
+        architecture: Name such as ``Ampere``.
+        fp32_pipe: FP32 MACs of the CUDA cores.
+        tf32: TF32 MACs of the tensor cores; 0 without TF32.
+        fp16: FP16 MACs, of the tensor cores if there are any.
+        int8: INT8 MACs; 0 without INT8.
+        int8_path: ``tensor``, ``dp4a`` or ``none``.
+        evidence: How well the figures are known.
+        source: Where they are from.
+    """
+
+    cc: str
+    architecture: str
+    fp32_pipe: float
+    tf32: float
+    fp16: float
+    int8: float
+    int8_path: str
     evidence: Evidence
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU."""
+    """One GPU.
 
-    name: str  # as NVIDIA calls it, without ``NVIDIA GeForce``
-    aliases: tuple[str, ...]  # other names, in lower case
-    sms: int  # streaming multiprocessors
-    clock: float  # SM clock in MHz; boost unless the user gave another
-    bandwidth: float  # of the memory, in GB/s
-    l2: float  # l2 cache in MB
-    power: float  # board or module limit in W; 0 where it does not matter (a clock was given) or is not known
-    rates: Rates  # what an SM does per clock
-    evidence: Evidence  # ``seen`` where a device listing of trtexec confirms the line
-    source: str  # where the figures come from
-    notes: tuple[
-        Note, ...
-    ] = ()  # what was assumed to make this entry, for a GPU that is not in the table
+    Attributes:
+        name: Name as NVIDIA writes it, without ``NVIDIA GeForce``.
+        aliases: Other names, in lower case.
+        sms: Number of streaming multiprocessors.
+        clock: SM clock in MHz: boost, unless the user gave another.
+        bandwidth: Memory bandwidth in GB/s.
+        l2: L2 cache in MB.
+        power: Limit of the board or module in W; 0 if unknown or irrelevant (a clock was given).
+        rates: What an SM does per clock.
+        evidence: ``seen`` if a device listing of trtexec confirms the line.
+        source: Where the figures come from.
+        notes: Assumptions behind a GPU that is not in the table.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    sms: int
+    clock: float
+    bandwidth: float
+    l2: float
+    power: float
+    rates: SmRates
+    evidence: Evidence
+    source: str
+    notes: tuple[Note, ...] = ()
 
     @property
     def cc(self) -> str:
         return self.rates.cc
 
     @property
-    def plain(self) -> Precision:
-        """What a float is on it: FP16 where that is not slower."""
+    def float_type(self) -> Precision:
+        """FP16, or FP32 if that is faster."""
         return Precision.FP32 if self.rates.fp16 < self.rates.fp32_pipe else Precision.FP16
 
     @property
@@ -178,8 +223,12 @@ class Gpu:
         return self.name.startswith("Jetson")
 
     @property
+    def is_laptop(self) -> bool:
+        return "Laptop" in self.name
+
+    @property
     def has_tensor_cores(self) -> bool:
-        """From Volta on, but for the GTX 16 series."""
+        """Whether it has tensor cores: from Volta on, except for the GTX 16 series."""
         return float(self.rates.cc) >= 7.0 and self.rates.fp16 > 2 * self.rates.fp32_pipe
 
     @property
@@ -189,7 +238,7 @@ class Gpu:
 
     @property
     def fuses_conversions(self) -> bool:
-        """Whether TensorRT runs whole networks in Myelin, which joins Q and DQ with their neighbours: Blackwell."""
+        """Whether TensorRT fuses Q and DQ with their neighbors in Myelin (from Blackwell on)."""
         return float(self.rates.cc) >= 10.0
 
     @property
@@ -197,31 +246,33 @@ class Gpu:
         return self.rates.int8 > 0
 
     def mac_rate(self, precision: Precision) -> float:
-        """Dense multiply-accumulates per second at the peak in a data type; FP32 counts TF32 (TensorRT's default)."""
+        """Return the peak of dense multiply-accumulates per second in a data type.
+
+        FP32 counts TF32, TensorRT's default. A GPU without INT8 runs such a layer in FP32.
+        """
         r = self.rates
-        narrow = (
-            r.int8
-            if precision in (*BYTES, Precision.FP8)
-            else (r.fp16 if precision in (Precision.FP16, Precision.BF16) else 0.0)
-        )
-        return (
-            narrow or max(r.fp32_pipe, r.tf32)
-        ) * self.per_second  # without INT8 such a layer runs in FP32
+        rate = 0.0
+        if precision in (*BYTES, Precision.FP8):
+            rate = r.int8
+        elif precision in (Precision.FP16, Precision.BF16):
+            rate = r.fp16
+        return (rate or max(r.fp32_pipe, r.tf32)) * self.clocks_per_second
 
     @property
-    def sustained(self) -> float:
-        """Share of the boost clock that the board's power surely allows: 1, or less on boards of few watts.
+    def sustained_clock_share(self) -> float:
+        """Share of the boost clock that the board's power certainly allows: 1, or less.
 
-        Those have less than half the watts per SM and clock of the usual board of their compute capability (T4, L4,
-        A10). Clock goes with about the 0.4th power of the limit (MLPerf ResNet-50 on A100: 175 W against 300 W).
+        Less on boards that have less than half the watts per SM and clock of the usual board of
+        their compute capability (T4, L4, A10). Clock goes with about the 0.4th power of the limit
+        (MLPerf ResNet-50 on A100: 175 W against 300 W).
         """
-        if not self.power or self.is_jetson or "Laptop" in self.name:
+        if not self.power or self.is_jetson or self.is_laptop:
             return 1.0
-        share = self.power / self.per_second / _usual_watts(self.cc)
+        share = self.power / self.clocks_per_second / _median_watts(self.cc)
         return float(share**_CLOCK_OF_POWER) if share < _FEW_WATTS else 1.0
 
     @property
-    def per_second(self) -> float:
+    def clocks_per_second(self) -> float:
         """SM clocks per second: SMs x clock."""
         return self.sms * self.clock * 1e6
 
@@ -239,7 +290,9 @@ class Gpu:
             "l2_mb": self.l2,
             "power_w": self.power,
             "int8": r.int8_path,
-            "tops": {name: round(2e-12 * rate * self.per_second, 1) for name, rate in tops.items()},
+            "tops": {
+                name: round(2e-12 * rate * self.clocks_per_second, 1) for name, rate in tops.items()
+            },
             "evidence": str(self.evidence),
             "source": self.source,
             "rates_source": r.source,
@@ -248,10 +301,10 @@ class Gpu:
 
 
 @functools.cache
-def rates() -> dict[str, Rates]:
-    """Rates by compute capability."""
+def load_rates() -> dict[str, SmRates]:
+    """Return the rates by compute capability."""
     return {
-        row["cc"]: Rates(
+        row["cc"]: SmRates(
             row["cc"],
             row["architecture"],
             float(row["fp32_pipe"]),
@@ -267,25 +320,27 @@ def rates() -> dict[str, Rates]:
 
 
 @functools.cache
-def gpus() -> tuple[Gpu, ...]:
-    """Every GPU of the table, in its order."""
-    return tuple(_gpu(row) for row in read_rows(_HERE / "gpus.tsv"))
+def all_gpus() -> tuple[Gpu, ...]:
+    """Return every GPU of the table, in its order."""
+    return tuple(_parse_row(row) for row in read_rows(_HERE / "gpus.tsv"))
 
 
 @functools.cache
-def _usual_watts(cc: str) -> float:
-    """Watts per SM clock of a second, the median over the boards of a compute capability."""
-    boards = [
-        g for g in gpus() if g.cc == cc and g.power and not g.is_jetson and "Laptop" not in g.name
+def _median_watts(cc: str) -> float:
+    """Return watts per SM clock and second, the median over the boards of a compute capability."""
+    shares = [
+        gpu.power / gpu.clocks_per_second
+        for gpu in all_gpus()
+        if gpu.cc == cc and gpu.power and not gpu.is_jetson and not gpu.is_laptop
     ]
-    return statistics.median(g.power / g.per_second for g in boards) if boards else math.inf
+    return statistics.median(shares) if shares else math.inf
 
 
-def _gpu(row: dict[str, str]) -> Gpu:
-    found = rates()[row["cc"]]
+def _parse_row(row: dict[str, str]) -> Gpu:
+    rates = load_rates()[row["cc"]]
     if row["tensor"] == "no":  # GTX 16: Turing without tensor cores
-        found = replace(
-            found,
+        rates = replace(
+            rates,
             tf32=0,
             fp16=128,
             int8=256,
@@ -293,29 +348,28 @@ def _gpu(row: dict[str, str]) -> Gpu:
             evidence=Evidence.DOCUMENTED,
             source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
         )
-    evidence = Evidence.SEEN if row["evidence"] == "measured" else Evidence(row["evidence"])
-    aliases = tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip())
     return Gpu(
-        row["name"],
-        aliases,
-        int(row["sms"]),
-        float(row["clock"]),
-        float(row["bandwidth"]),
-        float(row["l2"]),
-        float(row["power"]),
-        found,
-        evidence,
-        row["source"],
+        name=row["name"],
+        aliases=tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip()),
+        sms=int(row["sms"]),
+        clock=float(row["clock"]),
+        bandwidth=float(row["bandwidth"]),
+        l2=float(row["l2"]),
+        power=float(row["power"]),
+        rates=rates,
+        evidence=Evidence.SEEN if row["evidence"] == "measured" else Evidence(row["evidence"]),
+        source=row["source"],
     )
 
 
-def find(name: str) -> Gpu:
-    """The GPU of that name, in any case and with or without the maker's words.
+def find_gpu(name: str) -> Gpu:
+    """Return the GPU of a name, in any case and with or without NVIDIA's brand words.
 
-    Memory sizes and form factors may be left out (``A100``), and unknown ones are ignored (``RTX 2060 6GB``).
+    Memory sizes and form factors may be left out (``A100``), and unknown ones are ignored
+    (``RTX 2060 6GB``).
 
     Raises:
-        QdqtoolError: No GPU, or several different ones, answer to the name.
+        QdqtoolError: No GPU has that name, or several have.
     """
     if len(name) > 200 or not name.strip():
         raise QdqtoolError(
@@ -323,156 +377,155 @@ def find(name: str) -> Gpu:
             code="missing-argument",
             parameter="gpu",
         )
-    found = answering(name)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise QdqtoolError(shared(name, [g.name for g in found]), code="ambiguous", parameter="gpu")
-    near = near_names(name)
-    hint = said("; did you mean {near:joined , }?", near=near) if near else ""
+    matches = match_gpus(name)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise QdqtoolError(
+            describe_ambiguity(name, [gpu.name for gpu in matches]),
+            code="ambiguous",
+            parameter="gpu",
+        )
+    suggestions = suggest_names(name)
+    hint = f"; did you mean {', '.join(suggestions)}?" if suggestions else ""
     raise QdqtoolError(
-        said(
-            "GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
-            "{`gpu`:sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3}",
-            name=name,
-            hint=hint,
-        ),
+        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
+        "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`",
         code="unknown-choice",
         parameter="gpu",
     )
 
 
-def near_names(name: str) -> list[str]:
-    """Names that an unknown one could have meant."""
-    wanted = spelled_alike(name)
-    known = {key: found[0].name for key, found in _by_words().items()}
-    return [g.name for g in _longer(name, wanted)[:_LISTED]] or nearest_names(wanted, known)
+def suggest_names(name: str) -> list[str]:
+    """Return the names that an unknown name could mean."""
+    normalized = normalize_name(name)
+    longer = [gpu.name for gpu in _find_longer_names(name, normalized)[:_MAX_SUGGESTIONS]]
+    names = {key: gpus[0].name for key, gpus in _gpus_by_name().items()}
+    return longer or nearest_names(normalized, names)
 
 
-def answering(name: str) -> list[Gpu]:
-    """The GPUs that a name stands for: one, several that share it (``Orin``), or none."""
-    wanted, table = spelled_alike(name), _by_words()
-    for text in spellings(wanted):
+def match_gpus(name: str) -> list[Gpu]:
+    """Return the GPUs that a name stands for: none, one, or several that share it (``Orin``)."""
+    normalized, table = normalize_name(name), _gpus_by_name()
+    for text in expand_name(normalized):
         if text in table:
             return list(table[text])
-    if wanted.endswith(" laptop") or " laptop " in wanted:
-        desktop = table.get(
-            " ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")), ()
-        )
+    if "laptop" in normalized.split()[1:]:
+        words = [w for w in normalized.split() if w not in ("laptop", "with", "design")]
+        desktop = table.get(" ".join(words), ())
         if len(desktop) == 1:
-            board = desktop[0]
-            return [
-                replace(
-                    board,
-                    name=f"{board.name} Laptop",
-                    clock=board.clock * _LAPTOP,
-                    notes=(Remark.LAPTOP(board=board.name),),
-                    evidence=Evidence.ASSUMED,
-                )
-            ]
-    longer = _longer(name, wanted)
+            return [_laptop_variant(desktop[0])]
+    longer = _find_longer_names(name, normalized)
     return longer if len(longer) == 1 else []
 
 
+def _laptop_variant(board: Gpu) -> Gpu:
+    note = Note(
+        f"the laptop GPU is not in the table: SMs of the {board.name} at an estimated clock; "
+        "set `clock`",
+        code="laptop",
+    )
+    return replace(
+        board,
+        name=f"{board.name} Laptop",
+        clock=board.clock * _LAPTOP_CLOCK,
+        notes=(note,),
+        evidence=Evidence.ASSUMED,
+    )
+
+
 @functools.cache
-def _by_words() -> dict[str, tuple[Gpu, ...]]:
-    """GPUs by their names and aliases in :func:`spelled_alike`; a GPU's own name comes before another's alias."""
+def _gpus_by_name() -> dict[str, tuple[Gpu, ...]]:
+    """Return the GPUs by normalized name and alias; a name takes precedence over an alias."""
     table: dict[str, tuple[Gpu, ...]] = {}
-    for gpu in gpus():
-        for key in dict.fromkeys(map(spelled_alike, gpu.aliases)):
+    for gpu in all_gpus():
+        for key in dict.fromkeys(map(normalize_name, gpu.aliases)):
             table[key] = (*table.get(key, ()), gpu)
-    return table | {spelled_alike(gpu.name): (gpu,) for gpu in gpus()}
+    return table | {normalize_name(gpu.name): (gpu,) for gpu in all_gpus()}
 
 
-def _longer(name: str, wanted: str) -> list[Gpu]:
-    """GPUs in whose name the wanted one is contained, word by word."""
-    parts = set(wanted.split())
-    return [
-        gpu
-        for gpu in gpus()
-        if wanted in (own := spelled_alike(gpu.name)).split(" laptop")[0]
-        and parts <= set(own.split())
-        and (parts or name.strip().lower() in gpu.name.lower())
-    ]
+def _find_longer_names(name: str, normalized: str) -> list[Gpu]:
+    """Return the GPUs whose name contains the given one, word by word."""
+    words = set(normalized.split())
+    matches = []
+    for gpu in all_gpus():
+        gpu_name = normalize_name(gpu.name)
+        if normalized not in gpu_name.split(" laptop")[0] or not words <= set(gpu_name.split()):
+            continue
+        if words or name.strip().lower() in gpu.name.lower():
+            matches.append(gpu)
+    return matches
 
 
-def of_description(text: str) -> Gpu:
-    """A GPU that is not in the table, from ``sm=8.6,sms=28,clock=1777,bandwidth=360[,l2=3]``.
+_LIMITS = {
+    "sms": (1, 1024),
+    "clock": (MIN_CLOCK, MAX_CLOCK),
+    "bandwidth": (1, 50_000),
+    "l2": (0.01, 4096),
+}
 
-    An unknown compute capability takes the rates of the nearest known one.
+
+def parse_description(text: str) -> Gpu:
+    """Return a GPU that is not in the table, described by the user.
+
+    An unknown compute capability has the rates of the nearest known one.
+
+    Args:
+        text: Description such as ``sm=8.6,sms=28,clock=1777,bandwidth=360[,l2=3]``.
 
     Raises:
-        QdqtoolError: A part is missing or no sensible number.
+        QdqtoolError: A part is missing, or is not a sensible number.
     """
     parts: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals or key.strip().lower() not in (
-            "sm",
-            "cc",
-            "sms",
-            "clock",
-            "bandwidth",
-            "l2",
-            "name",
-        ):
+        key = key.strip().lower()
+        if not equals or key not in ("sm", "cc", *_LIMITS, "name"):
             raise QdqtoolError(
-                said(
-                    "{`gpu`}: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
-                    "(MB)",
-                    part=part,
-                ),
+                f"`gpu`: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)",
                 code="wrong-format",
                 parameter="gpu",
             )
-        parts[key.strip().lower()] = value.strip()
-    known, notes = rates_of(parts.get("sm", parts.get("cc", "")))
-    numbers = {}
-    limits = {
-        "sms": (1, 1024),
-        "clock": (MIN_CLOCK, MAX_CLOCK),
-        "bandwidth": (1, 50_000),
-        "l2": (0.01, 4096),
-    }
-    for key, (low, high) in limits.items():
-        given = parts.get(key) or ("4" if key == "l2" else "")
-        try:
-            numbers[key] = float(given)
-        except ValueError:
-            raise QdqtoolError(
-                said("{`gpu`}: {key}= needs a number, not '{given}'", key=key, given=given),
-                code="wrong-type",
-                parameter="gpu",
-            ) from None
-        if not low <= numbers[key] <= high:
-            raise QdqtoolError(
-                said(
-                    "{`gpu`}: {key}={given} is outside {low:g} to {high:g}",
-                    key=key,
-                    given=given,
-                    low=low,
-                    high=high,
-                ),
-                code="out-of-range",
-                parameter="gpu",
-            )
+        parts[key] = value.strip()
+    rates, notes = find_rates(parts.get("sm", parts.get("cc", "")))
+    parts["l2"] = parts.get("l2") or "4"
+    numbers = {key: _parse_number(key, parts.get(key, "")) for key in _LIMITS}
     return Gpu(
-        parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
-        (),
-        int(numbers["sms"]),
-        numbers["clock"],
-        numbers["bandwidth"],
-        numbers["l2"],
-        0.0,
-        known,
-        Evidence.ASSUMED,
-        "described by the user",
-        notes,
+        name=parts.get("name") or f"GPU of {rates.cc} with {numbers['sms']:.0f} SMs",
+        aliases=(),
+        sms=int(numbers["sms"]),
+        clock=numbers["clock"],
+        bandwidth=numbers["bandwidth"],
+        l2=numbers["l2"],
+        power=0.0,
+        rates=rates,
+        evidence=Evidence.ASSUMED,
+        source="described by the user",
+        notes=notes,
     )
 
 
-def rates_of(cc: str) -> tuple[Rates, tuple[Note, ...]]:
-    """Rates of a compute capability (``8.6`` or ``86``), of the nearest one below where it is not known, with a note.
+def _parse_number(key: str, text: str) -> float:
+    low, high = _LIMITS[key]
+    try:
+        number = float(text)
+    except ValueError:
+        raise QdqtoolError(
+            f"`gpu`: {key}= needs a number, not '{text}'", code="wrong-type", parameter="gpu"
+        ) from None
+    if not low <= number <= high:
+        raise QdqtoolError(
+            f"`gpu`: {key}={text} is outside {low:g} to {high:g}",
+            code="out-of-range",
+            parameter="gpu",
+        )
+    return number
+
+
+def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
+    """Return the rates of a compute capability (``8.6`` or ``86``).
+
+    An unknown one has the rates of the nearest one below, with a note.
 
     Raises:
         QdqtoolError: The text is not a compute capability, or one below 5.3.
@@ -486,69 +539,86 @@ def rates_of(cc: str) -> tuple[Rates, tuple[Note, ...]]:
             code="wrong-format",
             parameter="sm",
         )
-    if text in rates():
-        return rates()[text], ()
-    number = float(text)
-    below = [r for r in rates().values() if float(r.cc) <= number]
+    if text in load_rates():
+        return load_rates()[text], ()
+    below = [rates for rates in load_rates().values() if float(rates.cc) <= float(text)]
     if not below:
         raise QdqtoolError(
             f"compute capability {text}: TensorRT 8 starts at 5.3",
             code="out-of-range",
             parameter="sm",
         )
-    nearest = max(below, key=lambda r: float(r.cc))
-    note = Remark.RATES_OF_NEAREST(cc=text, nearest=nearest.cc, architecture=nearest.architecture)
+    nearest = max(below, key=lambda rates: float(rates.cc))
+    note = Note(
+        f"compute capability {text} is unknown; rates of {nearest.cc} ({nearest.architecture}) used",
+        code="rates-of-nearest",
+        nearest=nearest.cc,
+    )
     return replace(nearest, cc=text), (note,)
 
 
-def chosen(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
-    """The GPU as the user runs it, by its name or a description (see :func:`of_description`).
+def choose_gpu(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
+    """Return the GPU as the user runs it.
 
-    ``clock`` is the SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load. ``power`` is ``MAXN``, or
-    a limit in W; without ``clock`` the clock is then scaled (a rough guess, and said so).
+    Args:
+        name: Its name, or a description (see :func:`parse_description`).
+        clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
+        power: ``MAXN``, or a limit in W. Without ``clock`` the clock is scaled to the limit, which
+            is a rough guess; a note says so.
 
     Raises:
-        QdqtoolError: The GPU is not known, or a number makes no sense.
+        QdqtoolError: The GPU is unknown, or a number is out of range.
     """
-    gpu = of_description(name) if "=" in name else find(name)
+    gpu = parse_description(name) if "=" in name else find_gpu(name)
     notes = list(gpu.notes)
-    if "=" not in name and (others := variants(name, gpu.name, [g.name for g in gpus()])):
-        notes.append(Remark.TAKEN_AS(name=name.strip(), gpu=gpu.name, others=others))
-    if power is not None and clock is None:
-        limit = _watts(power)
-        if limit is not None and limit < gpu.power:
-            # Dynamic power goes with f V^2 and V with f between its ends: f with the square root in between.
-            share = max(0.3, (limit / gpu.power) ** (0.6 if gpu.is_jetson else _CLOCK_OF_POWER))
-            gpu = replace(gpu, clock=gpu.clock * share)
-            notes.append(Remark.CLOCK_GUESSED(clock=gpu.clock, limit=limit, watts=gpu.power))
+    others = find_variants(name, gpu.name, [g.name for g in all_gpus()]) if "=" not in name else []
+    if others:
+        notes.append(
+            Note(
+                f"'{name.strip()}' read as {gpu.name}; it could also be {', '.join(others)}",
+                code="taken-as",
+            )
+        )
     if clock is not None:
         if not MIN_CLOCK <= clock <= MAX_CLOCK:
             raise QdqtoolError(
-                said(
-                    "{`clock`} {clock:g}: give MHz between {least:g} and {most:g}",
-                    clock=clock,
-                    least=MIN_CLOCK,
-                    most=MAX_CLOCK,
-                ),
+                f"`clock` {clock:g}: give MHz between {MIN_CLOCK:g} and {MAX_CLOCK:g}",
                 code="out-of-range",
                 parameter="clock",
             )
-        gpu = replace(gpu, clock=clock, power=0.0)  # under load, whatever the board's limit
+        gpu = replace(gpu, clock=clock, power=0.0)  # a clock under load includes the power limit
+    elif power is not None:
+        limit = _parse_watts(power)
+        if limit is not None and limit < gpu.power:
+            # Dynamic power goes with f V^2, and V goes with f between its ends: f with the
+            # square root in between.
+            exponent = 0.6 if gpu.is_jetson else _CLOCK_OF_POWER
+            slow = gpu.clock * max(0.3, (limit / gpu.power) ** exponent)
+            notes.append(
+                Note(
+                    f"clock of {slow:.0f} MHz estimated from {limit:g} W of {gpu.power:g} W; "
+                    "set `clock` if you know it",
+                    code="clock-guessed",
+                )
+            )
+            gpu = replace(gpu, clock=slow)
     return replace(gpu, notes=tuple(notes))
 
 
-def used_by(target: Target, gpu: Gpu) -> Gpu:
-    """The GPU with what a TensorRT has for it."""
+def restrict_to_target(target: Target, gpu: Gpu) -> Gpu:
+    """Return the GPU with the data types that the target has on it."""
     return gpu if target.has_int8 else replace(gpu, rates=replace(gpu.rates, int8=0.0))
 
 
-def _watts(power: str) -> float | None:
+def _parse_watts(power: str) -> float | None:
+    """Return a limit in W; None for the maximum."""
     text = power.strip().lower()
+    if text.startswith("max"):
+        return None
     with contextlib.suppress(ValueError):
-        if text.startswith("max") or 1 <= float(text.removesuffix("w")) <= 2000:
-            return None if text.startswith("max") else float(text.removesuffix("w"))
+        watts = float(text.removesuffix("w"))
+        if 1 <= watts <= 2000:
+            return watts
     raise QdqtoolError(
-        said("{`power`} {power}: give watts (15W) or MAXN", power=power[:40]),
-        code="wrong-format",
-        parameter="power",
+        f"`power` {power[:40]}: give watts (15W) or MAXN", code="wrong-format", parameter="power"
     )

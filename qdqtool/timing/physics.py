@@ -1,18 +1,19 @@
-"""The time of a layer from what it computes and moves: a roofline with a floor, padding, partly filled GPUs and an L2.
+"""Time of a layer from what it computes and moves: a roofline with a minimum, padding and an L2.
 
-For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its own overhead to each):
+For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its own overhead to
+each):
 
-    t        = floor + latency + (compute^p + memory^p)^(1/p)        compute and memory overlap in part
-    latency  = clocks for a step x steps of one tile                 what no number of SMs shortens
+    t        = minimum + latency + (compute^p + memory^p)^(1/p)      compute and memory overlap in part
+    latency  = clocks for a step x steps of one tile                 no number of SMs shortens it
     compute  = padded MACs / (rate x efficiency)
     memory   = max(bytes that miss the L2 / DRAM, bytes / L2)
 
-``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on tensor cores),
-products per output to 32. A convolution of fewer than 16 input channels cannot feed the tensor cores: in INT8 it runs
-by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX Orin; they write INT8 or FP32), unless a pooling is
-fused with it; else at a rate per SM that is the same on all GPUs measured. Depthwise convolutions run on the CUDA
-cores. Sources of the constants:
-``constants.json``, made by ``benchmarks/fit_timing.py``.
+``rate`` is the dense peak of the GPU at its clock. Output channels are padded to the tile (64 on
+tensor cores), products per output to 32. A convolution of fewer than 16 input channels cannot feed
+the tensor cores: in INT8 it runs by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX
+Orin; they write INT8 or FP32), unless a pooling is fused with it; else at a rate per SM that is the
+same on all GPUs measured. Depthwise convolutions run on the CUDA cores. The constants come from
+``constants.json``, which ``benchmarks/fit_timing.py`` writes.
 """
 
 from __future__ import annotations
@@ -31,25 +32,20 @@ import numpy.typing as npt
 
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.work import Work, width
+from qdqtool.timing.work import LayerWork, width
 from qdqtool.types import BYTES, Precision
 
 Array = npt.NDArray[np.float64]
-TILE = 64.0  # output channels that the smallest tensor core tiles worth choosing compute
+TILE = 64.0  # output channels of the smallest tensor core tile that is worth choosing
 DEPTH_STEP = 32.0  # products to which the depth is padded
-STEP_BYTES = 64.0  # of the depth that a tile takes in one step
+STEP_BYTES = 64.0  # bytes of the depth that a tile reads in one step
 DP4A_RATE = 256.0  # MAC per clock and SM: 64 integer lanes of 4 products
 DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions read and write
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
-PATHS = (
-    "int8",
-    "fp16",
-    "tf32",
-    "fp32",
-    "dp4a",
-)  # what multiplies; each has an efficiency of its own
+# Units that multiply; each has an efficiency of its own.
+PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")
 NAMES = (
     "floor_us",
     "floor_clocks",
@@ -73,22 +69,29 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Constants:
-    """What was fitted."""
+class TimeConstants:
+    """Constants that were fitted to measured times.
 
-    values: Mapping[str, float]  # by name (:data:`NAMES`)
-    # compute capability to the factor on computing rates, of those that were measured
+    Attributes:
+        values: Constants by name (:data:`NAMES`).
+        architectures: Factor on computing rates by compute capability, of the measured ones.
+        overhead_us: Microseconds that a profile adds to each layer (the median over GPUs; 0 to
+            7.5 were seen).
+        spreads: Factors within which 80 % of measured times lie: ``layer``, ``total`` (the GPU
+            left out of the fit, its architecture measured) and ``total_unknown`` (the
+            architecture left out). ``gain`` is the same for FP16's time over that of the network
+            with Q/DQ, GPU and network left out.
+        gap_us: Microseconds between two kernels of an engine that runs without a CUDA graph.
+        signs: Of measured pairs of INT8 and FP16 that differ by more than 5 %: how many times
+            the model named the faster one, by a fit without that network and GPU; and how many
+            pairs there are.
+    """
+
+    values: Mapping[str, float]
     architectures: Mapping[str, float]
-    overhead_us: float  # what a profile adds to each layer, in microseconds (the median over GPUs; 0 to 7.5 were seen)
-    # ``layer``, ``total`` (the GPU left out of the fit, its architecture measured) and ``total_unknown`` (the
-    # architecture left out): 80 % of what was measured lies within this factor of the model; ``gain`` is the same for
-    # FP16's time over that of the network with Q/DQ, GPU and network left out
+    overhead_us: float
     spreads: Mapping[str, float]
-    gap_us: float = (
-        0.0  # between two kernels of an engine that runs without a CUDA graph, in microseconds
-    )
-    # of measured pairs of INT8 and FP16 that differ by more than 5 %, how many of them the model named the faster one
-    # of, by a fit that had seen neither the network nor the GPU, and how many there are
+    gap_us: float = 0.0
     signs: tuple[int, int] = (0, 0)
 
     def is_measured(self, cc: str) -> bool:
@@ -96,32 +99,31 @@ class Constants:
         return cc in self.architectures
 
 
-def factor_of(cc: str, factors: Mapping[str, float]) -> float:
-    """The factor on computing rates; of an architecture that was not measured, that of the nearest one.
+def architecture_factor(cc: str, factors: Mapping[str, float]) -> float:
+    """Return the factor on computing rates; the nearest one for an unmeasured architecture.
 
-    Nearest is the closest number from 7.2 on; without tensor cores (before 7.0) it is that of 7.0 or 1. For Hopper
-    that holds: against the ResNet-50 throughput that NVIDIA's MLPerf v3.0 configurations expect, the model is as far
-    off on an H100 (x0.69 of the speed) as on an A100 (x0.77).
+    Nearest is the closest number from 7.2 on; without tensor cores (before 7.0) it is that of 7.0
+    or 1. For Hopper that holds: against the ResNet-50 throughput that NVIDIA's MLPerf v3.0
+    configurations expect, the model is as far off on an H100 (x0.69 of the speed) as on an A100
+    (x0.77).
     """
     number = float(cc)
-    near = (
-        "7.0"
-        if number < 7.0
-        else min(
-            (k for k in factors if float(k) >= 7.2),
-            key=lambda k: (abs(float(k) - number), k),
+    nearest = "7.0"
+    if number >= 7.0:
+        nearest = min(
+            (key for key in factors if float(key) >= 7.2),
+            key=lambda key: (abs(float(key) - number), key),
             default="",
         )
-    )
-    return factors.get(cc, factors.get(near, 1.0))
+    return factors.get(cc, factors.get(nearest, 1.0))
 
 
 @functools.cache
-def constants() -> Constants:
-    """The constants that ship with the package."""
+def load_constants() -> TimeConstants:
+    """Return the constants that ship with the package."""
     data: dict[str, Any] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
     signs = data["signs"]
-    return Constants(
+    return TimeConstants(
         data["values"],
         data["architectures"],
         data["overhead_us"],
@@ -131,75 +133,79 @@ def constants() -> Constants:
     )
 
 
-def features(
-    works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None
+def kernel_features(
+    works: Sequence[LayerWork], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None
 ) -> SimpleNamespace:
-    """Arrays of one or more layers, each with its GPU, named as in :func:`_row`; ``cc`` is a list.
+    """Return arrays of shape [layers], named as in :func:`_feature_row`; ``cc`` is a list.
 
-    ``cold`` says whose weights come from memory each time.
+    Args:
+        works: Layers.
+        gpus: GPU of each layer.
+        cold: Whether the weights of each layer come from memory in each run.
     """
-    rows = [_row(*one) for one in zip(works, gpus, cold or [False] * len(works), strict=True)]
+    colds = cold or [False] * len(works)
+    rows = [_feature_row(*layer) for layer in zip(works, gpus, colds, strict=True)]
     columns = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
     return SimpleNamespace(**columns, cc=[g.cc for g in gpus])
 
 
-def _row(w: Work, g: Gpu, cold: bool) -> dict[str, Any]:
-    (path, rate), old = _path(w.precision, g), float(g.cc) < 8.0
+def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
+    path, rate = _compute_path(w.precision, gpu)
+    is_old = float(gpu.cc) < 8.0
+    # A layer that writes far less than its convolution computes has a fused pooling.
+    convolution_bytes = w.rows * w.columns * w.groups * width(w.written_as)
     return {
         "kind": w.kind,
         "path": PATHS.index(path),
         "rate": float(rate),  # MAC per clock and SM at the peak
-        "clocks": g.per_second,
-        "sms": float(g.sms),  # SM clocks per second, all SMs
-        "bandwidth": g.bandwidth * 1e9,
-        "l2": g.l2 * 1e6,  # bytes/s, bytes
-        "pipe": float(g.rates.fp32_pipe),  # FP32 MAC per clock and SM of the CUDA cores
-        "pipelined": not old,  # copies to shared memory beside the computing
+        "clocks": gpu.clocks_per_second,  # of all SMs
+        "sms": float(gpu.sms),
+        "bandwidth": gpu.bandwidth * 1e9,  # bytes per second
+        "l2": gpu.l2 * 1e6,  # bytes
+        "pipe": float(gpu.rates.fp32_pipe),  # FP32 MAC per clock and SM of the CUDA cores
+        "pipelined": not is_old,  # copies to shared memory overlap with computing
         "rows": float(w.rows),
         "columns": float(w.columns),
-        "depth": float(w.depth * _filled(w.channels, w)),
+        "depth": float(w.depth * _padding_factor(w.channels, w)),
         "channels": float(w.channels),
         "groups": float(w.groups),
         "steps": float(w.steps),
-        # The layer writes far less than its convolution makes: a pooling is fused.
-        "pooled": w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as),
+        "pooled": w.written < 0.5 * convolution_bytes,
         "width": width(w.precision),
-        "moved": float(_moved(w)),
-        "cold": w.weights if cold else 0.0,  # bytes that come from memory each time
-        "to_float": old and w.written_as.is_float and not w.precision.is_float,
+        "moved": float(_count_padded_bytes(w)),
+        "cold": w.weights if cold else 0.0,  # bytes that come from memory in each run
+        "to_float": is_old and w.written_as.is_float and not w.precision.is_float,
     }
 
 
-def _filled(channels: float, w: Work) -> float:
-    """By how much a convolution in INT8 pads channels to the 32 of its layout; few channels come in fours.
+def _is_padded(w: LayerWork) -> bool:
+    return w.kind in (work.CONV, work.DECONV) and w.precision == Precision.INT8
 
-    The tensors take the room of the padded channels, and the kernel multiplies all of them.
+
+def _padding_factor(channels: float, w: LayerWork) -> float:
+    """Return the factor by which an INT8 convolution pads channels to the 32 of its layout.
+
+    Few channels are in groups of four. Both the tensors and the products are padded.
     """
-    if (
-        w.kind not in (work.CONV, work.DECONV)
-        or w.precision != Precision.INT8
-        or channels < work.FEW_CHANNELS
-    ):
+    if not _is_padded(w) or channels < work.FEW_CHANNELS:
         return 1.0
     return math.ceil(channels / INT8_BLOCK) * INT8_BLOCK / channels
 
 
-def _moved(w: Work) -> float:
-    if w.kind not in (work.CONV, work.DECONV) or w.precision != Precision.INT8 or not w.columns:
-        return w.moved
-    come, go = _filled(w.channels * w.groups, w), _filled(w.columns * w.groups, w)
-    return (
-        w.read * come
-        + w.weights * come
-        + w.written * (1.0 if w.written_as == Precision.FP32 else go)
-    )
+def _count_padded_bytes(w: LayerWork) -> float:
+    if not _is_padded(w) or not w.columns:
+        return w.bytes_moved
+    inputs = _padding_factor(w.channels * w.groups, w)
+    outputs = _padding_factor(w.columns * w.groups, w)
+    written = w.written * (1.0 if w.written_as == Precision.FP32 else outputs)
+    return w.read * inputs + w.weights * inputs + written
 
 
 _INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)
 
 
-def _path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
-    """What multiplies, tensor cores by type, dp4a, or (``fp32``) the CUDA cores; and its rate (FP16 has its own)."""
+def _compute_path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
+    """Return the unit that multiplies (:data:`PATHS`) and its MACs per clock and SM."""
     r = gpu.rates
     if precision in _INTEGERS and r.int8:
         return "int8" if r.int8_path == "tensor" else "dp4a", r.int8
@@ -211,27 +217,29 @@ def _path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
 def kernel_seconds(
     f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[str, float]
 ) -> Array:
-    """Seconds of each layer's kernel (:func:`features`) in a running engine.
+    """Return the seconds of each layer's kernel in a running engine, of shape [layers].
 
-    ``c`` are constants by name, ``factors`` those on computing rates by compute capability.
+    Args:
+        f: Features of the layers (:func:`kernel_features`).
+        c: Constants by name.
+        factors: Factors on computing rates by compute capability.
     """
-    known = {cc: factor_of(cc, factors) for cc in set(f.cc)}
-    factor = np.asarray([known[cc] for cc in f.cc])
-    tensor = f.path <= PATHS.index("tf32")
+    by_cc = {cc: architecture_factor(cc, factors) for cc in set(f.cc)}
+    factor = np.asarray([by_cc[cc] for cc in f.cc])
+    is_tensor = f.path <= PATHS.index("tf32")
     few = f.channels < work.FEW_CHANNELS
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
-    integer = f.path == PATHS.index("int8")
-    by_dp4a = few & integer & ~f.pooled
+    is_integer = f.path == PATHS.index("int8")
+    by_dp4a = few & is_integer & ~f.pooled
     starved = np.where(
-        by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(integer, c["few_int8"], c["few_fp16"])
+        by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(is_integer, c["few_int8"], c["few_fp16"])
     )
-    rate = np.where(few & tensor, np.minimum(rate, starved), rate)
-    columns = _padded(
-        np.maximum(f.columns, 1.0), np.where(by_dp4a, DP4A_TILE, np.where(tensor, TILE, 16.0))
-    )
-    depth = np.where(tensor, _padded(f.depth, DEPTH_STEP), f.depth)
+    rate = np.where(few & is_tensor, np.minimum(rate, starved), rate)
+    tile = np.where(by_dp4a, DP4A_TILE, np.where(is_tensor, TILE, 16.0))
+    columns = _round_up(np.maximum(f.columns, 1.0), tile)
+    depth = np.where(is_tensor, _round_up(f.depth, DEPTH_STEP), f.depth)
     steps = depth * f.width / STEP_BYTES
-    rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
+    rate = np.where(is_tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
     rate = np.where(f.to_float, rate * c["to_float_old"], rate)
     depthwise = f.kind == work.DEPTHWISE
     computing = depthwise | np.isin(f.kind, (work.CONV, work.DECONV))
@@ -241,43 +249,38 @@ def kernel_seconds(
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
     # Few bytes of each position: neither memory nor L2 is used well.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
-    of_copies = np.where(
-        scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
-    )
-    share = np.where(copies, of_copies, np.where(computing, c["dram"], c["pool"]))
+    copy_share = np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
+    copy_share = np.where(scattered, c["few_copy"], copy_share)
+    share = np.where(copies, copy_share, np.where(computing, c["dram"], c["pool"]))
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
-    cached = (
-        moved
-        / (c["l2"] * f.clocks * L2_BYTES)
-        * np.where(scattered, c["copy"] / c["few_copy"], 1.0)
-    )
+    slowdown = np.where(scattered, c["copy"] / c["few_copy"], 1.0)
+    cached = moved / (c["l2"] * f.clocks * L2_BYTES) * slowdown
     outside = f.cold + np.maximum(moved - f.cold, 0.0) * missing
     memory = np.maximum(outside / (share * f.bandwidth), cached)
     p = 1.0 + c["overlap"]
-    per_step = np.where(f.pipelined, c["step_clocks"], c["step_clocks_old"])
-    latency = np.where(computing & ~depthwise, per_step * steps * f.sms / f.clocks, 0.0)
-    floor = c["floor_us"] * 1e-6 + c["floor_clocks"] * f.sms / f.clocks
-    time: Array = f.steps * floor + latency + (compute**p + memory**p) ** (1.0 / p)
+    step_clocks = np.where(f.pipelined, c["step_clocks"], c["step_clocks_old"])
+    latency = np.where(computing & ~depthwise, step_clocks * steps * f.sms / f.clocks, 0.0)
+    minimum = c["floor_us"] * 1e-6 + c["floor_clocks"] * f.sms / f.clocks
+    time: Array = f.steps * minimum + latency + (compute**p + memory**p) ** (1.0 / p)
     return np.where(f.kind == work.NOTHING, 0.0, time)
 
 
-def _padded(values: Array, step: float | Array) -> Array:
-    padded: Array = np.ceil(values / step) * step
-    return padded
+def _round_up(values: Array, step: float | Array) -> Array:
+    multiples: Array = np.ceil(values / step) * step
+    return multiples
 
 
-def seconds(works: Sequence[Work], gpu: Gpu) -> Array:
-    """Seconds of each layer in a running engine on a GPU."""
+def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
+    """Return the seconds of each layer in a running engine on a GPU, of shape [layers]."""
     if not works:
         return np.zeros(0)
-    fitted = constants()
-    cold = [weights_are_cold(works, gpu)] * len(works)
-    return kernel_seconds(
-        features(works, [gpu] * len(works), cold), fitted.values, fitted.architectures
-    )
+    constants = load_constants()
+    cold = [has_cold_weights(works, gpu)] * len(works)
+    features = kernel_features(works, [gpu] * len(works), cold)
+    return kernel_seconds(features, constants.values, constants.architectures)
 
 
-def weights_are_cold(works: Sequence[Work], gpu: Gpu) -> bool:
-    """Whether a network's weights are more than the L2 holds, so that each execution reads them from memory."""
+def has_cold_weights(works: Sequence[LayerWork], gpu: Gpu) -> bool:
+    """Whether the weights exceed the L2, so that each run reads them from memory."""
     return sum(w.weights for w in works) > gpu.l2 * 1e6

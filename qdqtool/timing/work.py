@@ -1,4 +1,7 @@
-"""What one engine layer computes and moves, the input of the time model; memory layouts and reformats between them."""
+"""Work of one engine layer: what it computes and moves. Input of the time model.
+
+Also the memory layouts of an engine's tensors, and Myelin's regions.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,43 @@ POOL, REDUCE, RESIZE, SOFTMAX, POINTWISE = "pool", "reduce", "resize", "softmax"
 COPY, CONVERSION, REFORMAT, SHUFFLE = "copy", "conversion", "reformat", "shuffle"
 MYELIN, NOTHING, UNKNOWN = "myelin", "nothing", "unknown"
 COMPUTING = (CONV, DEPTHWISE, DECONV)
-ShapeOf = Callable[[str], tuple[int, ...] | None]
-FEW_CHANNELS = 16  # input channels below which a convolution's kernel cannot feed the tensor cores
+ShapeLookup = Callable[[str], tuple[int, ...] | None]
+"""Shape of a tensor by its name; None if unknown."""
+FEW_CHANNELS = 16  # a convolution of fewer input channels cannot feed the tensor cores
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A layer as the time model sees it."""
+class LayerWork:
+    """A layer as the time model sees it.
 
-    kind: str  # one of the words above
-    precision: Precision = Precision.FP32  # what it computes in; FP16 or FP32 for a float
-    written_as: Precision = Precision.FP32  # precision of its output
-    # output positions of the convolution (batch x height x width, before a fused pooling); 0 for others
+    Attributes:
+        kind: One of the words above, such as ``conv``.
+        precision: Type that it computes in: FP16 or FP32 for a float.
+        written_as: Type of its output.
+        rows: Output positions of a convolution (batch x height x width, before a fused
+            pooling); 0 for other layers.
+        columns: Output channels of one group.
+        depth: Products per output value: input channels of one group x kernel positions.
+        channels: Input channels of one group; for a conversion, channels of the tensor.
+        groups: Groups of the convolution.
+        read: Bytes read, without the weights.
+        weights: Bytes of the weights.
+        written: Bytes written.
+        steps: Number of kernels: 1, except in a region of many operators.
+    """
+
+    kind: str
+    precision: Precision = Precision.FP32
+    written_as: Precision = Precision.FP32
     rows: float = 0.0
-    columns: float = 0.0  # output channels of one group
-    depth: float = 0.0  # products per output value: input channels of one group x kernel positions
-    channels: float = 0.0  # input channels of one group; of a conversion, the tensor's channels
-    groups: float = 1.0  # of the convolution
-    read: float = 0.0  # bytes read, weights apart
-    weights: float = 0.0  # bytes of the weights
-    written: float = 0.0  # bytes written
-    steps: float = 1.0  # kernels that it takes; 1 but for a region of many operators
+    columns: float = 0.0
+    depth: float = 0.0
+    channels: float = 0.0
+    groups: float = 1.0
+    read: float = 0.0
+    weights: float = 0.0
+    written: float = 0.0
+    steps: float = 1.0
 
     @property
     def macs(self) -> float:
@@ -46,28 +65,31 @@ class Work:
         return self.rows * self.columns * self.groups * self.depth
 
     @property
-    def moved(self) -> float:
-        """Bytes read and written, weights included."""
+    def bytes_moved(self) -> float:
+        """Bytes read and written, including weights."""
         return self.read + self.weights + self.written
 
-    def writing_fp32(self) -> Work:
-        """The same with an output in FP32."""
+    def with_fp32_output(self) -> LayerWork:
+        """Return the same work with an output in FP32."""
         elements = self.written / width(self.written_as)
         return replace(self, written_as=Precision.FP32, written=elements * width(Precision.FP32))
 
 
-def touched(source: float, rows: float, depth: float, groups: float) -> float:
-    """Elements of a convolution's input that it reads: a 1x1 kernel of stride 2 skips three positions of four."""
+def count_read_elements(source: float, rows: float, depth: float, groups: float) -> float:
+    """Return how many elements of its input a convolution reads.
+
+    A 1x1 kernel of stride 2 skips three of four positions.
+    """
     return min(source, rows * depth * groups)
 
 
 def width(precision: Precision) -> float:
-    """Bytes of an element; 4 where the type is not known."""
+    """Return the bytes of an element; 4 if the type is unknown."""
     return precision.width or 4.0
 
 
-# Views, and what is computed before the network runs.
-FREE = (
+# Operators that run as no kernel: views, and what is computed before the network runs.
+FREE_OPERATORS = (
     "Reshape",
     "Squeeze",
     "Unsqueeze",
@@ -87,7 +109,8 @@ FREE = (
     "Gather",
     "Expand",
 )
-HEAVY = (
+# Operators that do not share a kernel with their neighbors.
+SEPARATE_OPERATORS = (
     "Softmax",
     "LogSoftmax",
     "LayerNormalization",
@@ -103,7 +126,8 @@ HEAVY = (
     "ArgMax",
     "Einsum",
 )
-KINDS = {
+# Kind of work by the type of an engine layer.
+LAYER_KINDS = {
     "Pooling": POOL,
     "Reduce": POOL,
     "Resize": RESIZE,
@@ -113,12 +137,14 @@ KINDS = {
 }
 
 
-def product_of(node: Node, shape_of: ShapeOf) -> Work | None:
-    """The matrix product of a Conv, ConvTranspose, Gemm or MatMul, what it moves in elements instead of bytes.
+def product_work(node: Node, lookup_shape: ShapeLookup) -> LayerWork | None:
+    """Return the work of a Conv, ConvTranspose, Gemm or MatMul; None if a shape is unknown.
 
-    None where a shape is not known.
+    ``read``, ``weights`` and ``written`` are in elements instead of bytes.
     """
-    source, target, weights = (shape_of(t) for t in (node.input(0), node.output, node.input(1)))
+    source, target, weights = (
+        lookup_shape(tensor) for tensor in (node.input(0), node.output, node.input(1))
+    )
     if not source or not target or weights is None:
         return None
     kind, groups, out = CONV, 1, float(math.prod(target))
@@ -129,22 +155,18 @@ def product_of(node: Node, shape_of: ShapeOf) -> Work | None:
         kernel = float(math.prod(weights[2:]))
         if node.op == "ConvTranspose":
             kind, channels = DECONV, float(source[1] // groups)
-            rows, columns, depth = (
-                float(math.prod(source)) / max(1, source[1]),
-                weights[1] * kernel,
-                channels,
-            )
+            rows = float(math.prod(source)) / max(1, source[1])
+            columns, depth = weights[1] * kernel, channels
         else:
             channels, columns = float(weights[1]), target[1] / groups
             kind = DEPTHWISE if groups > 1 and columns * channels <= 16 else CONV
             rows, depth = out / max(1, target[1]), channels * kernel
     else:
-        depth = channels = float(
-            source[0] if node.op == "Gemm" and node.integer("transA", 0) else source[-1]
-        )
+        is_transposed = node.op == "Gemm" and node.integer("transA", 0)
+        depth = channels = float(source[0] if is_transposed else source[-1])
         columns = float(target[-1])
         rows = out / max(1.0, columns)
-    return Work(
+    return LayerWork(
         kind,
         rows=rows,
         columns=columns,
@@ -152,13 +174,13 @@ def product_of(node: Node, shape_of: ShapeOf) -> Work | None:
         channels=channels,
         groups=float(groups),
         written=out,
-        read=touched(float(math.prod(source)), rows, depth, float(groups)),
+        read=count_read_elements(float(math.prod(source)), rows, depth, float(groups)),
         weights=columns * depth * groups,
     )
 
 
 class Layout(StrEnum):
-    """Where the channels of a tensor are in memory, in TensorRT's words."""
+    """Memory layout of a tensor, as TensorRT writes it."""
 
     LINEAR = "linear"
     PAIRS = "NC/2HW2"
@@ -168,8 +190,8 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reformat:
-    """A change of layout in front of a layer, or in front of the network's output (``layer`` is empty)."""
+class LayoutChange:
+    """A change of layout before a layer, or before the network's output (``layer`` is empty)."""
 
     tensor: str
     layer: str
@@ -181,7 +203,7 @@ class Reformat:
 
     @property
     def needs_tf32(self) -> bool:
-        """Whether only a GPU that multiplies FP32 by TF32 has it."""
+        """Whether only GPUs that multiply FP32 as TF32 have it."""
         return self.precision == Precision.FP32 and Layout.CHANNELS_LAST in (
             self.source,
             self.target,
@@ -190,146 +212,160 @@ class Reformat:
 
 _LINEAR = (Layout.LINEAR,)
 _HALF_MAPS = (Layout.PAIRS, Layout.LINEAR, Layout.CHANNELS_LAST)
-_BLOCK = 32  # channels of NC/32HW32
-_HALVES = (
-    Precision.FP16,
-    Precision.BF16,
-    Precision.FLOAT,
-)  # a float whose width is left open as FP16
+# A float of open width counts as FP16.
+_HALVES = (Precision.FP16, Precision.BF16, Precision.FLOAT)
 _LINEAR_TYPES = ("Shuffle", "Softmax", "TopK", "NMS", "NoOp", "Gather", "Reduce", "Myelin")
 
 
-def reformats_of(
-    engine: Sequence[tuple[EngineLayer, Work]],
-    shape_of: ShapeOf,
+def find_layout_changes(
+    engine: Sequence[tuple[EngineLayer, LayerWork]],
+    lookup_shape: ShapeLookup,
     inputs: Iterable[str],
     outputs: Iterable[str],
-) -> list[Reformat]:
-    """The reformats of a predicted engine: layers, each behind those whose results it reads, and the work of each.
+) -> list[LayoutChange]:
+    """Return the layout changes of a predicted engine.
 
-    The network's inputs are linear, its outputs have to be.
+    The network's inputs are linear, and its outputs have to be.
+
+    Args:
+        engine: Layers with their work, in topological order.
+        lookup_shape: Shape of a tensor.
+        inputs: Names of the network's inputs.
+        outputs: Names of the network's outputs.
     """
-    return _Layouts(engine, shape_of).run(inputs, outputs)
+    return _LayoutTracker(engine, lookup_shape).run(inputs, outputs)
 
 
-class _Layouts:
-    def __init__(self, engine: Sequence[tuple[EngineLayer, Work]], shape_of: ShapeOf) -> None:
-        self.engine, self.shape_of = engine, shape_of
-        self.at: dict[str, Layout] = {}
-        self.made: set[tuple[str, Layout, str]] = set()
-        self.result: list[Reformat] = []
-        self.reads = [self._reads(layer, found) for layer, found in engine]
-        self.readers: dict[str, list[int]] = defaultdict(list)
-        self.writers: dict[str, list[int]] = defaultdict(list)
+class _LayoutTracker:
+    """Layouts of tensors while the engine's layers are visited in order."""
+
+    def __init__(
+        self, engine: Sequence[tuple[EngineLayer, LayerWork]], lookup_shape: ShapeLookup
+    ) -> None:
+        self.engine, self.lookup_shape = engine, lookup_shape
+        self.layouts: dict[str, Layout] = {}
+        self.keys: set[tuple[str, Layout, str]] = set()  # changes that exist
+        self.changes: list[LayoutChange] = []
+        self.accepted = [self._accepted_layouts(layer, work) for layer, work in engine]
+        self.consumers: dict[str, list[int]] = defaultdict(list)
+        self.producers: dict[str, list[int]] = defaultdict(list)
         for i, (layer, _) in enumerate(engine):
             for edge in layer.inputs:
-                self.readers[edge.tensor].append(i)
+                self.consumers[edge.tensor].append(i)
             for edge in layer.outputs:
-                self.writers[edge.tensor].append(i)
-        # What all readers want in one layout is changed once, behind its maker (ResNet-18 in FP32 on an A100).
-        self.alike = {
-            t for t, readers in self.readers.items() if len({self.reads[i] for i in readers}) == 1
+                self.producers[edge.tensor].append(i)
+        # If all consumers accept the same layouts, the tensor is changed once, after its
+        # producer (ResNet-18 in FP32 on an A100).
+        self.uniform = {
+            tensor
+            for tensor, consumers in self.consumers.items()
+            if len({self.accepted[i] for i in consumers}) == 1
         }
 
-    def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[Reformat]:
-        self.at = dict.fromkeys(inputs, Layout.LINEAR)
-        for i, (layer, found) in enumerate(self.engine):
-            wanted = self.reads[i]
-            have = [self.at.get(edge.tensor) for edge in layer.inputs]
-            if len(wanted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
-                # One layout for all its inputs: the first that needs no reformat.
-                wanted = (next((h for h in have if h in wanted), wanted[0]),)
-            for k, edge in enumerate(layer.inputs):
-                residual = k and found.kind in COMPUTING
+    def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[LayoutChange]:
+        self.layouts = dict.fromkeys(inputs, Layout.LINEAR)
+        for i, (layer, work) in enumerate(self.engine):
+            accepted = self.accepted[i]
+            if len(accepted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
+                # All inputs get one layout: the first that needs no change.
+                current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
+                accepted = (next((c for c in current if c in accepted), accepted[0]),)
+            for position, edge in enumerate(layer.inputs):
+                is_residual = position and work.kind in COMPUTING
                 is_open = edge.precision in (Precision.FLOAT, Precision.UNKNOWN)
-                self._reach(
+                self._convert(
                     edge.tensor,
                     layer.name,
-                    (self._writes(i),) if residual else wanted,
-                    found.precision if is_open else edge.precision,
+                    (self._output_layout(i),) if is_residual else accepted,
+                    work.precision if is_open else edge.precision,
                 )
             for edge in layer.outputs:
-                if edge.tensor not in self.at or len(self.writers[edge.tensor]) == 1:
-                    self.at[edge.tensor] = self._writes(i)
+                if edge.tensor not in self.layouts or len(self.producers[edge.tensor]) == 1:
+                    self.layouts[edge.tensor] = self._output_layout(i)
         for tensor in outputs:
-            for i in self.writers.get(tensor, ())[:1]:
-                self._reach(tensor, "", _LINEAR, self.engine[i][1].written_as)
-        return self.result
+            for i in self.producers.get(tensor, ())[:1]:
+                self._convert(tensor, "", _LINEAR, self.engine[i][1].written_as)
+        return self.changes
 
-    def _reach(
-        self, tensor: str, layer: str, wanted: tuple[Layout, ...], precision: Precision
+    def _convert(
+        self, tensor: str, layer: str, accepted: tuple[Layout, ...], precision: Precision
     ) -> None:
-        """Brings a tensor into one of the layouts; nothing to do where it has no layout (or one position only)."""
-        have = self.at.get(tensor)
-        shape = None if have is None or not wanted or have in wanted else self.shape_of(tensor)
-        if have is None or shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
+        """Change a tensor's layout unless it is accepted, unknown, or irrelevant (one position)."""
+        current = self.layouts.get(tensor)
+        if current is None or not accepted or current in accepted:
             return
-        key = (tensor, wanted[0], "" if tensor in self.alike else layer)
-        if key not in self.made:
-            self.made.add(key)
-            elements = float(math.prod(shape))
-            self.result.append(
-                Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision)
+        shape = self.lookup_shape(tensor)
+        if shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
+            return
+        key = (tensor, accepted[0], "" if tensor in self.uniform else layer)
+        if key not in self.keys:
+            self.keys.add(key)
+            elements, channels = float(math.prod(shape)), float(shape[1])
+            change = LayoutChange(
+                tensor, layer, current, accepted[0], elements, channels, precision
             )
+            self.changes.append(change)
 
-    def _reads(self, layer: EngineLayer, found: Work) -> tuple[Layout, ...]:
-        """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""
-        if layer.type == "Conversion" or found.kind == UNKNOWN:
+    def _accepted_layouts(self, layer: EngineLayer, work: LayerWork) -> tuple[Layout, ...]:
+        """Return the layouts that a layer's data input may have, the preferred one first.
+
+        Empty if every layout is accepted.
+        """
+        if layer.type == "Conversion" or work.kind == UNKNOWN:
             return ()
         if layer.type in _LINEAR_TYPES:
-            return () if self._keeps(layer) else _LINEAR
-        integer = found.precision == Precision.INT8
-        if found.kind in COMPUTING:
-            if integer:
-                few = found.channels < FEW_CHANNELS and found.kind != DEPTHWISE
-                return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS) if few else (Layout.BLOCKS,)
-            return (self._floats(found),)
-        if found.kind in (COPY, RESIZE):
+            return () if self._keeps_shape(layer) else _LINEAR
+        is_int8 = work.precision == Precision.INT8
+        if work.kind in COMPUTING:
+            if not is_int8:
+                return (_float_layout(work),)
+            if work.channels < FEW_CHANNELS and work.kind != DEPTHWISE:
+                return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS)
+            return (Layout.BLOCKS,)
+        if work.kind in (COPY, RESIZE):
             return ()
-        if integer:
+        if is_int8:
             return (Layout.BLOCKS, Layout.FOURS)
-        if found.precision in _HALVES:
-            return (Layout.PAIRS, Layout.CHANNELS_LAST) if found.kind == POOL else _HALF_MAPS
+        if work.precision in _HALVES:
+            return (Layout.PAIRS, Layout.CHANNELS_LAST) if work.kind == POOL else _HALF_MAPS
         return (Layout.LINEAR, Layout.CHANNELS_LAST)
 
-    def _floats(self, found: Work) -> Layout:
-        """What a convolution that computes in floats reads and writes."""
-        few = found.precision not in _HALVES and found.channels < FEW_CHANNELS
-        return Layout.LINEAR if few else Layout.CHANNELS_LAST
+    def _keeps_shape(self, layer: EngineLayer) -> bool:
+        """Whether a layer is a NoOp whose input and output have the same shape."""
+        if layer.type != "NoOp" or not layer.inputs or not layer.outputs:
+            return False
+        before = self.lookup_shape(layer.inputs[0].tensor)
+        return before == self.lookup_shape(layer.outputs[0].tensor)
 
-    def _keeps(self, layer: EngineLayer) -> bool:
-        """Whether a NoOp leaves the tensor's shape as it is."""
-        return (
-            layer.type == "NoOp"
-            and bool(layer.inputs)
-            and bool(layer.outputs)
-            and (self.shape_of(layer.inputs[0].tensor) == self.shape_of(layer.outputs[0].tensor))
-        )
-
-    def _writes(self, i: int) -> Layout:
-        layer, found = self.engine[i]
-        if found.kind in COMPUTING:
-            if found.precision == Precision.INT8:
-                return Layout.LINEAR if found.written_as == Precision.FP32 else Layout.BLOCKS
-            return self._floats(found)
-        if layer.type == "Conversion":  # what the first reader that is not open wants
-            readers = (
-                self.reads[j] for edge in layer.outputs for j in self.readers.get(edge.tensor, ())
-            )
-            if wanted := next(filter(None, readers), ()):
-                return wanted[0]
-            return Layout.BLOCKS if found.written_as == Precision.INT8 else Layout.LINEAR
-        if layer.type in _LINEAR_TYPES and not self._keeps(layer):
+    def _output_layout(self, i: int) -> Layout:
+        layer, work = self.engine[i]
+        if work.kind in COMPUTING:
+            if work.precision != Precision.INT8:
+                return _float_layout(work)
+            return Layout.LINEAR if work.written_as == Precision.FP32 else Layout.BLOCKS
+        if layer.type == "Conversion":
+            for edge in layer.outputs:
+                for consumer in self.consumers.get(edge.tensor, ()):
+                    if self.accepted[consumer]:
+                        return self.accepted[consumer][0]
+            return Layout.BLOCKS if work.written_as == Precision.INT8 else Layout.LINEAR
+        if layer.type in _LINEAR_TYPES and not self._keeps_shape(layer):
             return Layout.LINEAR
-        have = self.at.get(layer.inputs[0].tensor) if layer.inputs else None
-        wanted = self.reads[i]
-        if not wanted:
-            return have or Layout.LINEAR
-        known = [self.at.get(edge.tensor) for edge in layer.inputs]
-        return next((h for h in known if h is not None and h in wanted), wanted[0])
+        current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
+        accepted = self.accepted[i]
+        if not accepted:
+            return (current[0] if current else None) or Layout.LINEAR
+        return next((c for c in current if c is not None and c in accepted), accepted[0])
+
+
+def _float_layout(work: LayerWork) -> Layout:
+    """Return the layout that a float convolution reads and writes."""
+    is_starved = work.precision not in _HALVES and work.channels < FEW_CHANNELS
+    return Layout.LINEAR if is_starved else Layout.CHANNELS_LAST
 
 
 _NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
+# Operators that end a region.
 _OUTSIDE = (
     "Conv",
     "ConvTranspose",
@@ -341,66 +377,108 @@ _OUTSIDE = (
 )
 
 
-def region_nodes(model: Model) -> frozenset[str]:
-    """Names of the nodes that lie in a region: those on a path from one attention or normalization to the next."""
+def find_region_nodes(model: Model) -> frozenset[str]:
+    """Return the names of the nodes in Myelin's regions.
+
+    A region holds the paths from one attention or normalization to the next.
+    """
     seeds = {
-        n.name for n in model.nodes if n.op == "LayerNormalization" or is_computed_product(model, n)
+        node.name
+        for node in model.nodes
+        if node.op == "LayerNormalization" or is_computed_product(model, node)
     }
     if not seeds:
         return frozenset()
-    behind, front = set(seeds), set(seeds)
-    for node in model.ordered:
-        if node.name not in behind and node.op not in _OUTSIDE:
-            if any(
-                p is not None and p.name in behind
-                for p in map(model.producer, filter(None, node.inputs))
-            ):
-                behind.add(node.name)
-    for node in reversed(model.ordered):
-        if node.name not in front and node.op not in _OUTSIDE:
-            if any(r.name in front for t in node.outputs for r in model.consumers(t)):
-                front.add(node.name)
-    return frozenset(behind & front)
+    downstream, upstream = set(seeds), set(seeds)
+    candidates = [node for node in model.ordered if node.op not in _OUTSIDE]
+    for node in candidates:
+        producers = map(model.producer, filter(None, node.inputs))
+        if any(p is not None and p.name in downstream for p in producers):
+            downstream.add(node.name)
+    for node in reversed(candidates):
+        consumers = (c for tensor in node.outputs for c in model.consumers(tensor))
+        if any(c.name in upstream for c in consumers):
+            upstream.add(node.name)
+    return frozenset(downstream & upstream)
 
 
-def work_in_region(model: Model, node: Node, shape_of: ShapeOf, plain: Precision) -> Work:
-    """The kernel of a node of a region that has no weights; nothing where it is part of another kernel."""
-    nothing = Work(NOTHING, plain, plain)
-    written = _elements(shape_of(node.output))
-    sizes = [_elements(shape_of(t)) for t in node.inputs if t and not model.is_constant(t)]
-    if not written or any(s is None for s in sizes):
-        return nothing
-    read = sum(s for s in sizes if s is not None)
-    size = width(plain)
+def region_node_work(
+    model: Model, node: Node, lookup_shape: ShapeLookup, float_type: Precision
+) -> LayerWork:
+    """Return the kernel of a node without weights in a region.
+
+    Its kind is ``nothing`` if the node is part of another kernel.
+    """
+    nothing = LayerWork(NOTHING, float_type, float_type)
     if is_computed_product(model, node):
-        shape, target = shape_of(node.input(0)), shape_of(node.output)
-        if not shape:
-            return nothing
-        depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
-        first = any(r.op in ("Softmax", "Mul", "Div", "Add") for r in model.consumers(node.output))
-        ends = (read, 0.0) if first else ((sizes[-1] or 0.0), written)  # the scores stay inside
-        return Work(
-            CONV,
-            plain,
-            plain,
-            written / columns,
-            columns,
-            depth,
-            depth,
-            1.0,
-            ends[0] * size,
-            0.0,
-            ends[1] * size,
-            1.0 if first else 0.0,
-        )
+        return _attention_product_work(model, node, lookup_shape, float_type) or nothing
+    written = _count_elements(lookup_shape(node.output))
+    sizes = _count_input_elements(model, node, lookup_shape)
+    if not written or sizes is None:
+        return nothing
     if node.op in _NORMS:
-        return Work(POOL, plain, plain, read=read * size, written=written * size)
-    if (
-        node.op == "Add" and len(sizes) > 1 and min(s or 0.0 for s in sizes) == written
-    ):  # a skip: read and kept
-        return Work(POINTWISE, plain, plain, read=written * size, written=written * size, steps=0.0)
-    return nothing
+        moved, steps = (sum(sizes), written), 1.0
+        kind = POOL
+    elif node.op == "Add" and len(sizes) > 1 and min(sizes) == written:
+        # A skip connection is read and kept.
+        moved, steps = (written, written), 0.0
+        kind = POINTWISE
+    else:
+        return nothing
+    element = width(float_type)
+    return LayerWork(
+        kind,
+        float_type,
+        float_type,
+        read=moved[0] * element,
+        written=moved[1] * element,
+        steps=steps,
+    )
 
 
-def _elements(shape: tuple[int, ...] | None) -> float | None:
+def _attention_product_work(
+    model: Model, node: Node, lookup_shape: ShapeLookup, float_type: Precision
+) -> LayerWork | None:
+    """Return the work of a product of two computed tensors; None if a shape is unknown.
+
+    Both products of an attention are one kernel, in which the scores stay.
+    """
+    shape, target = lookup_shape(node.input(0)), lookup_shape(node.output)
+    sizes = _count_input_elements(model, node, lookup_shape)
+    if not shape or target is None or not math.prod(target) or sizes is None:
+        return None
+    depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
+    out = float(math.prod(target))
+    is_first = any(c.op in ("Softmax", "Mul", "Div", "Add") for c in model.consumers(node.output))
+    read, written = (sum(sizes), 0.0) if is_first else (sizes[-1], out)
+    element = width(float_type)
+    return LayerWork(
+        CONV,
+        float_type,
+        float_type,
+        rows=out / columns,
+        columns=columns,
+        depth=depth,
+        channels=depth,
+        read=read * element,
+        written=written * element,
+        steps=1.0 if is_first else 0.0,
+    )
+
+
+def _count_input_elements(
+    model: Model, node: Node, lookup_shape: ShapeLookup
+) -> list[float] | None:
+    """Return the elements of each computed input; None if one is unknown."""
+    sizes = []
+    for tensor in node.inputs:
+        if tensor and not model.is_constant(tensor):
+            size = _count_elements(lookup_shape(tensor))
+            if size is None:
+                return None
+            sizes.append(size)
+    return sizes
+
+
+def _count_elements(shape: tuple[int, ...] | None) -> float | None:
     return None if shape is None else float(math.prod(shape))

@@ -12,15 +12,14 @@ from dataclasses import replace
 
 from google.protobuf.message import EncodeError
 
-from calibration.cluster import mapping
+from calibration.cluster.connection import Cluster, check_cluster
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
-from qdqtool.insertion import losses
+from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.api import prepared, said_of_half, too_large
-from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -29,6 +28,7 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
@@ -182,7 +182,7 @@ def tune(
         run = _TuningRun(model, data, target_named(target), options)
         opened = None
         if cluster is not None:
-            opened = stack.enter_context(mapping.Cluster(cluster, mixed_cpus))
+            opened = stack.enter_context(Cluster(cluster, mixed_cpus))
         run.collect_ranges(progress, None if opened is None else opened.client)
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
@@ -204,7 +204,7 @@ class _TuningRun:
         self.data = data
         self.options = options
         if options.cluster.cluster is not None:
-            mapping.check_where(options.cluster.cluster)
+            check_cluster(options.cluster.cluster)
         timeout = limits.check_seconds(options.search.check_timeout, "check_timeout")
         options.goal.check_budget(options.gpu.gpu)
         self.gpu = _choose_gpu(options.gpu, target)
@@ -296,7 +296,7 @@ class _TuningRun:
             text = f"ranges from {room} of {images} images: more would exceed the time limit"
             notes.append(Note(text, code="ranges-on", room=room, images=images))
             data = _take_samples(self.sets, room)
-        statistics, self.ranges_report = collect_for(
+        statistics, self.ranges_report = collect_statistics(
             planner.model,
             data,
             planner.possible_groups(),
@@ -322,7 +322,7 @@ class _TuningRun:
             return 0
         start, few = time.monotonic(), _take_samples(self.sets, _TIMED_SAMPLES)
         groups = self.planner.possible_groups()
-        collect_for(self.model, few, groups, max_images=len(few), cluster=cluster)
+        collect_statistics(self.model, few, groups, max_images=len(few), cluster=cluster)
         seconds_per_sample = (time.monotonic() - start) / len(few)
         return count_fitting_samples(_RANGES_TIME * limit, seconds_per_sample)
 
@@ -331,7 +331,7 @@ class _TuningRun:
         recipe = self.planner.plan(Configuration()).recipe
         model, quantized = recipe.build(self.planner.model)
         largest = {t: s.absmax for t, s in self.planner.statistics.items()}
-        samples = _take_samples(self.sets, losses.FEW)
+        samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
         return too_large(model, quantized, largest, samples, self.warnings)
 
     def make_search(
@@ -431,7 +431,7 @@ class _TuningRun:
         fp32_model = self.planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = _take_samples(self.sets, samples)
         try:
-            errors = losses.compare(self.model, [fp32_model, model], data, samples=samples)
+            errors = losses.compare_outputs(self.model, [fp32_model, model], data, samples=samples)
         except ModelError as error:
             text = f"agreement of the FP16 model with the float model was not measured: {error}"
             self.warnings.append(Note(text, code="half-not-measured"))
@@ -499,8 +499,8 @@ def _serialize(model: Model) -> bytes:
 def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
     if options.gpu is None:
         return None
-    gpu = gpus.chosen(options.gpu, options.clock, options.power)
-    gpu = gpus.used_by(target.with_capability(gpu.cc, gpu.name), gpu)
+    gpu = gpus.choose_gpu(options.gpu, options.clock, options.power)
+    gpu = gpus.restrict_to_target(target.with_capability(gpu.cc, gpu.name), gpu)
     if not gpu.has_int8:
         raise QdqtoolError(
             f"`gpu` {options.gpu}: {gpu.name} has no INT8 on {target.display_name}, so that every "

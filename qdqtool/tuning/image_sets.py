@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calibration.arrays import Preprocess, open_data
+from calibration.arrays import open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
+from calibration.options import Preprocess
 from calibration.session import input_specs, metadata_size
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions

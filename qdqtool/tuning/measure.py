@@ -27,12 +27,12 @@ import onnx
 from onnx import helper
 
 from calibration import Focus
-from calibration.cluster.mapping import Cluster
-from calibration.cluster.mapping import Job as ClusterJob
-from calibration.clustered import shared
+from calibration.cluster.connection import Cluster
+from calibration.cluster.jobs import ClusterJob
+from calibration.cluster_pass import share_dataset
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
-from qdqtool.insertion.losses import Compared
+from qdqtool.insertion.losses import ReferenceOutputs
 from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import QUANTIZABLE
@@ -63,7 +63,7 @@ class Measurement:
     """One candidate on one sample.
 
     Attributes:
-        error: Error of the compared tensors, see :class:`qdqtool.insertion.losses.Compared`.
+        error: Error of the compared tensors, see :class:`qdqtool.insertion.losses.ReferenceOutputs`.
         evidence: Evidence of the metric; None if the task does not ask for it.
     """
 
@@ -194,7 +194,7 @@ class FloatReference:
         metric_reference: Result of :meth:`Metric.prepare`.
     """
 
-    compared: Compared
+    compared: ReferenceOutputs
     metric_reference: Any
 
     @property
@@ -383,7 +383,7 @@ class PartitionedNetwork:
     def _make_reference(self, tensors: _Arrays) -> FloatReference:
         job = self.job
         focus_map = self._focus.find(tensors) if self._focus else None
-        compared = Compared({t: tensors[t] for t in job.compared}, focus_map)
+        compared = ReferenceOutputs({t: tensors[t] for t in job.compared}, focus_map)
         return FloatReference(
             compared, job.metric.prepare({t: tensors[t] for t in job.metric.tensors})
         )
@@ -552,7 +552,7 @@ class ClusterMapper(contextlib.ExitStack):
             cluster_job = ClusterJob(
                 self.cluster,
                 f"{__name__}:open_job",
-                replace(job, images=shared(job.images), _network=None),
+                replace(job, images=share_dataset(job.images), _network=None),
                 f"{__name__}:run_task",
             )
             self._opened = self.enter_context(cluster_job), job

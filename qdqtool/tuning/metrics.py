@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import Compared, compared_tensors
+from qdqtool.insertion.losses import ReferenceOutputs, comparison_tensors
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
@@ -200,7 +200,7 @@ class OutputAgreement:
 
     def prepare(self, reference: Outputs) -> Any:
         """Return the part of the float network's outputs that `observe` needs."""
-        return Compared({t: reference[t] for t in self.tensors}, None)
+        return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
         """Return the evidence of one sample."""
@@ -371,7 +371,7 @@ def find_compared_tensors(model: Model) -> list[str]:
 
     If a network sorts its results, these are tensors from before the sorting.
     """
-    tensors = compared_tensors(model)
+    tensors = comparison_tensors(model)
     if tensors == list(model.outputs) and _sorts_results(model):
         last = find_head(model).finals
         tensors = [n.output for n in model.ordered if n.index in last] or tensors

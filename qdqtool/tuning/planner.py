@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.insertion import halfprecision
+from qdqtool.insertion import fp16
 from qdqtool.insertion.placement import (
     Placement,
     PlacementRules,
@@ -28,7 +28,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.twin import light
+from qdqtool.timing.model_variants import strip_large_constants
 from qdqtool.trt.targets import Target
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.types import Prediction, QuantizedTensor
@@ -234,7 +234,7 @@ class Planner:
         else:
             model, quantized = self.model.copy(), []
         if self.half:
-            halfprecision.to_half(model, self.wide)
+            fp16.convert_to_fp16(model, self.wide)
         return model, quantized
 
     def cost(self, configuration: Configuration) -> PlacementCost:
@@ -259,12 +259,12 @@ class Planner:
         else:
             model = self.light_model.copy()
         if self.half:
-            halfprecision.to_half(model, self.wide)
+            fp16.convert_to_fp16(model, self.wide)
         predicted = prediction.predict(model, self.target, advice=False)
         if self.gpu is None:
             return PlacementCost.from_prediction(predicted, None)
         time = estimate(
-            model, predicted, self.gpu, self.target, plain=self.gpu.plain, compare=False
+            model, predicted, self.gpu, self.target, float_type=self.gpu.float_type, compare=False
         )
         return PlacementCost.from_prediction(predicted, time.total_ms)
 
@@ -272,4 +272,6 @@ class Planner:
     def light_model(self) -> Model:
         """The network without its large weights. Shapes may depend on other constants."""
         weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
-        return Model(light(self.model, weights), self.model.path, EDITED, types=self.model)
+        return Model(
+            strip_large_constants(self.model, weights), self.model.path, EDITED, types=self.model
+        )

@@ -16,8 +16,8 @@ from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.timing.twin import Shapes
-from qdqtool.timing.work import product_of
+from qdqtool.timing.model_variants import TensorShapes
+from qdqtool.timing.work import product_work
 from qdqtool.types import QuantizedTensor
 
 
@@ -150,10 +150,10 @@ def list_remaining_work(model: Model) -> list[float]:
 
     The first entry, for the inputs, is 1, the last one 0.
     """
-    shapes = Shapes(model)
+    shapes = TensorShapes(model)
     work = []
     for node in model.ordered:
-        product = product_of(node, shapes.get) if node.op in WEIGHTED else None
+        product = product_work(node, shapes.get) if node.op in WEIGHTED else None
         work.append(1.0 if product is None else product.macs)
     total = sum(work) or 1.0
     remaining = itertools.accumulate(work, operator.sub, initial=total)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion import losses
+from qdqtool.insertion import losses, sample_runs
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
@@ -99,7 +99,7 @@ class PlacementSearch:
     final_deadline: float | None = None
     last_judging: float | None = None
     seconds_per_run: float = 0.0
-    fp16_samples: int = losses.FEW
+    fp16_samples: int = sample_runs.FP16_SAMPLES
     sites: list[TuningSite] = field(default_factory=list)
     decisions: list[CandidateDecision] = field(default_factory=list)
     scale_candidates: list[Candidate] = field(default_factory=list)
@@ -444,7 +444,7 @@ class PlacementSearch:
         plan = self.planner.plan(self.start)
         sources = {t: s.group.sources for s in plan.scales for t in s.group.quantized}
         quantized = [q for q in plan.recipe.build(self.planner.model)[1] if q.tensor in sources]
-        worst = losses.candidates(quantized, self.planner.statistics, sources, len(quantized))
+        worst = losses.rank_activations(quantized, self.planner.statistics, sources, len(quantized))
         single = {}
         for site in self.sites:
             floats = site.as_float()

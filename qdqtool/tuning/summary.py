@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 
 from qdqtool.timing import gpus
-from qdqtool.timing.parts import PAYS
+from qdqtool.timing.results import MIN_GAIN
 from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.planner import FLOAT
 from qdqtool.tuning.result import PlacementResult, SiteChoice, SiteResult
@@ -124,11 +124,11 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
                 ms=float_ms,
             )
         ]
-    if float_ms < PAYS * ms:
+    if float_ms < MIN_GAIN * ms:
         return [
             Note(
                 f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float "
-                f"model ({float_ms:.4g} ms), less than {PAYS:g} times",
+                f"model ({float_ms:.4g} ms), less than {MIN_GAIN:g} times",
                 code="hardly-pays",
                 ms=float_ms,
                 times=float_ms / ms,

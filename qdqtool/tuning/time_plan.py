@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calibration.dataset import spread_indices
 from qdqtool import prediction
-from qdqtool.insertion.losses import FEW
+from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.tuning.recipe import FLOAT_RECIPE
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.sensitivity import BETTER_PART
@@ -114,7 +114,9 @@ def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
     writing = max(_WRITING_TIME * limit, _WRITING_FACTOR * _time_writing(search))
     if search.planner.half:
         comparing = 3 * seconds_per_run
-        search.fp16_samples = min(FEW, count_fitting_samples(_FP16_TIME * limit, comparing))
+        search.fp16_samples = min(
+            FP16_SAMPLES, count_fitting_samples(_FP16_TIME * limit, comparing)
+        )
         writing += comparing * search.fp16_samples
     seconds_left = evaluator.deadline - time.monotonic()
     search.final_deadline = evaluator.deadline - writing

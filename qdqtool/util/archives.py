@@ -1,9 +1,7 @@
-"""Arrays in npy and npz files, read within limits and never unpickled."""
+"""Arrays in npy and npz files, read by numpy within one limit and never unpickled."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import os
 import weakref
@@ -25,10 +23,7 @@ _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_HEADER_BYTES = 1 << 16  # numpy rejects headers above 10,000 bytes
 _KINDS = "biuf"
-_ENCRYPTED = 0x1
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,40 +59,26 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         DataError: It is not an array of plain numbers, or has fewer values than its shape.
     """
     try:
-        head = io.BytesIO(file.read(_HEADER_BYTES))
-    except Exception as error:  # zlib, zipfile and struct have classes of their own
-        raise DataError(f"{name}: damaged: {reason_of(error)}", code="file-damaged") from error
-    try:
-        read = _HEADER_READERS[np.lib.format.read_magic(head)]
-        shape, fortran, dtype = read(head)
-    except Exception as error:  # numpy evaluates the header as a Python literal
+        read = _HEADER_READERS[np.lib.format.read_magic(file)]
+        shape, fortran, dtype = read(file)
+        header = ArrayHeader(shape, dtype, fortran, file.tell())
+    except Exception as error:  # numpy, zipfile and zlib have classes of their own
         reason = f"{name}: not a numpy array file: {reason_of(error)}"
         raise DataError(reason, code="wrong-format") from error
-    header = ArrayHeader(shape, dtype, fortran, head.tell())
-    _check_header(header, size, name)
-    file.seek(header.start)
-    return header
-
-
-def _check_header(header: ArrayHeader, size: int, name: str) -> None:
-    shape, dtype = header.shape, header.dtype
     if dtype.hasobject:
         reason = "holds Python objects, which are never loaded; save plain numbers"
         raise DataError(f"{name}: {reason}", code="python-objects")
     if dtype.kind not in _KINDS or dtype.subdtype is not None:
         raise DataError(f"{name}: holds {dtype}, which is not a plain number", code="wrong-type")
-    try:
-        np.broadcast_to(np.empty((), dtype), shape)
-    except (
-        ValueError
-    ):  # negative, more dimensions than numpy has, or an empty array with a huge one
+    if min(shape, default=0) < 0:
         reason = f"declares the shape {list(shape)}; save it again"
-        raise DataError(f"{name}: {reason}", code="wrong-shape") from None
+        raise DataError(f"{name}: {reason}", code="wrong-shape")
     available = max(0, size - header.start)
     if header.nbytes > available:
         needed, present = limits.format_bytes(header.nbytes), limits.format_bytes(available)
         reason = f"the file is cut off: {list(shape)} of {dtype} need {needed}, it has {present}"
         raise DataError(f"{name}: {reason}", code="file-damaged")
+    return header
 
 
 def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
@@ -107,13 +88,10 @@ def read_values(file: IO[bytes], header: ArrayHeader, name: str) -> Array:
         DataError: The file is cut off or damaged.
     """
     try:
-        data = file.read(header.nbytes)
-    except Exception as error:
+        values = np.frombuffer(file.read(header.nbytes), header.dtype)
+        return values.reshape(header.shape, order="F" if header.fortran else "C")
+    except Exception as error:  # numpy, zipfile and zlib have classes of their own
         raise DataError(f"{name}: damaged: {reason_of(error)}", code="file-damaged") from error
-    if len(data) != header.nbytes:
-        raise DataError(f"{name}: the file is cut off; copy it again", code="file-damaged")
-    values = np.frombuffer(data, header.dtype)
-    return values.reshape(header.shape, order="F" if header.fortran else "C")
 
 
 class Archive:
@@ -127,45 +105,29 @@ class Archive:
         members: Entry of each array, in the order of the archive.
 
     Raises:
-        DataError: It is missing, encrypted, too large, or not an npz file that numpy wrote.
+        DataError: It is missing, too large, or not an npz file.
     """
 
     def __init__(self, path: StrPath, *, record: bool = True) -> None:
         self.path = os.fspath(path)
-        self.members: dict[str, zipfile.ZipInfo] = {}
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(open_input(path, error=DataError, record=record))
-            size = os.fstat(file.fileno()).st_size
-            if not size:
-                raise DataError("is empty", self.path, code="empty")
-            try:
-                self._zip = zipfile.ZipFile(file)
-            except Exception as error:  # zipfile raises many classes for damaged directories
-                reason = f"not an npz file: {reason_of(error)}"
-                raise DataError(reason, self.path, code="wrong-format") from error
-            for entry in self._zip.infolist():
-                self._add(entry)
-            total = sum(entry.file_size for entry in self.members.values())
-            limit = limits.unpacked_limit(size)
-            limits.check_size(total, limit, "its arrays unpack to", DataError, path=self.path)
-            self._close = weakref.finalize(self, stack.pop_all().close)
-
-    def _add(self, entry: zipfile.ZipInfo) -> None:
-        if not entry.filename.endswith(".npy"):
-            return
-        name = entry.filename.removesuffix(".npy")
-        if entry.flag_bits & _ENCRYPTED:
-            reason = f"array '{name}' is encrypted; save it again with numpy"
-            raise DataError(reason, self.path, code="encrypted")
-        if entry.compress_type not in _COMPRESSIONS:
-            reason = (
-                f"array '{name}' is packed in a way that numpy does not write; "
-                "save it again with numpy"
-            )
-            raise DataError(reason, self.path, code="unsupported")
-        if name in self.members:
-            raise DataError(f"has two arrays '{name}'", self.path, code="duplicate")
-        self.members[name] = entry
+        file = open_input(path, error=DataError, record=record)
+        self._close = weakref.finalize(self, file.close)
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise DataError("is empty", self.path, code="empty")
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except Exception as error:  # zipfile raises many classes for damaged directories
+            reason = f"not an npz file: {reason_of(error)}"
+            raise DataError(reason, self.path, code="wrong-format") from error
+        self.members = {
+            entry.filename.removesuffix(".npy"): entry
+            for entry in self._zip.infolist()
+            if entry.filename.endswith(".npy")
+        }
+        total = sum(entry.file_size for entry in self.members.values())
+        limit = limits.unpacked_limit(size)
+        limits.check_size(total, limit, "its arrays unpack to", DataError, path=self.path)
 
     def describe(self, name: str) -> str:
         """Return path and name of an array for messages."""
@@ -175,7 +137,7 @@ class Archive:
         """Open one array.
 
         Raises:
-            DataError: It is damaged.
+            DataError: It is damaged or encrypted.
         """
         try:
             return self._zip.open(self.members[name])
@@ -189,9 +151,10 @@ class Archive:
         Raises:
             DataError: It is damaged, or not an array of plain numbers.
         """
-        what = self.describe(name)
+        label = self.describe(name)
         with self.open(name) as file:
-            return read_values(file, read_header(file, self.members[name].file_size, what), what)
+            header = read_header(file, self.members[name].file_size, label)
+            return read_values(file, header, label)
 
     def close(self) -> None:
         self._close()

@@ -39,7 +39,6 @@ SAMPLE = 512 * MB  # one sample of an array file
 SAMPLE_ROWS = 4096  # rows of a fixed batch
 FETCHED = 256 * MB  # tensors that all threads fetch together
 COUNTED = 512 * MB  # histograms of all threads together
-CACHE_HEADER = 64 * MB  # the header of a calibration cache
 CACHE_MEMORY = 512 * MB  # statistics in a calibration cache
 
 # Graphs

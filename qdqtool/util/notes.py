@@ -58,34 +58,6 @@ class Remark(Enum):
     """Templates of all notes; calling one with values returns the note."""
 
     # Images and ranges
-    NOT_REUSED = (
-        "{cache}: cannot be reused, because data from an iterator cannot be identified later"
-    )
-    NOT_USED = "{cache}: not used: {why}; calibrating again"
-    UNFINISHED = (
-        "{cache}: not used, because it is incomplete and lacks '{tensor}'; calibrating again"
-    )
-    REUSED = "{cache}: reused ({images} images, same model and data); nothing was run"
-    REUSED_IN_PART = "{cache}: reused, except for {missing} tensors that it lacks"
-    RESUMED = "{cache}: resumed after {images} images"
-    OTHER_FORMATS = (
-        "images of other formats are not read ({formats:joined , }): convert them to one of {kinds}"
-    )
-    DEAD_LINKS = "skipped {count:counted broken link}, first {first}"
-    BROKEN_IMAGES = "{broken} of {total} images could not be read and were skipped"
-    FEW_IMAGES = "only {images:counted calibration image}; {enough} or more give steadier ranges"
-    FAR_INPUTS = (
-        "inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division by 255 missing "
-        "(scale 1/255)?"
-    )
-    SMALL_INPUTS = (
-        "inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
-    )
-    CONSTANT_IMAGES = "{constant} of {total} images are constant (every value the same)"
-    NONFINITE_SAMPLES = "{nonfinite} of {total} samples contain NaN or infinities"
-    NONFINITE_TENSOR = (
-        "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite and were left out"
-    )
     ALWAYS_ZERO = "'{tensor}' is zero on all calibration data; its scale is meaningless"
 
     # The float model, prepared
@@ -188,63 +160,6 @@ class Remark(Enum):
     )
     NOT_PREDICTED = "not predicted: {error}"
 
-    # fix
-    CODE_NOT_FOUND = "{code} does not occur in this model for {target}"
-    COMPARED_IN_BODY = (
-        "the whole model cannot be compared ({error}): outputs were compared after its last "
-        "convolutions"
-    )
-    WEAK_COMPARISON = (
-        "the outputs differ by {error:.0%} from the float network: the inputs do not fit the "
-        "scales, so the comparison is weak; give images with {`data`}"
-    )
-    COMPARED_IN_FRONT = (
-        "outputs were compared before {nodes:joined , }, which onnxruntime cannot run"
-    )
-
-    NOT_COMPARABLE = "its outputs cannot be compared with those of the float network: {error}"
-    RESULT_CANNOT_RUN = "onnxruntime cannot run the result: {error}"
-    SCALE_TOO_COARSE = (
-        "one scale would cost '{tensor}' {bits:.1f} bits of its precision, and a fix gives up"
-        " 2 at most: keep the scales separate, or leave one side in float"
-    )
-    NO_NUMBERS = "outputs would be NaN or infinite"
-    DISTANCE_GROWS = (
-        "the error of output '{output}' against the float network would grow from "
-        "{before:.2%} to {after:.2%}"
-    )
-    DISTANCE_OF_PART_GROWS = (
-        "the error of '{part}' in output '{output}' against the float network would grow from"
-        " {before:.2%} to {after:.2%}"
-    )
-    ERROR_GREW = "the error of {output} grew from {before:.2%} to {after:.2%}"
-    OUTPUT_LOST = (
-        "{output} has the same value everywhere, unlike in the float network: its information"
-        " is lost"
-    )
-    CONSTANTS_ROUNDED = (
-        "{count:were constant} stored as INT8 in addition to the weights, so the file lacks "
-        "the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector are off"
-        " by up to half a step"
-    )
-    INSERT_IS_BETTER = (
-        "the scales come from another quantizer, and a fix has no data to improve them: "
-        "quantize the float model for full accuracy (qdqtool insert FLOAT.onnx --calib "
-        "images/)"
-    )
-    NO_BETTER = "the prediction would not improve"
-    BRINGS_ERRORS = "it would cause errors ({codes:joined , })"
-    FEWER_INT8 = "there would be {after} INT8 convolutions instead of {before}"
-    FEWER_INT8_TO_INT8 = (
-        "there would be {after} convolutions with INT8 input and output instead of {before}"
-    )
-    MORE_CONVERSIONS = "there would be {after} conversions instead of {before}"
-    NOT_SEPARATED = "the places that cause this were not found within {tries} tries"
-    NOT_SEPARATED_AS = NOT_SEPARATED + ": {why}"
-    LEFT_AFTER_FIX = "it remains after the fix that was applied there"
-    FIX_LACKS = "the model lacks something that a fix needs here"
-    BRINGS_NOTHING = "a fix would gain nothing here"
-
     # extract
     CHECKED_BUILD = "{builder}: {status}"
     CHECKED_BUILD_SAYING = CHECKED_BUILD + ": {message}"
@@ -307,47 +222,6 @@ class Remark(Enum):
     LOG_LACKS = "the log: {gap}"
 
     # verify and compare
-    NO_VERSION = "the build does not state its version; {target} was used for the prediction"
-    AMBIGUOUS_VERSION = (
-        "the build does not state its version, and its format fits {version} and 10: {target}"
-        " was used for the prediction ({`target`} sets it)"
-    )
-    VERSION_OF_SPELLING = (
-        "the build does not state its version; its format is that of {version}, predicted as "
-        "{target}"
-    )
-    SHOWN_BY_BUILD = "shown by the build"
-    NOT_SHOWN_BY_BUILD = (
-        "{name}: the build does not show which of {values:joined , } applies; compared with {value}"
-    )
-    SHOWN_AS_ASSUMED = "{name}: the build shows {value}, as assumed for {target}"
-    NEAREST_AS_ASSUMED = (
-        "{name}: the build fits {value} best, but not everywhere; {value} is assumed for {target}"
-    )
-    SHOWN_OTHERWISE = "{name}: the build shows {value}; {assumed} is assumed for {target}"
-    NEAREST_OTHERWISE = (
-        "{name}: the build fits {value} best, but not everywhere; {assumed} is assumed for {target}"
-    )
-    COMPARED_WITH = "{name}: compared with {value}, which the build shows"
-    MORE_MISMATCHES = "{count} more mismatches of kind '{kind}'"
-    NO_FP16_FLAG = (
-        "the float remainder runs in FP32 because --fp16 was not given; this comes from the "
-        "flags, not from the placement"
-    )
-    BUILT_ALIKE = "prediction and build agree: {status}: {message}"
-    CONVERSIONS_BETWEEN = "{few} to {many} conversions predicted, depending on the scales"
-    LINES_LEFT_OUT = "{count} pass lines depend on equal scales and were not compared"
-    NO_ESTIMATE = "{ms:.3f} ms measured ({source}), without an estimate to compare: {why}"
-    FEW_ALIKE = (
-        "only {likeness:.0%} of the layers have a counterpart with the same neighbors: these "
-        "are two versions of a network, or two networks"
-    )
-    UNTYPED_TIMES = (
-        "{files:joined  and }: layer times without data types; give the layer JSON or the log"
-        " as well"
-    )
-    ONE_UNTIMED = "one build has layer times, the other has none: give its profile as well"
-    OF_FLOAT_MODEL = "the build has no Q/DQ: it was built from a float model"
     BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
 
     # A line of a log
@@ -358,61 +232,6 @@ class Remark(Enum):
     PASSES_SHARE_LINE = (
         "Several passes print this line: it belongs to the pass of the last 'Running: ...' "
         "line above it."
-    )
-
-    # Times
-    INPUT_TAKEN = "input '{name}': shape {shape:joined x} assumed"
-    BATCH_SCALED = "the model's batch is {own}; times scaled to {batch}"
-    WITHOUT_QDQ = "{target} has no INT8 on {gpu}: this is the time without Q/DQ"
-    NO_INT8 = "no INT8 on this GPU: nothing to gain"
-    IN_MYELIN = (
-        "on {architecture} TensorRT compiles the network with Myelin: conversions next to "
-        "kernels that map or copy values count as part of them, as seen in one engine"
-    )
-    NO_LAYERS_NAMED = (
-        "{target} does not name layers: estimated from the engine that {typical} would build"
-    )
-    NOT_MEASURED = (
-        "no {architecture} GPU of compute capability {cc} was measured; the range is wider"
-    )
-    SLOWED = (
-        "at {watts:g} W the GPU may not hold {clock:.0f} MHz under load: the upper end of the"
-        " range is for {least:.0f} MHz; set {`clock`} if you know it"
-    )
-    SHAPES_UNKNOWN = (
-        "{unknown} of {layers} layers have unknown shapes; each is counted as one minimal kernel"
-    )
-    MOST_SHAPES_UNKNOWN = (
-        SHAPES_UNKNOWN + ", so the time is unreliable: export the model with fixed shapes"
-    )
-    GAIN_UNKNOWN = "the possible gain of INT8 is unknown: {why}"
-    OF_GPU = "{notes:joined ; }"
-
-    # GPUs
-    LAPTOP = (
-        "the laptop GPU is not in the table: SMs of the {board} at an estimated clock; set "
-        "{`clock`}"
-    )
-    RATES_OF_NEAREST = (
-        "compute capability {cc} is unknown; rates of {nearest} ({architecture}) used"
-    )
-    TAKEN_AS = "'{name}' read as {gpu}; it could also be {others:joined , }"
-    CLOCK_GUESSED = (
-        "clock of {clock:.0f} MHz estimated from {limit:g} W of {watts:g} W; set {`clock`} if"
-        " you know it"
-    )
-    SMS_OF_LOG = "the log states {sms} SMs, the {board} has {own}: {sms} used"
-    CLOCK_OF_LOG = (
-        "the log prints {clock:.0f} MHz and {memory_clock:.0f} MHz; a Jetson prints the GPU's"
-        " clock as the memory's, so the lower one is used; set {`clock`} if you know it"
-    )
-    CONTRADICTED = (
-        "the log contradicts {gpu}: {device} has {facts:joined  and }; set {`gpu`} to the GPU"
-        " of the log, or leave it out"
-    )
-    BANDWIDTH_GUESSED = (
-        "the log does not state the memory bandwidth: that of the {near} used, scaled to the "
-        "number of SMs"
     )
 
     def __call__(self, **values: Any) -> Note:

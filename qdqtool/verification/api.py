@@ -42,9 +42,8 @@ from qdqtool.types import Event, Precision, Prediction
 from qdqtool.util.checks import check_choice
 from qdqtool.util.file_types import is_model_name
 from qdqtool.util.files import record_inputs
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from qdqtool.util.records import replaced
-from qdqtool.util.said import said
 from qdqtool.verification import build_model as local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -67,6 +66,14 @@ from qdqtool.verification.lines import (
 BuildFile: TypeAlias = str | os.PathLike[str]
 _MAX_CONFLICTS = 0.1  # share of the names that may stand for another node
 MIN_NAMED = 0.2  # share of a model's convolutions that a log of this model names at least
+# Codes of the notes about an assumption, by whether the build fits the value everywhere, and
+# whether the value is the assumed one.
+_ASSUMPTION_NOTES = {
+    (True, True): "shown-as-assumed",
+    (True, False): "shown-otherwise",
+    (False, True): "nearest-as-assumed",
+    (False, False): "nearest-otherwise",
+}
 
 
 def verify(
@@ -108,33 +115,32 @@ def verify_model(
 ) -> tuple[Verification, Target]:
     """Verify a model in memory; also return the target of the prediction."""
     check_explicit(build, model)
-    chosen_target, notes = choose_target_for_gpu(build, target, gpu)
+    resolved, notes = choose_target_for_gpu(build, target, gpu)
     check_same_model(model, build)
-    prediction = predict(model, chosen_target)
-    if chosen_target.is_rtx:
+    prediction = predict(model, resolved)
+    if resolved.is_rtx:
         result = verify_rtx_build(model, prediction, build)
     else:
-        result = compare_under_assumptions(model, prediction, build, chosen_target)
+        result = compare_under_assumptions(model, prediction, build, resolved)
         assert result.prediction is not None
         from qdqtool.verification.times import compare_times, explain_missing_estimate
 
-        result.times = compare_times(model, result.prediction, build, chosen_target, gpu)
+        result.times = compare_times(model, result.prediction, build, resolved, gpu)
         if result.times is None and gpu.gpu is None:
             notes += explain_missing_estimate(build)
     result.notes[:0] = [*build.notes, *notes]
-    return result, chosen_target
+    return result, resolved
 
 
 def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Build:
     """Read the files of one build, or return the build that was read already."""
+    if len(builds) == 1 and isinstance(builds[0], Build):
+        return builds[0]
     files: list[BuildFile] = []
     for build in builds:
-        if isinstance(build, Build):
-            if len(builds) == 1:
-                return build
-        elif isinstance(build, (str, os.PathLike)):
+        if isinstance(build, (str, os.PathLike)):
             files.append(build)
-        else:
+        elif not isinstance(build, Build):
             files += build
     if not files:
         raise BuildLogError(
@@ -164,35 +170,30 @@ def choose_target_for_gpu(
     Raises:
         QdqtoolError: The GPU is unknown, or the target or the build is not for it.
     """
-    chosen, notes = choose_target(build, target)
-    if not chosen.is_rtx and options.gpu is None:
-        return chosen, notes
+    resolved, notes = choose_target(build, target)
+    if not resolved.is_rtx and options.gpu is None:
+        return resolved, notes
     from qdqtool.timing import gpus
-    from qdqtool.timing.expected import gpu_of, of_facts
+    from qdqtool.timing.built_engine import find_build_gpu, parse_device
 
-    stated = of_facts("", build.gpu).cc
-    gpu = None if options.gpu is None else gpus.chosen(options.gpu)
-    if chosen.is_rtx and build.targets:
-        chosen = replaced(chosen, capabilities=build.targets)
-        if gpu is not None and gpu.cc not in chosen.capability_names:
+    stated = parse_device("", build.gpu).cc
+    gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
+    if resolved.is_rtx and build.targets:
+        resolved = replaced(resolved, capabilities=build.targets)
+        if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
-                said(
-                    "{`gpu`} {name}: has compute capability {cc}, and the build is for "
-                    "{told:joined , }; name the GPU that it ran on",
-                    name=gpu.name,
-                    cc=gpu.cc,
-                    told=chosen.capability_names,
-                ),
+                f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
+                f"{', '.join(resolved.capability_names)}; name the GPU that it ran on",
                 code="different-gpus",
                 parameter="gpu",
             )
     elif gpu is not None:
-        chosen = chosen.with_capability(gpu.cc, gpu.name, seen=gpu.cc == stated)
+        resolved = resolved.with_capability(gpu.cc, gpu.name, seen=gpu.cc == stated)
     elif stated is not None:
-        chosen = chosen.with_capability(stated, seen=True)
-    elif (built_on := gpu_of(build)) is not None:
-        chosen = chosen.with_capability(built_on.cc, seen=True)
-    return chosen, notes
+        resolved = resolved.with_capability(stated, seen=True)
+    elif (built_on := find_build_gpu(build)) is not None:
+        resolved = resolved.with_capability(built_on.cc, seen=True)
+    return resolved, notes
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[Note]]:
@@ -203,15 +204,32 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
         return RTX, []
     version = build.tensorrt or build.version_hint
     if version is None:
-        return TARGETS[DEFAULT_TARGET], [Remark.NO_VERSION(target=DEFAULT_TARGET)]
+        note = Note(
+            f"the build does not state its version; {DEFAULT_TARGET} was used for the prediction",
+            code="no-version",
+            target=DEFAULT_TARGET,
+        )
+        return TARGETS[DEFAULT_TARGET], [note]
     if build.tensorrt is None and version == LATEST_SPELLING:
-        return TARGETS[DEFAULT_TARGET], [
-            Remark.AMBIGUOUS_VERSION(version=version, target=DEFAULT_TARGET)
-        ]
-    chosen = target_of_version(version)
-    return chosen, [] if build.tensorrt is not None else [
-        Remark.VERSION_OF_SPELLING(version=version, target=chosen.name)
-    ]
+        note = Note(
+            f"the build does not state its version, and its format fits {version} and 10: "
+            f"{DEFAULT_TARGET} was used for the prediction (`target` sets it)",
+            code="ambiguous-version",
+            version=version,
+            target=DEFAULT_TARGET,
+        )
+        return TARGETS[DEFAULT_TARGET], [note]
+    resolved = target_of_version(version)
+    if build.tensorrt is not None:
+        return resolved, []
+    note = Note(
+        f"the build does not state its version; its format is that of {version}, predicted as "
+        f"{resolved.name}",
+        code="version-of-spelling",
+        version=version,
+        target=resolved.name,
+    )
+    return resolved, [note]
 
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
@@ -231,7 +249,7 @@ def check_explicit(build: Build, model: Model | None = None) -> None:
 
 
 def check_same_model(model: Model, build: Build) -> None:
-    """Reject a build that names few of the model's convolutions, or other nodes by their names."""
+    """Reject a build of another model, or of another export with equal names."""
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
@@ -247,8 +265,8 @@ def check_same_model(model: Model, build: Build) -> None:
     if len(conflicts) > _MAX_CONFLICTS * named:
         name, in_model, in_build = conflicts[0]
         raise BuildLogError(
-            f"{len(conflicts)} names stand for other nodes than in {model.path or 'the model given'} "
-            f"({name}: {in_build}, in the model {in_model}): a build of another export or network; "
+            f"{len(conflicts)} names stand for other nodes than in "
+            f"{model.path or 'the model given'} ({name}: {in_build}, in the model {in_model}): a build of another export or network; "
             "'qdqtool compare' matches by structure",
             build.display_name,
             code="different-exports",
@@ -290,16 +308,35 @@ def compare_under_assumptions(
         best = results[value]
         if len(set(errors.values())) == 1:
             best.notes.append(
-                Remark.NOT_SHOWN_BY_BUILD(name=name, values=tuple(errors), value=assumed)
+                Note(
+                    f"{name}: the build does not show which of {', '.join(errors)} applies; "
+                    f"compared with {assumed}",
+                    code="not-shown-by-build",
+                    name=name,
+                    values=tuple(errors),
+                    value=assumed,
+                )
             )
             continue
-        fits = errors[value] == (0, 0)
-        remark = Remark.SHOWN_AS_ASSUMED if fits else Remark.NEAREST_AS_ASSUMED
         if value != assumed:
-            remark = Remark.SHOWN_OTHERWISE if fits else Remark.NEAREST_OTHERWISE
             assumptions = best.prediction.assumptions if best.prediction else []
-            assumptions[:1] = [replace(a, why=Remark.SHOWN_BY_BUILD()) for a in assumptions[:1]]
-        best.notes.append(remark(name=name, value=value, assumed=assumed, target=target.name))
+            shown = Note("shown by the build", code="shown-by-build")
+            assumptions[:1] = [replace(a, why=shown) for a in assumptions[:1]]
+        fits, is_assumed = errors[value] == (0, 0), value == assumed
+        shown_text = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
+        assumed_text = f"; {assumed} is assumed for {target.name}"
+        if fits and is_assumed:
+            assumed_text = f", as assumed for {target.name}"
+        best.notes.append(
+            Note(
+                f"{name}: the build {shown_text}{assumed_text}",
+                code=_ASSUMPTION_NOTES[fits, is_assumed],
+                name=name,
+                value=value,
+                assumed=assumed,
+                target=target.name,
+            )
+        )
     return best
 
 
@@ -322,6 +359,9 @@ def compare_with_build(
     """Compare every part of a prediction with a build.
 
     Args:
+        model: The model that was built.
+        prediction: Its prediction.
+        build: The build.
         uncertain_convolutions: Convolutions that depend on unknown scales; they count as unknown.
         uncertain_events: Pass lines that depend on unknown scales; they are left out.
     """
@@ -347,11 +387,17 @@ def compare_with_build(
     for part in parts:
         mismatches.extend(part[:MAX_MISMATCHES])
         if len(part) > MAX_MISMATCHES:
-            notes.append(
-                Remark.MORE_MISMATCHES(count=len(part) - MAX_MISMATCHES, kind=part[0].kind)
-            )
+            count, kind = len(part) - MAX_MISMATCHES, part[0].kind
+            text = f"{count} more mismatches of kind '{kind}'"
+            notes.append(Note(text, code="more-mismatches", count=count, kind=kind))
     if has_fp32_remainder(build):
-        notes.append(Remark.NO_FP16_FLAG())
+        notes.append(
+            Note(
+                "the float remainder runs in FP32 because --fp16 was not given; this comes from "
+                "the flags, not from the placement",
+                code="no-fp16-flag",
+            )
+        )
     return Verification(
         build.facts,
         convolutions,
@@ -421,10 +467,10 @@ def verify_with_builder(
         )
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(loaded, result.build, target=target)
-    chosen = target_named(target) if target is not None else RTX
+    resolved = target_named(target) if target is not None else RTX
     if capability is not None:
-        chosen = chosen.with_capability(capability)
-    return _compare_with_local_build(predict(loaded, chosen), result, loaded.path or "model")
+        resolved = resolved.with_capability(capability)
+    return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
 
 
 def _compare_with_local_build(
@@ -455,7 +501,14 @@ def _compare_with_local_build(
             )
         )
     elif not is_built:
-        verification.notes.append(Remark.BUILT_ALIKE(status=result.status, message=result.message))
+        verification.notes.append(
+            Note(
+                f"prediction and build agree: {result.status}: {result.message}",
+                code="built-alike",
+                status=result.status,
+                message=result.message,
+            )
+        )
     return verification
 
 
@@ -473,8 +526,8 @@ def verify_from_log(
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.display_name if build.files else 'the log'}"
-    chosen, notes = choose_target(build, target)
-    if chosen.is_rtx:
+    resolved, notes = choose_target(build, target)
+    if resolved.is_rtx:
         raise BuildLogError(
             f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well",
             code="no-pass-lines",
@@ -485,7 +538,7 @@ def verify_from_log(
         raise BuildLogError(
             f"{name}: no Q/DQ nodes in the parse section, nothing to predict", code="no-qdq"
         )
-    first, second = predict(equal, chosen), predict(different, chosen, advice=False)
+    first, second = predict(equal, resolved), predict(different, resolved, advice=False)
     events = tuple(
         sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject))
     )
@@ -494,10 +547,23 @@ def verify_from_log(
     if first.conversions != second.conversions:
         result.conversions = replace(result.conversions, predicted=None)
         few, *_, many = sorted(p.conversions for p in (first, second) if p.conversions is not None)
-        result.notes.append(Remark.CONVERSIONS_BETWEEN(few=few, many=many))
+        result.notes.append(
+            Note(
+                f"{few} to {many} conversions predicted, depending on the scales",
+                code="conversions-between",
+                few=few,
+                many=many,
+            )
+        )
     result.notes[:0] = [*notes, *unknowns]
     if events:
-        result.notes.append(Remark.LINES_LEFT_OUT(count=len(events)))
+        result.notes.append(
+            Note(
+                f"{len(events)} pass lines depend on equal scales and were not compared",
+                code="lines-left-out",
+                count=len(events),
+            )
+        )
     return result
 
 

@@ -7,15 +7,14 @@ import statistics
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.timing import parts
-from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
-from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
+from qdqtool.timing import time_calibration
+from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
+from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.physics import constants
+from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import said
+from qdqtool.util.notes import Note
 
 _SLOW = 1.5  # measured over estimated time of a slow layer
 _MAX_SLOW_LAYERS = 5
@@ -25,7 +24,7 @@ def compare_times(
     model: Model, prediction: Prediction, build: Build, target: Target, options: GpuOptions
 ) -> Json | None:
     """Compare estimated with measured milliseconds; None without times or a known GPU."""
-    gpu = gpu_of(build, options.gpu, options.clock)
+    gpu = find_build_gpu(build, options.gpu, options.clock)
     if gpu is None or not is_timed(build):
         return None
     time = estimate(
@@ -33,11 +32,11 @@ def compare_times(
         prediction,
         gpu,
         target,
-        plain=float_precision(build),
+        float_type=float_precision(build),
         compare=False,
-        graph=is_cuda_graph(build),
+        cuda_graph=is_cuda_graph(build),
     )
-    layers = _timed_layers(prediction, build, time)
+    layers = _layer_times(prediction, build, time)
     overhead = 0.0 if build.gpu_ms is not None else _overhead_us(gpu.name, layers)
     measured, source = measured_time(build, overhead)
     errors = [abs(layer["predicted_ms"] / layer["built_ms"] - 1) for layer in layers]
@@ -52,7 +51,7 @@ def compare_times(
         "built_ms": measured,
         "built_from": source,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [*contradicted(build, gpu), *time.notes],
+        "notes": [*check_build_gpu(build, gpu), *time.notes],
         "layers": {
             "compared": len(layers),
             "median_error": statistics.median(errors) if errors else None,
@@ -72,6 +71,7 @@ def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     Without a time in the log, this is the sum of the profile.
 
     Args:
+        build: A build with a time or a profile.
         overhead_us: Time that profiling adds to each layer, in microseconds.
     """
     if build.gpu_ms is not None:
@@ -85,21 +85,29 @@ def explain_missing_estimate(build: Build) -> list[Note]:
     """Explain why a timed build whose GPU is unknown is compared with no estimate."""
     if not is_timed(build):
         return []
-    why = (
-        said("the build does not say on which GPU it ran; name it with {`gpu`}")
-        if build.device is None
-        else (unknown_gpu(build))
-    )
-    measured, source = measured_time(build)
-    return [Remark.NO_ESTIMATE(ms=measured, source=source, why=why)] if why else []
+    why = "the build does not say on which GPU it ran; name it with `gpu`"
+    if build.device is not None:
+        why = explain_unknown_gpu(build)
+    if not why:
+        return []
+    ms, source = measured_time(build)
+    return [
+        Note(
+            f"{ms:.3f} ms measured ({source}), without an estimate to compare: {why}",
+            code="no-estimate",
+            ms=ms,
+            source=source,
+            why=why,
+        )
+    ]
 
 
 def _overhead_us(gpu: str, layers: list[Json]) -> float:
     """Return the time that profiling added to each layer; the usual time if it does not show."""
-    usual = constants().overhead_us
+    usual = load_constants().overhead_us
     estimated = [layer["predicted_ms"] - usual * 1e-3 for layer in layers]
     try:
-        overhead = parts.of_layers(
+        overhead = time_calibration.calibrate_by_layers(
             gpu, [layer["built_ms"] for layer in layers], estimated, "profile"
         )
     except QdqtoolError:
@@ -119,9 +127,9 @@ def is_cuda_graph(build: Build) -> bool:
     return build.options.get("Inference", {}).get("CUDA Graph", "") == "Enabled"
 
 
-def _timed_layers(prediction: Prediction, build: Build, time: TimeEstimate) -> list[Json]:
+def _layer_times(prediction: Prediction, build: Build, time: TimeEstimate) -> list[Json]:
     """Return name, estimated and measured milliseconds of the layers in the profile."""
-    rows = in_profile(prediction.layers, build.profile_rows)
+    rows = match_profile_rows(prediction.layers, build.profile_rows)
     return [
         {"name": layer.name, "predicted_ms": value, "built_ms": row.ms}
         for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)

@@ -1,6 +1,5 @@
 """Counting samples: counters, threads that share them, and portions for the workers of a cluster."""
 
-import hashlib
 import inspect
 import math
 import queue
@@ -12,9 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration import clustered
+from calibration import cluster_pass
 from calibration.arrays import MemorySource
-from calibration.clustered import Assignment, Engine, Portion, PortionSizer, count
+from calibration.cluster_pass import (
+    CountingEngine,
+    CountingPayload,
+    PortionSizer,
+    SamplePortion,
+    count_portion,
+)
 from calibration.counting import SampleCounter, ThreadPass, counting_turns
 from calibration.dataset import InputSpec, Task
 from calibration.focus import Focus
@@ -174,74 +179,69 @@ def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
 # Portions of samples for the workers of a cluster
 
 
-def assignment(
-    model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, sha256: str = ""
-) -> Assignment:
-    digest = sha256 or hashlib.sha256(model).hexdigest()
-    return Assignment(model, digest, "net.onnx", names, 64, None, (SPEC,), fetched, 3)
+def payload(
+    model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1
+) -> CountingPayload:
+    return CountingPayload(model, "net.onnx", names, 64, None, (SPEC,), fetched, 3)
 
 
 @pytest.mark.parametrize(
     ("threads", "fetched", "counters", "each"),
     [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 128 << 20, 2, 4), (7, 1 << 40, 1, 7)],
 )
-def test_engine_shares_threads_out_to_tallies(
+def test_engine_gives_threads_to_counters(
     monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, counters: int, each: int
 ) -> None:
     created: list[int] = []
     opened: list[int] = []
     parameters = inspect.signature(SampleCounter)
     monkeypatch.setattr(
-        clustered,
+        cluster_pass,
         "SampleCounter",
         lambda *a: created.append(parameters.bind(*a).arguments["threads"]),
     )
     monkeypatch.setattr(
-        clustered, "open_packed_session", lambda model, count, name: opened.append(count)
+        cluster_pass, "open_packed_session", lambda model, count, name: opened.append(count)
     )
-    engine = Engine(assignment(b"model", fetched=fetched), threads)
+    engine = CountingEngine(payload(b"model", fetched=fetched), threads)
     assert created == [each] * counters and opened == [each]
-    assert engine.assignment.model == b"", "the session keeps its own copy"
-    Engine(assignment(b"", ("images",), fetched), threads)
+    assert engine.payload.model == b"", "the session keeps its own copy"
+    CountingEngine(payload(b"", ("images",), fetched), threads)
     assert opened == [each], "inputs need no session"
 
 
-def test_engine_rejects_a_model_that_arrives_damaged() -> None:
-    other = hashlib.sha256(b"mode1").hexdigest()
-    with pytest.raises(ClusterError, check=has("transfer-damaged")):
-        Engine(assignment(b"model", sha256=other), 1)
-
-
 @pytest.fixture
-def engine() -> Engine:
-    return Engine(assignment(pack_model(load(conv_net()), ["c1"])), 1)
+def engine() -> CountingEngine:
+    return CountingEngine(payload(pack_model(load(conv_net()), ["c1"])), 1)
 
 
-def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> Portion:
+def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> SamplePortion:
     source = MemorySource(FEEDS[: len(numbers)], [SPEC])
-    return Portion(numbers, source, identities or [source.digest(k) for k in range(len(numbers))])
+    return SamplePortion(
+        numbers, source, identities or [source.digest(k) for k in range(len(numbers))]
+    )
 
 
-def test_count_returns_the_statistics_of_one_portion(engine: Engine) -> None:
+def test_count_portion_returns_the_statistics_of_one_portion(engine: CountingEngine) -> None:
     assert str(portion(4, 7, 9)) == "samples 4 to 9"
     for _ in range(2):  # nothing of the first portion is left in the second
-        packed = count(engine, portion(4, 7, 9), threading.Event())
-        assert (packed["images"], packed["skipped"], packed["looks"]["total"]) == (3, [], 3)
-        counts = {name: part.count for name, part in packed["tensors"].items()}
+        result = count_portion(engine, portion(4, 7, 9), threading.Event())
+        assert (result["images"], result["skipped"], result["quality"]["total"]) == (3, [], 3)
+        counts = {name: part.count for name, part in result["tensors"].items()}
         assert counts == {"images": 3 * 768, "c1": 3 * 1024}
-        assert len(packed["tensors"]["images"].spots) == 3 and packed["seconds"] > 0
+        assert len(result["tensors"]["images"].spots) == 3 and result["seconds"] > 0
 
 
-def test_count_ends_with_its_job(engine: Engine) -> None:
+def test_count_portion_ends_with_its_job(engine: CountingEngine) -> None:
     stopped = threading.Event()
     stopped.set()
     with pytest.raises(ClusterError, check=has("job-over")):
-        count(engine, portion(4, 7, 9), stopped)
+        count_portion(engine, portion(4, 7, 9), stopped)
 
 
-def test_count_rejects_samples_that_the_client_did_not_see(engine: Engine) -> None:
+def test_count_portion_rejects_samples_that_the_client_did_not_see(engine: CountingEngine) -> None:
     with pytest.raises(ClusterError, check=has("different-files")):
-        count(engine, portion(0, identities=(b"another",)), threading.Event())
+        count_portion(engine, portion(0, identities=(b"another",)), threading.Event())
 
 
 def test_first_portions_have_two_samples() -> None:

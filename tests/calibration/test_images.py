@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageOps
 
-from calibration.arrays import Dataset, open_data
-from calibration.dataset import InputSpec
+from calibration.arrays import open_data
+from calibration.dataset import Dataset, InputSpec
 from calibration.images import ImageSource, Preprocess, decode, describe, prepare
 from calibration.listing import file_digest
 from qdqtool.errors import DataError

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from calibration import Focus, Statistics, runner
 from calibration.arrays import open_data
-from calibration.cache import Progress, load_progress, save_progress
+from calibration.cache import CalibrationProgress, load_progress, save_progress
 from calibration.counting import SampleCounter
 from calibration.listing import file_digest
-from calibration.runner import Mismatch, collect
+from calibration.runner import CacheMismatch, collect
 from calibration.session import input_specs
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.modelfile import load
@@ -177,14 +177,14 @@ def test_finished_cache_is_reused(cache: Path) -> None:
     ("options", "code", "mismatch"),
     [
         pytest.param(
-            {"model": conv_net(seed=1)}, "different-models", Mismatch.MODEL, id="other model"
+            {"model": conv_net(seed=1)}, "different-models", CacheMismatch.MODEL, id="other model"
         ),
-        pytest.param({"data": FEEDS[:5]}, "different-data", Mismatch.DATA, id="other data"),
-        pytest.param({"bins": 64}, "different-bins", Mismatch.BINS, id="other bins"),
+        pytest.param({"data": FEEDS[:5]}, "different-data", CacheMismatch.DATA, id="other data"),
+        pytest.param({"bins": 64}, "different-bins", CacheMismatch.BINS, id="other bins"),
     ],
 )
 def test_cache_of_another_calibration_is_replaced_only_on_request(
-    cache: Path, options: dict[str, Any], code: str, mismatch: Mismatch
+    cache: Path, options: dict[str, Any], code: str, mismatch: CacheMismatch
 ) -> None:
     run(cache)
     before = cache.read_bytes()
@@ -199,7 +199,7 @@ def test_cache_of_another_calibration_is_replaced_only_on_request(
 def test_iterator_replaces_only_a_cache_of_an_iterator(tmp_path: Path, cache: Path) -> None:
     listed, anew = tmp_path / "listed.npz", note("not-reused", cache=cache)
     assert run(cache, iter(FEEDS)).notes == [anew]
-    not_used = note("not-used", cache=cache, why=Mismatch.DATA)
+    not_used = note("not-used", cache=cache, why=CacheMismatch.DATA)
     assert run(cache, iter(FEEDS)).notes == [anew, not_used]
     run(listed)
     for path, data, model, code in (
@@ -228,7 +228,9 @@ def write_unfinished(cache: Path) -> None:
     run(cache, FEEDS[:2], overwrite_cache=True)
     part = load_progress(cache)
     part.statistics.fingerprint = whole.statistics.fingerprint
-    save_progress(Progress(part.model, part.statistics, {0, 1}, None, part.quality), cache)
+    save_progress(
+        CalibrationProgress(part.model, part.statistics, {0, 1}, None, part.quality), cache
+    )
 
 
 def test_unfinished_cache_without_a_tensor_is_not_used(cache: Path) -> None:
@@ -309,7 +311,7 @@ def test_cache_is_saved_whenever_five_seconds_have_passed(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     totals: list[int | None] = []
 
-    def save(progress: Progress, path: Path) -> None:
+    def save(progress: CalibrationProgress, path: Path) -> None:
         totals.append(progress.total)
         save_progress(progress, path)
 

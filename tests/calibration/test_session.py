@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from calibration import session
 from calibration.arrays import open_data
-from calibration.clustered import Held, shared
+from calibration.cluster_pass import VerifiedSource, share_dataset
 from calibration.dataset import InputSpec
 from calibration.session import (
     TensorFetcher,
@@ -451,19 +451,19 @@ def test_external_folder(tmp_path: Path) -> None:
 def test_shared_data_has_the_same_samples_under_the_same_numbers(tmp_path: Path) -> None:
     write_pictures(tmp_path, 5)
     data = open_data(tmp_path, [InputSpec("images", (2, 3, 16, 16))], max_images=3)
-    copy = pickle.loads(pickle.dumps(shared(data)))
+    copy = pickle.loads(pickle.dumps(share_dataset(data)))
     assert (len(copy), copy.batch, list(copy.indices)) == (2, 2, [0, 1, 2])
     for theirs, ours in zip(copy, data, strict=True):
         assert np.array_equal(theirs["images"], ours["images"])
     held = copy.source
-    assert isinstance(held, Held) and held.is_images and held.single_rows
+    assert isinstance(held, VerifiedSource) and held.is_images and held.single_rows
     assert [held.name(k) for k in range(held.count())] == [f"picture00{k}.png" for k in (0, 2, 4)]
     assert held.settings() == data.source.settings() and held.digest(1) == data.source.digest(2)
 
 
 def test_shared_data_rejects_other_files(tmp_path: Path) -> None:
     path, other = write_pictures(tmp_path, 2)
-    data = shared(open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16))]))
+    data = share_dataset(open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16))]))
     path.write_bytes(other.read_bytes())
     with pytest.raises(ClusterError, check=reports("different-files", path.name)):
         data.source.load(0)

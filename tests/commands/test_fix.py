@@ -71,8 +71,8 @@ def test_fix_only_tells_what_was_not_fixed(folder: Path, cli: Cli) -> None:
     arguments = ["--only", "W-NONCONST", "--only", "ADD-BOTH", "--target", "trt8.5"]
     answer = cli.json("fix", "m.onnx", "-o", "f.onnx", *arguments)
     assert answer["applied"] == []
-    (text,) = answer["notes"]
-    assert "ADD-BOTH" in text and "trt8.5" in text
+    (note,) = answer["notes"]
+    assert "ADD-BOTH" in note and "trt8.5" in note
     refused = [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]]
     assert refused == [("W-NONCONST", "c", True)]
 

@@ -137,4 +137,4 @@ def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
     onnx.save(convolutions(12), tmp_path / "m.onnx")
     modules = imported_modules("predict", str(tmp_path / "m.onnx"))
     assert "qdqtool.trt.pipeline" in modules
-    assert not modules & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.parts"}
+    assert not modules & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.time_calibration"}

@@ -10,7 +10,7 @@ import pytest
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import find
+from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
 from tests.commands.conftest import Cli
 from tests.timing.models import chain, saved
@@ -161,7 +161,7 @@ def write_profile(path: str, folder: Path, factor: float = 1.0) -> tuple[str, st
     index = load(path)
     target = target_named("trt8.4")
     prediction = predict(index, target)
-    times = estimate(index, prediction, find("A100 80GB PCIe"), target).layers
+    times = estimate(index, prediction, find_gpu("A100 80GB PCIe"), target).layers
     keys = ("timeMs", "averageMs", "medianMs")
     rows: list[dict[str, Any]] = [
         {"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}

@@ -8,7 +8,7 @@ import pytest
 
 from qdqtool.findings.codes import CODES
 from qdqtool.prediction import check_activations, predict
-from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.types import Prediction
 from tests.findings.graphs import GRAPHS, ones, split, weighted
@@ -77,7 +77,7 @@ def on_gpu(sm: str) -> Prediction:
     """Predict a depthwise convolution in INT8, a SiLU and a float convolution on a GPU."""
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
-    return predict_on(
+    return predict_on_gpu(
         g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", TimingOptions(sm=sm)
     )[0]
 
@@ -110,7 +110,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 PREDICTIONS: dict[str, Callable[[], Prediction]] = {
     "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
-    "FLOAT-SM75": lambda: predict_on(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
+    "FLOAT-SM75": lambda: predict_on_gpu(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
     "ACT-SCALE": lambda: with_data(1.0, 3.0),
     "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
     "GPU-DP4A": lambda: on_gpu("6.1"),

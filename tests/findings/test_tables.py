@@ -255,8 +255,8 @@ from qdqtool.findings.ways import way_named
 assert way_named("example").name == "example-runtime" and way_named("example").flags("trt8.5").startswith("example")
 """,
     "gpu": """
-from qdqtool.timing.gpus import find
-assert find("example nine thousand").name == "Example 9000" and find("Example 9000").has_int8
+from qdqtool.timing.gpus import find_gpu
+assert find_gpu("example nine thousand").name == "Example 9000" and find_gpu("Example 9000").has_int8
 """,
     "target": """
 from qdqtool import predict

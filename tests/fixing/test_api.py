@@ -12,8 +12,8 @@ import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings.coded import MADE
 from qdqtool.fixing import pairs
-from qdqtool.fixing.api import _WHOLE, STEPS, fix
-from qdqtool.fixing.compare import NotFinite
+from qdqtool.fixing.api import fix
+from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
@@ -27,7 +27,6 @@ from tests.findings.test_producers import models, predictions, views
 from tests.fixing.steps import sites
 from tests.indexing import indexed
 from tests.insertion import nets
-from tests.notes import note
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.test_cases import model_of
@@ -277,7 +276,7 @@ def test_pair_moves_in_front_of_pad(g):
     y = g.op("Pad", [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad")
     proto = g.model(g.conv(y, "c", 16))
     model = Model(proto)
-    (site,) = sites(pairs.behind_pads, model)
+    (site,) = sites(pairs.find_pairs_after_pads, model)
     editor = Editor(model.copy())
     site.apply(editor)
     changed = editor.finish().proto
@@ -329,7 +328,7 @@ def test_scales_of_no_value_and_heads(g, monkeypatch):
 
 def test_classes_and_codes_of_fixes():
     """Each class of refusals that is tried belongs to one step; a conversion, whose cause may be either, to two."""
-    taken = Counter(kind for aim in (*STEPS, *(aim for aim, *_ in _WHOLE)) for kind in aim.kinds)
+    taken = Counter(kind for step in (*STEPS, *MODEL_STEPS) for kind in step.refusal_types)
     assert taken.keys() == {kind for kind, made in MADE.items() if any(m.tried for m in made)}
     assert {kind: times for kind, times in taken.items() if times > 1} == {Stays: 2}
     proto = model_of("RequantizeFusion/into-convolution")
@@ -352,14 +351,14 @@ def test_each_promise_is_tried(target, times):
     """
     promised: Counter[str] = Counter()
     chosen = target_named(target)
-    whole = {code for aim, *_ in _WHOLE for code in aim.codes}
+    whole = {code for step in MODEL_STEPS for code in step.codes}
     for proto, view, prediction in zip(models(), views(), predictions(target), strict=True):
         marked = {(f.code, f.node) for f in prediction.findings if f.automatic}
         steps = [s for s in STEPS if any(code in s.codes for code, _ in marked)]
         tried = {
             a
             for step in steps
-            for s in step.sites(view, chosen, prediction, step.codes)
+            for s in step.find_sites(view, chosen, prediction, step.codes)
             for a in s.answers
         }
         assert {(code, node) for code, node in marked if code not in whole} <= tried
@@ -413,7 +412,7 @@ def test_what_is_accounted_for(g, monkeypatch):
         ("W-NONCONST", found.node, found.fix)
     ]
     assert fixed.refused[0].why_not and not fixed.applied
-    assert [n.values["code"] for n in fixed.notes if n.code == "code-not-found"] == ["ADD-BOTH"]
+    assert [n.values["finding"] for n in fixed.notes if n.code == "code-not-found"] == ["ADD-BOTH"]
     # A prediction is most of the work there
     seen = []
 
@@ -421,17 +420,14 @@ def test_what_is_accounted_for(g, monkeypatch):
         seen.append(model.proto.SerializeToString(deterministic=True))
         return predict(model, target)
 
-    monkeypatch.setattr("qdqtool.fixing.api.predict", recorded)
+    monkeypatch.setattr("qdqtool.fixing.session.predict", recorded)
     with monkeypatch.context() as patch:
-        patch.setattr("qdqtool.fixing.compare.within", lambda *_, **__: False)
+        patch.setattr("qdqtool.fixing.compare.is_within", lambda *_, **__: False)
         fix(FAMILIES["residual"](50), target="trt8.5")
     assert len(seen) > 3 and len(set(seen)) == len(seen), "no model twice"
     seen.clear()
     endless = fix(FAMILIES["residual"](300), target="trt8.5")
-    assert (
-        endless.refused[0].why_not.values["error"].values["kind"] is NotFinite
-        and not endless.applied
-    )
+    assert endless.refused[0].why_not.values["cause"] == "output-not-finite" and not endless.applied
     assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 
 
@@ -493,16 +489,15 @@ def test_models_that_cannot_run():
     proto.graph.output.append(onnx.helper.make_tensor_value_info("boxes", 1, None))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
-    assert note("compared-in-front", nodes=["nms"]) in fixed.notes
+    cuts = [n.values["nodes"] for n in fixed.notes if n.code == "compared-in-front"]
+    assert cuts == [["nms"]]
     proto = residual("float")
     node = next(n for n in proto.graph.node if n.name == "c0")
     node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied
     why = fixed.refused[0].why_not
-    assert why.code == "not-comparable" and "unheard_of" in str(
-        why.values["error"]
-    )  # as onnxruntime names it
+    assert why.code == "not-comparable" and "unheard_of" in why  # as onnxruntime names it
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])

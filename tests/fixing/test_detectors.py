@@ -13,7 +13,7 @@ from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.findings.messages import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
-from qdqtool.fixing.compare import Noise, noise_of_samples, within, worst_part
+from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
 from qdqtool.fixing.outputs import OutputPart
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
@@ -248,11 +248,11 @@ def test_part_that_gets_worse(
     scores: float, lost: tuple[tuple[str, str], ...], worst: tuple[str, str] | None
 ) -> None:
     """The error of an output is that of its boxes; that of its scores decides where parts are asked for."""
-    before = Noise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
-    after = Noise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
-    assert worst_part(before, after, 1.5) == worst
-    assert within(before, after, 1.5)
-    assert within(before, after, 1.5, parts=True) == (worst is None)
+    before = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
+    after = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
+    assert find_worst_part(before, after, 1.5) == worst
+    assert is_within(before, after, 1.5)
+    assert is_within(before, after, 1.5, parts=True) == (worst is None)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -270,14 +270,14 @@ def test_noise_over_samples(count: int) -> None:
     level = np.concatenate([b["y"] for _, b in pairs]).astype(np.float64)
     mask = np.array([[True, True, False, False]])
     part = OutputPart("y", "first", (0, 1), 1, mask)
-    found = noise_of_samples(pairs, [part])
+    found = measure_noise(pairs, [part])
     assert found.each["y"] == pytest.approx(np.sqrt(np.sum(off**2) / np.sum(level**2)), rel=1e-6)
     assert found.parts["y", "first"] == pytest.approx(
         np.sqrt(np.sum(off[:, :2] ** 2) / np.sum(level[:, :2] ** 2)), rel=1e-6
     )
     assert found.lost == frozenset()
     dead = [({"y": np.zeros((1, 4), np.float32)}, b) for _, b in pairs]
-    assert noise_of_samples(dead, [part]).lost == {("y", "first")}
+    assert measure_noise(dead, [part]).lost == {("y", "first")}
 
 
 def test_levels_of_a_head_are_compared_apart(g: Graph) -> None:

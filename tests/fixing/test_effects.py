@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from qdqtool.fixing import api, sandbox, weights
+from qdqtool.fixing import sandbox, weights
 from qdqtool.fixing.api import add_fixes, fix
-from qdqtool.fixing.gains import NO_GAIN, blamed, no_better
-from qdqtool.fixing.sandbox import RunError, Sandbox, TookTooLong
-from qdqtool.fixing.site import Aim
+from qdqtool.fixing.gains import NO_GAIN, find_culprits, find_objection
+from qdqtool.fixing.sandbox import RunError, RunTimeoutError, Sandbox
+from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
@@ -22,7 +22,7 @@ from qdqtool.ir.qdq import read_params
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import find
+from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
 from qdqtool.util import limits
@@ -33,7 +33,7 @@ from tests.trt import evidence
 from tests.trt.builder import Graph
 from tools.growth.families import Net, convolutions
 
-AIM = Aim((ResidualFloat,), noise=1.0)
+AIM = FixCriteria((ResidualFloat,), noise_factor=1.0)
 
 # Which of several changes is at fault; and that the number of tries does not follow that of places.
 
@@ -60,16 +60,19 @@ def test_each_lost_convolution_is_laid_to_the_change_beside_it(
     harmless = [n for n in model.nodes if n.op == "Conv"][other]
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
     assert after.summary()["int8"] == before.summary()["int8"] - len(places)
-    found = blamed(model, candidate, [*touched, {harmless.index}], before, after, AIM)
+    found = find_culprits(model, candidate, [*touched, {harmless.index}], before, after, AIM)
     assert set(found) == set(range(len(places)))
 
 
 def test_what_is_no_gain() -> None:
     model, candidate, touched = removed(9, [4])
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
-    assert set(blamed(model, candidate, [*touched, touched[0]], before, after, AIM)) == {0, 1}
+    assert set(find_culprits(model, candidate, [*touched, touched[0]], before, after, AIM)) == {
+        0,
+        1,
+    }
     prediction = predict(convolutions(12), "trt8.5")
-    assert no_better(prediction, prediction, AIM) == NO_GAIN
+    assert find_objection(prediction, prediction, AIM) == NO_GAIN
 
 
 def joined(count: int, apart: set[int]):
@@ -96,18 +99,17 @@ def joined(count: int, apart: set[int]):
 
 @pytest.mark.parametrize("apart", [set(), {4}, set(range(0, 6, 2))])
 def test_tries_grow_with_what_is_at_fault_not_with_the_places(apart: set[int], monkeypatch) -> None:
-    tries = []
-    attempt = api._Work._attempt
+    predictions = []
 
-    def counted(self, sites, step):
-        tries.append(len(sites))
-        return attempt(self, sites, step)
+    def count(model, target):
+        predictions.append(model)
+        return predict(model, target)
 
-    monkeypatch.setattr(api._Work, "_attempt", counted)
-    fixed = api.fix(joined(6, apart), "trt8.5", ["CONCAT-SCALE"])
+    monkeypatch.setattr("qdqtool.fixing.session.predict", count)
+    fixed = fix(joined(6, apart), "trt8.5", ["CONCAT-SCALE"])
     assert len(fixed.applied) + len(fixed.refused) == 6
     assert len(fixed.refused) == len(apart)
-    assert len(tries) <= 1 + 5 * len(apart)
+    assert len(predictions) <= 2 + 5 * len(apart)  # the first is of the model without fixes
 
 
 # What the automatic fixes save: the simulated figure is the difference of two whole estimates.
@@ -117,7 +119,7 @@ TARGET = target_named("trt8.5")
 
 def test_figures_of_fixes() -> None:
     model = evidence.model("resnet18-a100-qat")
-    gpu = find("RTX 3060")
+    gpu = find_gpu("RTX 3060")
     prediction = predict(model, TARGET)
     time = estimate(model, prediction, gpu, TARGET, compare=False)
     add_fixes(model, prediction, time, TARGET)
@@ -145,18 +147,20 @@ def test_figures_of_fixes() -> None:
 
 
 def test_gpus_without_int8_and_per_tensor_weights() -> None:
-    assert sites(weights.transposed, network(None)) == []
-    assert [s.code for s in sites(weights.transposed, network(0))] == ["CT-AXIS"]
+    assert sites(weights.find_transposed_weights, network(None)) == []
+    assert [s.code for s in sites(weights.find_transposed_weights, network(0))] == ["CT-AXIS"]
     proven = replaced(TRT85, transposed_per_channel=True)
-    assert sites(weights.transposed, network(1), proven) == []
-    assert [s.code for s in sites(weights.transposed, network(0), proven)] == ["CT-AXIS"]
+    assert sites(weights.find_transposed_weights, network(1), proven) == []
+    assert [s.code for s in sites(weights.find_transposed_weights, network(0), proven)] == [
+        "CT-AXIS"
+    ]
     for case, gpu in (
         ("resnet18-a100-qat-residual-qgap", "RTX 3060"),
         ("resnet18-a100-qat", "P100"),
     ):
         model = evidence.model(case)
         prediction = predict(model, TARGET)
-        time = estimate(model, prediction, find(gpu), TARGET, compare=False)
+        time = estimate(model, prediction, find_gpu(gpu), TARGET, compare=False)
         add_fixes(model, prediction, time, TARGET)
         assert time.fixes == []
 
@@ -176,7 +180,7 @@ def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
 
 
 def fixed(model: Model) -> Model:
-    (site,) = sites(weights.transposed, model)
+    (site,) = sites(weights.find_transposed_weights, model)
     assert (site.code, site.node) == ("CT-AXIS", "up")
     editor = Editor(model.copy())
     site.apply(editor)
@@ -242,13 +246,13 @@ def test_starting_it_is_none_of_a_models_time(
 
 
 def test_memory_that_earlier_runs_left_in_pieces_decides_nothing(tmp_path, monkeypatch) -> None:
-    asked = "        try:\n            arrays = _arrays("
+    asked = "        try:\n            arrays = _read_arrays("
     assert asked in REAL
     full = "        runs = globals()['runs'] = globals().get('runs', -1) + 1\n        try:\n"
     full += (
         "            if runs: raise RuntimeError('bfc_arena.cc:359 Failed to allocate memory')\n"
     )
-    full += "            arrays = _arrays("
+    full += "            arrays = _read_arrays("
     worker = tmp_path / "worker.py"
     worker.write_text(REAL.replace(asked, full), "utf-8")
     monkeypatch.setattr(sandbox, "WORKER", worker)
@@ -278,14 +282,14 @@ def test_only_the_time_of_the_processor_ends_a_run(g: Graph) -> None:
         x = g.conv(x, f"c{i}", 64, weights="float", scale=None)
     long, given = g.model(x).SerializeToString(), {"x": np.ones((1, 64, 160, 160), np.float32)}
     box = Sandbox()
-    process = box.ready()
+    process = box.start()
     seconds = 0.3
     process.send_signal(signal.SIGSTOP)
     timer = threading.Timer(2 * seconds, process.send_signal, [signal.SIGCONT])
     timer.start()
     assert np.array_equal(box.run(relu(), {"x": X}, seconds, 2**31)["r:0"], X)
-    assert box.ready() is process
-    with pytest.raises(TookTooLong) as caught:
+    assert box.start() is process
+    with pytest.raises(RunTimeoutError) as caught:
         box.run(long, given, 0.05, 2**31)
     assert (caught.value.code, caught.value.parameter) == ("cpu-time-limit", "effort")
     assert process.returncode == -signal.SIGPROF
@@ -300,8 +304,8 @@ def test_one_that_neither_computes_nor_ends_is_ended_by_the_clock(
     command = [sys.executable, "-ISc", "import time; time.sleep(60)"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     box = Sandbox()
-    monkeypatch.setattr(box, "ready", lambda: process)
-    with pytest.raises(TookTooLong) as caught:
+    monkeypatch.setattr(box, "start", lambda: process)
+    with pytest.raises(RunTimeoutError) as caught:
         box.run(relu(), {"x": X}, 0.01, 2**31)
     assert caught.value.code == "wall-clock-limit"
     for stream in (process.stdin, process.stdout):

@@ -12,8 +12,8 @@ import pytest
 from qdqtool.findings.alike import key
 from qdqtool.findings.coded import fixed
 from qdqtool.fixing import pairs
-from qdqtool.fixing.api import STEPS
-from qdqtool.fixing.site import Step, named
+from qdqtool.fixing.site import FixStep, collect_names
+from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import advise, predict
@@ -77,11 +77,13 @@ def others() -> list[View]:
     ]
 
 
-def reported_in(prediction: Prediction, step: Step) -> list[Refusal]:
+def reported_in(prediction: Prediction, step: FixStep) -> list[Refusal]:
     """What that step may take."""
     causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
     return list(
-        dict.fromkeys(r for r in (*causes, *prediction.refusals) if isinstance(r, step.kinds))
+        dict.fromkeys(
+            r for r in (*causes, *prediction.refusals) if isinstance(r, step.refusal_types)
+        )
     )
 
 
@@ -115,7 +117,7 @@ def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, 
             reported = reported_in(prediction, step)
             assert step.find(view, chosen, []) == []
             found = step.find(view, chosen, reported) if reported else []
-            assert all(not named(reported).isdisjoint({s.node, *s.names}) for s in found)
+            assert all(not collect_names(reported).isdisjoint({s.node, *s.names}) for s in found)
             apart = {s.node for s in found}
             if len(reported) > 1:
                 assert apart == {s.node for r in reported for s in step.find(view, chosen, [r])}
@@ -176,7 +178,7 @@ def test_a_class_below_another_is_handled_as_that_one() -> None:
                 places = [
                     [
                         (s.node, s.what, s.code, s.answers)
-                        for s in step.sites(view, target_named(target), p, step.codes)
+                        for s in step.find_sites(view, target_named(target), p, step.codes)
                     ]
                     for p in (plain, other)
                 ]
@@ -194,7 +196,7 @@ def test_a_pair_that_feeds_no_activation_is_not_moved(g: Graph) -> None:
     model = Model(g.model(out, end))
     (told,) = (r for r in predict(model, "trt8.5").refusals if isinstance(r, InsideActivation))
     assert (told.node, told.activation) == ("a.Q", "tanh")
-    assert sites(pairs.inside_activations, model) == []
+    assert sites(pairs.find_pairs_inside_activations, model) == []
 
 
 @pytest.mark.parametrize(
@@ -218,4 +220,4 @@ def test_a_sum_is_promised_where_scales_of_its_float_inputs_are_known(
     (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
     assert told.node == "sum" and [type(c.refusal) for c in told.causes] == [OutputManyConsumers]
     assert told.automatic == (automatic and told.gains)
-    assert [s.node for s in sites(pairs.residuals, model)] == ["sum"] * automatic
+    assert [s.node for s in sites(pairs.find_float_residuals, model)] == ["sum"] * automatic

@@ -9,13 +9,13 @@ import pytest
 import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
-from calibration.runner import Mismatch
+from calibration.runner import CacheMismatch
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
-from qdqtool.insertion.inputs import write_table
-from qdqtool.insertion.losses import Losses
+from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
+from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
@@ -156,7 +156,7 @@ def test_cache_is_reused_for_another_method_only(folder: Path, tmp_path: Path) -
     changed = qdqtool.insert(
         path, folder, method="percentile", calib_cache=cache, overwrite_cache=True, predict=False
     )
-    assert changed.calibration["notes"] == [note("not-used", cache=cache, why=Mismatch.MODEL)]
+    assert changed.calibration["notes"] == [note("not-used", cache=cache, why=CacheMismatch.MODEL)]
 
 
 def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_json_without_losses_and_prediction() -> None:
 
 def test_json_with_losses_and_prediction() -> None:
     result = insertion()
-    result.losses = Losses(0.5, [], 1, 2)
+    result.losses = ActivationLosses(0.5, [], 1, 2)
     result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     data = result.as_json()
     assert data["losses"] == {"error": 0.5, "samples": 1, "tried": 2, "tensors": []}

@@ -12,13 +12,13 @@ import qdqtool
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings.left_float import Part
 from qdqtool.formats.predict_text import render, verdict
-from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
-from qdqtool.timing.twin import best_placement
+from qdqtool.timing.model_variants import quantized_variant
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.refusals import ActivationPerChannel
 from qdqtool.trt.rtx.operands import IntegersLost
@@ -457,7 +457,7 @@ def test_patch_embedding_stays_float_if_prediction_advises_it(
 def test_best_placement_treats_patch_embedding_as_insert(
     patch: int, target: str, is_float: bool
 ) -> None:
-    twin = Model(best_placement(Model(vit(patch=patch)), target_named(target)).proto)
+    twin = Model(quantized_variant(Model(vit(patch=patch)), target_named(target)).proto)
     assert ({n.op for n in twin.consumers("x")} == {"Conv"}) is is_float
 
 

@@ -173,7 +173,7 @@ def test_fix_unifies_scales_across_operator_that_a_q_passes(
         g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))
     ]
     model = Model(g.model(*ends, g.op("Neg", g.pair(before, "own", 0.1), "last")))
-    (site,) = [s for s in sites(pairs.scales, model) if "quantizers" in s.what]
+    (site,) = [s for s in sites(pairs.find_different_scales, model) if "quantizers" in s.what]
     assert "instead of" in site.what
 
 

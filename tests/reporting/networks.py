@@ -7,7 +7,7 @@ import pytest
 
 from qdqtool.commands.demo_run import SIZES, yolov8
 from qdqtool.ir.graph import Model
-from qdqtool.timing.twin import best_placement
+from qdqtool.timing.model_variants import quantized_variant
 from qdqtool.trt.targets import TARGETS
 
 CONVOLUTIONS = 104
@@ -25,7 +25,7 @@ def narrow_yolov8x_qdq() -> onnx.ModelProto:
         model = yolov8("narrow")
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     proto = onnx.ModelProto()
-    proto.CopyFrom(best_placement(Model(model), TARGETS["trt8.5"]).proto)
+    proto.CopyFrom(quantized_variant(Model(model), TARGETS["trt8.5"]).proto)
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(weights[tensor.name])

@@ -30,7 +30,7 @@ from qdqtool.reporting.options import ReportInputs
 from qdqtool.reporting.page import embedded
 from qdqtool.reporting.page import render as render_page
 from qdqtool.reporting.sections import tuning_of
-from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.trace import render
 from tests.errors import has
@@ -545,7 +545,7 @@ def test_build_of_tensorrt_rtx_is_shown_for_its_gpu(
     report = qdqtool.report(model, build, gpu=gpu)
     assert report.page.model.counts["int8"] == 0
     assert report.as_json()["compute_capabilities"] == ["7.5"]
-    expected = predict_on(model, "rtx1.7", TimingOptions(gpu="T4"))[1]
+    expected = predict_on_gpu(model, "rtx1.7", TimingOptions(gpu="T4"))[1]
     time = report.page.model.time
     assert expected is not None and time is not None
     assert time.total == pytest.approx(expected.total_ms, rel=0.2)  # the log has another clock

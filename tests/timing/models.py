@@ -10,14 +10,14 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import Gpu, find
-from qdqtool.timing.predicted import Workload, workload_of
+from qdqtool.timing.gpus import Gpu, find_gpu
+from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Prediction
 from tests.trt.builder import Graph
 
 TARGET = target_named("trt8.5")
-GPU = find("RTX 3060")
+GPU = find_gpu("RTX 3060")
 SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # profiles outside the repository
 
 
@@ -56,7 +56,7 @@ def timed(
 
 def workload(
     source: onnx.ModelProto | Model, target: str | Target = TARGET, **options: Any
-) -> Workload:
+) -> EngineWorkload:
     """Return the work of the layers of a model's engine."""
     model = Model(source) if not isinstance(source, Model) else source
-    return workload_of(model, predict(model, target, advice=False), **options)
+    return predict_workload(model, predict(model, target, advice=False), **options)

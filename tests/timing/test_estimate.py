@@ -17,13 +17,13 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.proto.slim import without_large_weights
-from qdqtool.timing import twin, work
-from qdqtool.timing.estimate import estimate, predict_on
-from qdqtool.timing.gpus import Gpu, chosen, find, gpus
+from qdqtool.timing import model_variants, work
+from qdqtool.timing.estimate import estimate, predict_on_gpu
+from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
+from qdqtool.timing.model_variants import TensorShapes
 from qdqtool.timing.options import TimingOptions
-from qdqtool.timing.parts import PAYS
-from qdqtool.timing.physics import constants
-from qdqtool.timing.twin import Shapes
+from qdqtool.timing.physics import load_constants
+from qdqtool.timing.results import MIN_GAIN
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
 from qdqtool.util.notes import note_codes
@@ -50,20 +50,20 @@ def test_work_of_a_chain() -> None:
 
 def test_total_time_is_the_sum_of_kernels_and_gaps() -> None:
     """There is a gap between kernels unless a CUDA graph is used."""
-    (_, time), (_, graph) = timed(chain()), timed(chain(), graph=True)
-    overhead, gap = constants().overhead_us * 1e-3, constants().gap_us * 1e-3
+    (_, time), (_, graph) = timed(chain()), timed(chain(), cuda_graph=True)
+    overhead, gap = load_constants().overhead_us * 1e-3, load_constants().gap_us * 1e-3
     kernels = sum(k.ms - overhead + gap for k in time.kernels)
     assert time.total_ms == pytest.approx(kernels, rel=1e-6)
     assert graph.total_ms == pytest.approx(time.total_ms - gap * len(time.kernels), rel=1e-6)
     assert time.low_ms < time.total_ms < time.high_ms
-    assert time.high_ms / time.total_ms == pytest.approx(constants().spreads["total"])
+    assert time.high_ms / time.total_ms == pytest.approx(load_constants().spreads["total"])
     assert 0 < time.conversions_ms < time.total_ms
 
 
 def test_float_twin() -> None:
     model = load(chain())
-    float_model = twin.float_twin(model)
-    assert (twin.has_qdq(float_model), twin.has_qdq(model)) == (False, True)
+    float_model = model_variants.float_variant(model)
+    assert (model_variants.has_qdq(float_model), model_variants.has_qdq(model)) == (False, True)
     assert [n.op for n in float_model.nodes] == [n.op for n in load(chain(quantized=False)).nodes]
 
 
@@ -100,19 +100,19 @@ TARGETS_TYPED = [
 def test_allowed_fp16_is_never_slower(name: str, typed: bool, gpu: str) -> None:
     """A strongly typed network has the types of its file in any case."""
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
-    if target.is_rtx and float(find(gpu).cc) < 7.5:  # TensorRT-RTX cannot build for it
+    if target.is_rtx and float(find_gpu(gpu).cc) < 7.5:  # TensorRT-RTX cannot build for it
         gpu = "T4"
     for quantized in (True, False):
         model = load(chain(size=14, quantized=quantized))
         half, single = (
-            predict_on(model, target, TimingOptions(gpu=gpu, no_fp16=no_fp16))[1]
+            predict_on_gpu(model, target, TimingOptions(gpu=gpu, no_fp16=no_fp16))[1]
             for no_fp16 in (False, True)
         )
         assert half.total_ms <= single.total_ms
         assert half.float_time.total_ms <= single.float_time.total_ms
         assert not target.strongly_typed or half.as_json() == single.as_json()
         base = half.float_time
-        assert base.precision == half.gpu.plain or target.strongly_typed
+        assert base.precision == half.gpu.float_type or target.strongly_typed
         is_fp16_file = target.strongly_typed and base.precision == Precision.FP16
         assert (base.fp32_ms is not None) is is_fp16_file
         assert base.fp32_ms is None or base.total_ms <= base.fp32_ms
@@ -134,7 +134,7 @@ def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: b
     # TensorRT-RTX has no INT8 on an RTX 2060; a small one is faster in FP16 than in TF32.
     gpu = "sm=8.6,sms=8,clock=765,bandwidth=102" if target.is_rtx else "RTX 2060"
     before, after = (
-        predict_on(load(m), target, TimingOptions(gpu=gpu))[1] for m in (network, quantized)
+        predict_on_gpu(load(m), target, TimingOptions(gpu=gpu))[1] for m in (network, quantized)
     )
     assert before.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
     assert after.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
@@ -144,12 +144,12 @@ def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: b
 
 def test_waiting_time_of_small_and_large_networks() -> None:
     small, large = timed(chain(size=7))[1], timed(chain(size=112, batch=32))[1]
-    assert 2 * small.waiting_ms > small.total_ms and 10 * large.waiting_ms < large.total_ms
+    assert 2 * small.launch_ms > small.total_ms and 10 * large.launch_ms < large.total_ms
 
 
 def test_int8_gains_little_in_a_network_of_small_kernels() -> None:
-    prediction, time = timed(chain(8, channels=16, size=20), find("RTX 4090"))
-    assert time.gain < PAYS
+    prediction, time = timed(chain(8, channels=16, size=20), find_gpu("RTX 4090"))
+    assert time.gain < MIN_GAIN
     assert "kernels take at least" in " ".join(whether_it_pays(time, prediction, 200))
 
 
@@ -160,13 +160,13 @@ def test_batch_option_is_the_batch_of_the_model() -> None:
     _, dynamic = timed(chain(dynamic=True), batch=32)
     assert dynamic.total_ms == pytest.approx(expected.total_ms, rel=1e-6)
     shapes = [n.values["shape"] for n in dynamic.notes if n.code == "input-taken"]
-    assert shapes == [["32", "64", "56", "56"]]
+    assert shapes == [[32, 64, 56, 56]]
 
 
 def test_fixes_save_less_than_the_total_time() -> None:
     for prediction, time in (
         on_a100("qat"),
-        timed(evidence.model(CASES[1]), find("A100"), compare=False),
+        timed(evidence.model(CASES[1]), find_gpu("A100"), compare=False),
     ):
         assert any(f.saves_ms for f in prediction.findings)
         for finding in prediction.findings:
@@ -188,7 +188,7 @@ def test_placements_are_ordered_as_measured() -> None:
 def on_a100(case: str) -> tuple[Prediction, Any]:
     """Return prediction and time. Only that of ``qat``, which needs the weights, has findings."""
     model = (evidence.model if case == "qat" else evidence.graph)(f"resnet18-a100-{case}")
-    return timed(model, find("A100 80GB PCIe"), advice=case == "qat")
+    return timed(model, find_gpu("A100 80GB PCIe"), advice=case == "qat")
 
 
 # Milliseconds of GPU compute time, measured without profiler and published with the builds.
@@ -203,14 +203,18 @@ def on_a100(case: str) -> tuple[Prediction, Any]:
     ],
 )
 def test_range_contains_the_measured_time(case: str, gpu: str, measured: float) -> None:
-    _, time = timed(evidence.graph(case), find(gpu), advice=False, graph=True, compare=False)
+    _, time = timed(
+        evidence.graph(case), find_gpu(gpu), advice=False, cuda_graph=True, compare=False
+    )
     assert time.low_ms <= measured <= time.high_ms
     assert time.total_ms == pytest.approx(measured, rel=0.3)
 
 
 def test_gpu_without_int8() -> None:
     """The estimate of a Q/DQ model is that of the model without Q/DQ, and has no gain."""
-    (_, quantized), (_, plain) = (timed(chain(quantized=q), find("P100")) for q in (True, False))
+    (_, quantized), (_, plain) = (
+        timed(chain(quantized=q), find_gpu("P100")) for q in (True, False)
+    )
     assert quantized.total_ms == pytest.approx(plain.total_ms)
     assert (quantized.gain, plain.gain, plain.best) == (None, None, None)
     counts = [
@@ -254,10 +258,10 @@ def test_model_without_shapes_has_no_float_time() -> None:
 @pytest.mark.parametrize(
     ("gpu", "low_factor", "high_factor", "notes"),
     [
-        (find("RTX 3060"), 1.0, 1.0, []),
-        (find("H100"), 1.1, 1.1, ["not-measured"]),
-        (find("T4"), 1.0, 1.3, ["slowed"]),
-        (chosen("T4", clock=1100.0), 1.0, 1.0, []),
+        (find_gpu("RTX 3060"), 1.0, 1.0, []),
+        (find_gpu("H100"), 1.1, 1.1, ["not-measured"]),
+        (find_gpu("T4"), 1.0, 1.3, ["slowed"]),
+        (choose_gpu("T4", clock=1100.0), 1.0, 1.0, []),
     ],
     ids=["measured", "not measured", "power limit", "clock"],
 )
@@ -265,7 +269,7 @@ def test_range_is_wider_for_gpus_that_are_less_known(
     gpu: Gpu, low_factor: float, high_factor: float, notes: list[str]
 ) -> None:
     _, time = timed(chain(), gpu)
-    usual = constants().spreads["total"]
+    usual = load_constants().spreads["total"]
     low, high = time.total_ms / time.low_ms, time.high_ms / time.total_ms
     assert low > low_factor * usual if low_factor > 1 else low == pytest.approx(usual)
     assert high > high_factor * usual if high_factor > 1 else high == pytest.approx(usual)
@@ -280,7 +284,9 @@ def chain_of(channels: int) -> tuple[Model, Prediction]:
     return model, predict(model, TARGET)
 
 
-@given(st.sampled_from([g for g in gpus() if g.rates.int8_path == "tensor"]), st.floats(1.1, 3.0))
+@given(
+    st.sampled_from([g for g in all_gpus() if g.rates.int8_path == "tensor"]), st.floats(1.1, 3.0)
+)
 def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
     """A higher clock or a smaller batch is never slower, nor is INT8 in large convolutions."""
     narrow, wide = (chain_of(channels) for channels in (64, 256))
@@ -295,7 +301,7 @@ def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
 
 @functools.cache
 def published(case: str, gpu: str) -> tuple[Prediction, Any]:
-    return timed(evidence.graph(case), find(gpu), advice=False, compare=False)
+    return timed(evidence.graph(case), find_gpu(gpu), advice=False, compare=False)
 
 
 @settings(max_examples=settings().max_examples // 3)
@@ -325,7 +331,7 @@ def test_additional_conversion_is_never_faster(case: str, seed: int, gpu: str) -
     graph.initializer.extend(extra.initializers)
     for node in reversed(extra.nodes):
         graph.node.insert(index, node)
-    prediction, time = timed(proto, find(gpu), advice=False, compare=False)
+    prediction, time = timed(proto, find_gpu(gpu), advice=False, compare=False)
     before, time_before = published(case, gpu)
     if prediction.summary()["conversions"] > before.summary()["conversions"]:
         assert time.total_ms >= time_before.total_ms
@@ -374,7 +380,7 @@ def test_shapes_are_inferred_without_large_weights(g: Graph) -> None:
     proto = g.model(y)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     for version in (proto, without_large_weights(proto)):
-        assert Shapes(Model(version)).get(y) == (1, 64, 16, 32)
+        assert TensorShapes(Model(version)).get(y) == (1, 64, 16, 32)
 
 
 @pytest.mark.parametrize("channels", [-3, 1 << 45])
@@ -384,7 +390,7 @@ def test_weights_of_an_impossible_shape_have_no_estimate_or_are_an_error(
     proto = g.model(g.conv(g.input(1, 8, 16, 16), "c", 8, scale=None, weights="float"))
     next(t for t in proto.graph.initializer if t.name == "c.weight").dims[0] = channels
     with contextlib.suppress(QdqtoolError):
-        prediction, time = predict_on(proto, "trt10", TimingOptions(gpu="T4"))
+        prediction, time = predict_on_gpu(proto, "trt10", TimingOptions(gpu="T4"))
         assert time is not None and time.best is None and prediction.convolutions
 
 
@@ -394,5 +400,5 @@ def test_input_that_is_an_output_of_another_rank(rank: int) -> None:
     proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     output = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None] * rank)
     proto.graph.output.append(output)
-    resolved, _ = twin.resolved(Model(proto))
+    resolved, _ = model_variants.resolve_inputs(Model(proto))
     assert len(resolved.proto.graph.input[0].type.tensor_type.shape.dim) == rank

@@ -16,13 +16,12 @@ from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.timing import expected, gpus
-from qdqtool.timing import parts as calibration
-from qdqtool.timing.estimate import predict_on
-from qdqtool.timing.expected import gpu_of_device, of_facts
-from qdqtool.timing.gpus import find
+from qdqtool.timing import built_engine, gpus, time_calibration
+from qdqtool.timing.built_engine import find_device_gpu, parse_device
+from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.gpus import find_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.timing.physics import seconds
+from qdqtool.timing.physics import estimate_seconds
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
@@ -66,23 +65,23 @@ from tests.trt.builder import Graph
     ],
 )
 def test_find(text: str, name: str) -> None:
-    assert gpus.find(text).name == name
+    assert gpus.find_gpu(text).name == name
 
 
-@pytest.mark.parametrize("gpu", gpus.gpus(), ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", gpus.all_gpus(), ids=lambda gpu: gpu.name)
 def test_table_of_gpus(gpu: gpus.Gpu) -> None:
-    assert gpus.find(gpu.name) is gpus.find(gpu.name.upper()) is gpu
+    assert gpus.find_gpu(gpu.name) is gpus.find_gpu(gpu.name.upper()) is gpu
     for alias in gpu.aliases:
-        shared = [g for g in gpus.gpus() if alias in g.aliases]
-        assert gpus.answering(alias) == shared, alias
-        assert len(shared) > 1 or gpus.find(alias) is gpu, alias
-    assert gpu.source and gpu.rates.source and gpu.cc in gpus.rates()
+        shared = [g for g in gpus.all_gpus() if alias in g.aliases]
+        assert gpus.match_gpus(alias) == shared, alias
+        assert len(shared) > 1 or gpus.find_gpu(alias) is gpu, alias
+    assert gpu.source and gpu.rates.source and gpu.cc in gpus.load_rates()
     assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130
     assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000
 
 
 def test_names_of_gpus_are_unique() -> None:
-    assert len({g.name for g in gpus.gpus()}) == len(gpus.gpus()) > 90
+    assert len({g.name for g in gpus.all_gpus()}) == len(gpus.all_gpus()) > 90
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_names_of_gpus_are_unique() -> None:
     ],
 )
 def test_int8_path(name: str, path: str) -> None:
-    assert gpus.find(name).rates.int8_path == path
+    assert gpus.find_gpu(name).rates.int8_path == path
 
 
 @pytest.mark.parametrize(
@@ -107,9 +106,9 @@ def test_name_that_boards_share_is_ambiguous(text: str, count: int) -> None:
     with pytest.raises(
         QdqtoolError, match=f"{count} .*Jetson", check=has("ambiguous", parameter="gpu")
     ):
-        gpus.chosen(text)
-    boards = gpus.answering(text)
-    assert len(boards) == count and all(gpus.find(g.name) is g for g in boards)
+        gpus.choose_gpu(text)
+    boards = gpus.match_gpus(text)
+    assert len(boards) == count and all(gpus.find_gpu(g.name) is g for g in boards)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +123,9 @@ def test_name_that_boards_share_is_ambiguous(text: str, count: int) -> None:
     ],
 )
 def test_variants_of_a_short_name(text: str, name: str, others: set[str]) -> None:
-    gpu = gpus.chosen(text)
+    gpu = gpus.choose_gpu(text)
     assert gpu.name == name and ("taken-as" in note_codes(gpu.notes)) == bool(others)
-    assert set(gpus.variants(text, name, [g.name for g in gpus.gpus()])) == others
+    assert set(gpus.find_variants(text, name, [g.name for g in gpus.all_gpus()])) == others
 
 
 # Dense INT8 TOPS and FP16 TFLOPS of NVIDIA's data sheets and whitepapers (half of the sparse figures).
@@ -149,7 +148,7 @@ def test_variants_of_a_short_name(text: str, name: str, others: set[str]) -> Non
     ],
 )
 def test_rates_agree_with_data_sheets(name: str, int8: float, fp16: float | None) -> None:
-    gpu = gpus.find(name)
+    gpu = gpus.find_gpu(name)
     assert math.isclose(2e-12 * gpu.mac_rate(Precision.INT8), int8, rel_tol=0.1)
     if fp16:
         assert math.isclose(2e-12 * gpu.mac_rate(Precision.FP16), fp16, rel_tol=0.1)
@@ -167,7 +166,7 @@ def test_rates_agree_with_data_sheets(name: str, int8: float, fp16: float | None
 )
 def test_find_rejects_unknown_names(text: str, code: str) -> None:
     with pytest.raises(QdqtoolError, match="qdqtool gpus", check=has(code, parameter="gpu")):
-        gpus.find(text)
+        gpus.find_gpu(text)
 
 
 @pytest.mark.parametrize(
@@ -183,16 +182,16 @@ def test_find_rejects_unknown_names(text: str, code: str) -> None:
     ],
 )
 def test_near_names_are_of_the_same_series_or_number(text: str, first: str, absent: str) -> None:
-    near = gpus.near_names(text)
+    near = gpus.suggest_names(text)
     assert near[0].startswith(first) if first else not near
     assert not any(absent in name for name in near)
     with pytest.raises(QdqtoolError, match=f"'{text}'.*{first}", check=has("unknown-choice")):
-        gpus.find(text)
+        gpus.find_gpu(text)
 
 
 def test_laptop_variant_has_a_lower_clock() -> None:
-    desktop = gpus.find("RTX 2070 Super")
-    gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
+    desktop = gpus.find_gpu("RTX 2070 Super")
+    gpu = gpus.choose_gpu("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == desktop.sms and gpu.clock < desktop.clock
     assert note_codes(gpu.notes) == ["laptop"]
 
@@ -207,13 +206,16 @@ def test_predict_command_names_the_nearest_gpu(
 
 
 def test_described_gpu() -> None:
-    gpu, listed = gpus.chosen("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3"), gpus.find("RTX 3060")
-    assert (gpu.per_second, gpu.bandwidth) == (listed.per_second, listed.bandwidth)
+    gpu, listed = (
+        gpus.choose_gpu("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3"),
+        gpus.find_gpu("RTX 3060"),
+    )
+    assert (gpu.clocks_per_second, gpu.bandwidth) == (listed.clocks_per_second, listed.bandwidth)
     assert (gpu.rates, gpu.evidence) == (listed.rates, Evidence.ASSUMED)
 
 
 def test_described_gpu_of_an_unknown_capability_has_the_rates_of_the_nearest() -> None:
-    (note,) = gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").notes
+    (note,) = gpus.choose_gpu("sm=9.9,sms=10,clock=1000,bandwidth=100").notes
     assert (note.code, note.values["nearest"]) == ("rates-of-nearest", "9.0")
 
 
@@ -222,7 +224,7 @@ def test_described_gpu_of_an_unknown_capability_has_the_rates_of_the_nearest() -
     [("5.3", 5.3), ("5.3 ms", 5.3), ("950us", 0.95), ("0.8 s", 800), ("profile.json", None)],
 )
 def test_measured_time(text: str, ms: float | None) -> None:
-    assert calibration.measured_time(text) == (None if ms is None else pytest.approx(ms))
+    assert time_calibration.parse_time(text) == (None if ms is None else pytest.approx(ms))
 
 
 @pytest.mark.parametrize(
@@ -239,12 +241,12 @@ def test_measured_time(text: str, ms: float | None) -> None:
 )
 def test_chosen_rejects_descriptions(text: str, code: str, parameter: str) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
-        gpus.chosen(text)
+        gpus.choose_gpu(text)
 
 
 def test_chosen_clock_and_power() -> None:
-    assert gpus.chosen("orin nx", clock=600).clock == 600
-    low, high = (gpus.chosen("orin nx", power=power) for power in ("10W", "MAXN"))
+    assert gpus.choose_gpu("orin nx", clock=600).clock == 600
+    low, high = (gpus.choose_gpu("orin nx", power=power) for power in ("10W", "MAXN"))
     assert low.clock < high.clock == 918
     assert "clock-guessed" in note_codes(low.notes)
 
@@ -262,15 +264,15 @@ def test_chosen_rejects_clocks_and_powers(
     options: dict[str, Any], code: str, parameter: str
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
-        gpus.chosen("orin nx", **options)
+        gpus.choose_gpu("orin nx", **options)
 
 
 def test_gpus_that_do_not_sustain_their_clock() -> None:
-    names = {g.name for g in gpus.gpus() if g.sustained < 1}
+    names = {g.name for g in gpus.all_gpus() if g.sustained_clock_share < 1}
     assert {"Tesla T4", "L4", "A10"} <= names <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
     # On a T4, YOLOv7 at batch 16 takes 1.54 times the estimate for the boost clock.
-    assert 0.6 < gpus.find("T4").sustained < 0.75
-    assert gpus.chosen("T4", clock=1590).sustained == 1
+    assert 0.6 < gpus.find_gpu("T4").sustained_clock_share < 0.75
+    assert gpus.choose_gpu("T4", clock=1590).sustained_clock_share == 1
 
 
 def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
@@ -287,7 +289,7 @@ def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
 
 
 def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
-    prediction, _ = predict_on(proto, target, TimingOptions(sm=sm))
+    prediction, _ = predict_on_gpu(proto, target, TimingOptions(sm=sm))
     return {f.code for f in prediction.findings if f.code.startswith("GPU-")}
 
 
@@ -325,19 +327,19 @@ def test_findings_of_a_gpu(sm: str, expected: set[str], act: str) -> None:
 )
 def test_rtx_has_no_int8_on_turing(request_: TimingOptions, int8: int) -> None:
     """Classic TensorRT has INT8 there."""
-    prediction, time = predict_on(network(), "rtx1.7", request_)
+    prediction, time = predict_on_gpu(network(), "rtx1.7", request_)
     findings = [f.code for f in prediction.findings if f.convolutions]
     assert prediction.summary()["int8"] == int8 and findings.count("FLOAT-SM75") == 2 - int8
     if time is not None:  # without INT8 it is the time of the float network
         assert (time.gain is None) == ("without-qdq" in note_codes(time.notes)) == (not int8)
-    assert predict_on(network(), "trt8.5", request_)[0].summary()["int8"] == 2
+    assert predict_on_gpu(network(), "trt8.5", request_)[0].summary()["int8"] == 2
 
 
 # Those of ComputeCapability in TensorRT-RTX 1.7.1: Turing, Ampere, Ada and Blackwell of PCs.
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 
-@pytest.mark.parametrize("gpu", gpus.gpus(), ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", gpus.all_gpus(), ids=lambda gpu: gpu.name)
 def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu) -> None:
     assert TARGETS["trt10"].with_capability(gpu.cc) is TARGETS["trt10"]
     if gpu.cc in RTX_CAPABILITIES:
@@ -347,7 +349,7 @@ def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu) -> None:
     model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
     for request in (TimingOptions(gpu=gpu.name), TimingOptions(sm=gpu.cc)):
         with pytest.raises(QdqtoolError, match=rf"^rtx1\.7 .* {gpu.cc}.* 12\.1"):
-            predict_on(model, "rtx1.7", request)
+            predict_on_gpu(model, "rtx1.7", request)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,7 @@ def test_type_that_a_gpu_lacks_is_refused_for_this_gpu(gpu: str, status: str) ->
     g.initializers.append(onnx.helper.make_tensor(zero, onnx.TensorProto.FLOAT8E4M3FN, [], [0.0]))
     x = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), scale, zero], "q")
     proto = g.model(g.op("DequantizeLinear", [x, scale, zero], "dq"))
-    prediction, _ = predict_on(proto, "rtx1.7", TimingOptions(gpu=gpu))
+    prediction, _ = predict_on_gpu(proto, "rtx1.7", TimingOptions(gpu=gpu))
     assert status_of(prediction) == status
 
 
@@ -470,17 +472,17 @@ TI = {
 def test_gpu_of_device_has_the_figures_of_the_log(
     name: str, facts: dict[str, str], board: str, sms: int, clock: float, bandwidth: float
 ) -> None:
-    gpu = gpu_of_device(of_facts(name, facts))
+    gpu = find_device_gpu(parse_device(name, facts))
     assert (gpu.name, gpu.sms, gpu.clock) == (board, sms, clock)
     assert gpu.bandwidth == pytest.approx(bandwidth)
-    assert gpu.sustained == 1  # the clock is known
+    assert gpu.sustained_clock_share == 1  # the clock is known
 
 
 def test_gpu_of_device_notes_figures_that_differ_from_the_table() -> None:
-    sms, clock = gpu_of_device(of_facts("Orin", ORIN_NX)).notes
+    sms, clock = find_device_gpu(parse_device("Orin", ORIN_NX)).notes
     assert sms == note("sms-of-log", sms=4, board="Jetson Orin NX 8GB", own=8)
     assert clock.code == "clock-of-log" and 612 in (round(v) for v in clock.values.values())
-    assert gpu_of_device(of_facts("Orin", AGX)).notes == ()
+    assert find_device_gpu(parse_device("Orin", AGX)).notes == ()
 
 
 UNKNOWN = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 GHz"}
@@ -488,13 +490,13 @@ UNKNOWN = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 
 
 def test_gpu_of_device_that_is_not_in_the_table() -> None:
     memory = {"Memory Bus Width": "256 bits", "Memory Clock Rate": "7 GHz"}
-    gpu = gpu_of_device(of_facts("NVIDIA Future 9000", UNKNOWN | memory))
+    gpu = find_device_gpu(parse_device("NVIDIA Future 9000", UNKNOWN | memory))
     assert (gpu.name, gpu.sms, gpu.clock, gpu.bandwidth) == ("NVIDIA Future 9000", 40, 1500, 448)
-    assert gpu.rates is gpus.rates()["8.6"]
+    assert gpu.rates is gpus.load_rates()["8.6"]
 
 
 def test_gpu_of_device_guesses_the_bandwidth() -> None:
-    gpu = gpu_of_device(of_facts("NVIDIA Future 9000", UNKNOWN))
+    gpu = find_device_gpu(parse_device("NVIDIA Future 9000", UNKNOWN))
     assert note_codes(gpu.notes) == ["bandwidth-guessed"] and 300 < gpu.bandwidth < 600
 
 
@@ -507,12 +509,12 @@ def test_gpu_of_device_ignores_impossible_figures() -> None:
         "Device Global Memory": "99999999999 MiB",
         "Memory Clock Rate": "1 GHz",
     }
-    gpu, listed = gpu_of_device(of_facts("RTX 3060", facts)), gpus.find("RTX 3060")
+    gpu, listed = find_device_gpu(parse_device("RTX 3060", facts)), gpus.find_gpu("RTX 3060")
     assert (gpu.sms, gpu.clock, gpu.bandwidth) == (listed.sms, listed.clock, listed.bandwidth)
 
 
 def test_gpu_of_device_clock_argument() -> None:
-    gpu = gpu_of_device(of_facts("Orin", ORIN_NX), 500)
+    gpu = find_device_gpu(parse_device("Orin", ORIN_NX), 500)
     assert (gpu.clock, gpu.sms) == (500, 4)
 
 
@@ -521,15 +523,17 @@ def test_gpu_of_device_clock_argument() -> None:
 )
 def test_gpu_of_device_rejects_a_shared_name_without_figures(facts: dict[str, str]) -> None:
     with pytest.raises(QdqtoolError, match="8 GPUs", check=has("ambiguous", parameter="gpu")):
-        gpu_of_device(of_facts("Orin", facts))
+        find_device_gpu(parse_device("Orin", facts))
     build = Build(device="Orin", gpu=facts)
-    assert expected.gpu_of(build) is None and "Orin NX 8GB" in expected.unknown_gpu(build)
+    assert built_engine.find_build_gpu(
+        build
+    ) is None and "Orin NX 8GB" in built_engine.explain_unknown_gpu(build)
 
 
 @pytest.mark.parametrize(("name", "sms"), [("Orin NX 8GB", 4), ("AGX Orin", 4), ("RTX 3060", 28)])
 def test_gpu_of_build_with_another_name(name: str, sms: int) -> None:
     """The number of SMs in the log counts unless the GPU has another compute capability."""
-    gpu = expected.gpu_of(Build(device="Orin", gpu=ORIN_NX), name)
+    gpu = built_engine.find_build_gpu(Build(device="Orin", gpu=ORIN_NX), name)
     assert gpu is not None and gpu.sms == sms
 
 
@@ -564,13 +568,13 @@ def test_calibrate_rejects_the_calibration_of_another_gpu(saved_calibration: str
     with pytest.raises(
         QdqtoolError, match="'RTX 3060'", check=has("different-gpus", path=saved_calibration)
     ):
-        timed(chain(), find("T4"), calibrate=saved_calibration)
+        timed(chain(), find_gpu("T4"), calibrate=saved_calibration)
 
 
 @pytest.mark.parametrize(("more_us", "kernel_us"), [(4.0, 0.0), (9.5, 2.0)])
 def test_calibrate_with_a_profile(tmp_path: Path, more_us: float, kernel_us: float) -> None:
     """Layers take 1.5 times the estimate and `more_us`. Up to 7.5 us of these are the profiler's."""
-    layers_ms = seconds(timed(chain(12, batch=8))[1].load.layers, GPU) * 1e3
+    layers_ms = estimate_seconds(timed(chain(12, batch=8))[1].workload.layers, GPU) * 1e3
     rows = zip(layer_names(batch=8), 1.5 * layers_ms + more_us * 1e-3, strict=True)
     _, time = timed(chain(12, batch=8), calibrate=write_profile(tmp_path, rows))
     assert time.calibration.factor == pytest.approx(1.5, rel=0.05)
@@ -607,7 +611,7 @@ def test_calibrate_with_a_recorded_profile(case: str, gpu: str, measured: float)
     profile = SHARED / case / "profile.json"
     if not profile.exists():
         pytest.skip("the published profiles are not available")
-    _, time = timed(evidence.model(case), find(gpu), calibrate=str(profile))
+    _, time = timed(evidence.model(case), find_gpu(gpu), calibrate=str(profile))
     assert time.total_ms == pytest.approx(measured, rel=0.07)
     assert time.low_ms <= 1.02 * measured and measured <= time.high_ms
 

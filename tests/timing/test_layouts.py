@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.timing import twin, work
-from qdqtool.timing.gpus import Gpu, find, gpus
-from qdqtool.timing.physics import NAMES, constants, factor_of, seconds
-from qdqtool.timing.work import Layout, Work, reformats_of, region_nodes, work_in_region
+from qdqtool.timing import model_variants, work
+from qdqtool.timing.gpus import Gpu, all_gpus, find_gpu
+from qdqtool.timing.physics import NAMES, architecture_factor, estimate_seconds, load_constants
+from qdqtool.timing.work import (
+    LayerWork,
+    Layout,
+    find_layout_changes,
+    find_region_nodes,
+    region_node_work,
+)
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
 from tests.slow import slow_after
 from tests.timing.models import GPU, workload
@@ -32,22 +38,22 @@ def layer(kind: str, reads: str, writes: str, name: str = "") -> EngineLayer:
     )
 
 
-def conv(low: Precision, high: Precision, channels: float = 64.0) -> Work:
-    return Work(work.CONV, low, high, channels=channels)
+def conv(low: Precision, high: Precision, channels: float = 64.0) -> LayerWork:
+    return LayerWork(work.CONV, low, high, channels=channels)
 
 
 def layout_changes(
-    *pairs: tuple[EngineLayer, Work],
+    *pairs: tuple[EngineLayer, LayerWork],
     outputs: tuple[str, ...] = (),
     shape: tuple[int, ...] | None = SHAPE,
 ) -> list[tuple[str, str, str]]:
-    reformats = reformats_of(pairs, lambda _: shape, ["x"], outputs)
+    reformats = find_layout_changes(pairs, lambda _: shape, ["x"], outputs)
     return [(r.tensor, str(r.source), str(r.target)) for r in reformats]
 
 
-Q = (layer("Conversion", "x", "q"), Work(work.CONVERSION, FULL, I8))
+Q = (layer("Conversion", "x", "q"), LayerWork(work.CONVERSION, FULL, I8))
 TO_HALF = (layer("Convolution", "q", "h"), conv(I8, HALF))
-MAPS = Work(work.POINTWISE, HALF, HALF)
+MAPS = LayerWork(work.POINTWISE, HALF, HALF)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
             [
                 Q,
                 TO_HALF,
-                (layer("Conversion", "h", "r"), Work(work.CONVERSION, HALF, I8)),
+                (layer("Conversion", "h", "r"), LayerWork(work.CONVERSION, HALF, I8)),
                 (layer("Convolution", "r", "b"), conv(I8, I8)),
             ],
             (),
@@ -74,7 +80,7 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
         ),  # a conversion reads and writes any layout
         ([Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS)], (), [("h", "NC/32HW32", "NC/2HW2")]),
         (
-            [Q, TO_HALF, (layer("Pooling", "h", "p"), Work(work.POOL, HALF, HALF))],
+            [Q, TO_HALF, (layer("Pooling", "h", "p"), LayerWork(work.POOL, HALF, HALF))],
             (),
             [("h", "NC/32HW32", "NC/2HW2")],
         ),
@@ -84,12 +90,12 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
             [("h", "NC/32HW32", "NHWC8")],
         ),
         (
-            [Q, TO_HALF, (layer("Softmax", "h", "p"), Work(work.SOFTMAX, HALF, HALF))],
+            [Q, TO_HALF, (layer("Softmax", "h", "p"), LayerWork(work.SOFTMAX, HALF, HALF))],
             (),
             [("h", "NC/32HW32", "linear")],
         ),
         (
-            [Q, TO_HALF, (layer("Resize", "h", "r"), Work(work.RESIZE, HALF, HALF))],
+            [Q, TO_HALF, (layer("Resize", "h", "r"), LayerWork(work.RESIZE, HALF, HALF))],
             (),
             [],
         ),  # keeps the layout
@@ -120,7 +126,7 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
         (
             [
                 (layer("Convolution", "x", "a"), conv(FULL, FULL, 3.0)),
-                (layer("PointWise", "a", "b"), Work(work.POINTWISE, FULL, FULL)),
+                (layer("PointWise", "a", "b"), LayerWork(work.POINTWISE, FULL, FULL)),
                 (layer("Convolution", "b", "c"), conv(FULL, FULL)),
             ],
             (),
@@ -128,7 +134,7 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
         ),  # FP32 with TF32: the first convolution is linear, the others are not
         (
             [
-                (layer("Conversion", "x", "q"), Work(work.CONVERSION, FULL, I8)),
+                (layer("Conversion", "x", "q"), LayerWork(work.CONVERSION, FULL, I8)),
                 (layer("Convolution", "q", "a"), conv(I8, I8, 3.0)),
             ],
             (),
@@ -137,7 +143,7 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
     ],
 )
 def test_reformats_of_small_engines(
-    engine: list[tuple[EngineLayer, Work]],
+    engine: list[tuple[EngineLayer, LayerWork]],
     outputs: tuple[str, ...],
     expected: list[tuple[str, str, str]],
 ) -> None:
@@ -161,11 +167,11 @@ def test_layouts_are_linear_or_vectorized() -> None:
 def test_factor_of_an_architecture(
     capability: str, factors: dict[str, float], expected: float
 ) -> None:
-    assert factor_of(capability, factors) == expected
+    assert architecture_factor(capability, factors) == expected
 
 
 def test_constants() -> None:
-    values, spreads = constants().values, constants().spreads
+    values, spreads = load_constants().values, load_constants().spreads
     assert set(values) == set(NAMES) and min(values.values()) > 0
     assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(spreads)
     assert 1 < spreads["total"] <= spreads["total_unknown"] < 2
@@ -192,7 +198,7 @@ def test_tensors_without_positions_have_no_reformats(shape: tuple[int, ...] | No
 )
 def test_number_of_reformats_is_near_that_of_published_engines(case: str, built: int) -> None:
     extras = workload(evidence.graph(case), "trt8.6").extras
-    assert abs(sum(e.reformat is not None for e in extras) - built) <= 2
+    assert abs(sum(e.layout_change is not None for e in extras) - built) <= 2
 
 
 def silu_network() -> Model:
@@ -205,7 +211,7 @@ def silu_network() -> Model:
 @pytest.mark.parametrize("target", ["trt8.6", "trt10"])
 def test_silu_after_an_int8_convolution_with_float_output_is_a_kernel(target: str) -> None:
     """The output of convolution ``b`` is float, that of ``a`` is INT8."""
-    (name,) = (e.name for e in workload(silu_network(), target).extras if e.behind)
+    (name,) = (e.name for e in workload(silu_network(), target).extras if e.activation_of)
     assert "sb.m" in name
 
 
@@ -215,9 +221,9 @@ def test_blackwell_fuses_conversions_and_has_no_reformats(g: Graph) -> None:
     b = g.conv(g.pair(g.silu(a, "s"), "bq"), "b", 32)
     model = Model(g.model(g.conv(g.pair(g.op("Add", [b, g.silu(b, "t")], "sum"), "cq"), "c", 32)))
     older, blackwell = (
-        workload(model, "trt10", gpu=find(name)) for name in ("RTX 4090", "RTX 5090")
+        workload(model, "trt10", gpu=find_gpu(name)) for name in ("RTX 4090", "RTX 5090")
     )
-    reformats = [sum(e.reformat is not None for e in w.extras) for w in (blackwell, older)]
+    reformats = [sum(e.layout_change is not None for e in w.extras) for w in (blackwell, older)]
     conversions = [sum(x.kind == work.CONVERSION for x in w.layers) for w in (blackwell, older)]
     assert reformats[0] == 0 < reformats[1] and 0 < conversions[0] < conversions[1]
 
@@ -225,19 +231,19 @@ def test_blackwell_fuses_conversions_and_has_no_reformats(g: Graph) -> None:
 @pytest.mark.parametrize(("gpu", "count"), [("A100 80GB PCIe", 1), ("RTX 2060", 0)])
 def test_reformats_of_a_float_network_in_fp32(gpu: str, count: int) -> None:
     """The build on an A100 has one after the pooling."""
-    model = twin.float_twin(evidence.graph("resnet18-a100-qat"))
-    extras = workload(model, "trt8.6", plain=FULL, gpu=find(gpu)).extras
-    assert sum(e.reformat is not None for e in extras) == count
+    model = model_variants.float_variant(evidence.graph("resnet18-a100-qat"))
+    extras = workload(model, "trt8.6", float_type=FULL, gpu=find_gpu(gpu)).extras
+    assert sum(e.layout_change is not None for e in extras) == count
 
 
 def test_conversions_of_a_float_network_in_fp16() -> None:
     """The build on an A100 has these two and no reformat."""
-    model = twin.float_twin(evidence.graph("resnet18-a100-qat"))
+    model = model_variants.float_variant(evidence.graph("resnet18-a100-qat"))
     extras = workload(model, "trt8.6").extras
     first, last = (e.work for e in extras if e.work.kind == work.CONVERSION)
     elements = 32 * 3 * 224 * 224
     assert (first.read, first.written, first.channels) == (elements * 4, elements * 2, 3.0)
-    assert last.written_as == FULL and not any(e.reformat for e in extras)
+    assert last.written_as == FULL and not any(e.layout_change for e in extras)
 
 
 def test_computations_of_shapes_are_not_kernels(g: Graph) -> None:
@@ -254,7 +260,7 @@ def test_computations_of_shapes_are_not_kernels(g: Graph) -> None:
 
 def test_bytes_of_reformats() -> None:
     extras = workload(evidence.graph("resnet18-a100-qat"), "trt8.6").extras
-    reformats = [(e.work, e.reformat.elements) for e in extras if e.reformat is not None]
+    reformats = [(e.work, e.layout_change.elements) for e in extras if e.layout_change is not None]
     assert reformats
     for reformat, elements in reformats:
         assert (reformat.kind, reformat.written_as) == (work.REFORMAT, reformat.precision)
@@ -294,17 +300,17 @@ def block(quantized: bool = True) -> Model:
 
 def test_region_of_a_transformer_block() -> None:
     names = {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"}
-    assert names <= region_nodes(block())
+    assert names <= find_region_nodes(block())
 
 
 def test_convolutions_are_not_in_a_region(g: Graph) -> None:
-    assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
+    assert not find_region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
 
 
 def test_kernels_of_attention() -> None:
     model = block()
     normalization, scores, softmax, transpose, mixed, skip = (
-        work_in_region(model, model.node(name), model.shape, Precision.FP16)
+        region_node_work(model, model.node(name), model.shape, Precision.FP16)
         for name in ("ln1", "scores", "softmax", "t", "mixed", "skip")
     )
     assert (normalization.kind, normalization.read) == (work.POOL, 2 * 16 * WIDE)
@@ -312,14 +318,14 @@ def test_kernels_of_attention() -> None:
     assert (scores.written, mixed.read) == (0, 2 * 16 * WIDE)  # the scores are not in memory
     assert scores.steps + mixed.steps == 1  # one kernel
     assert softmax.kind == transpose.kind == work.NOTHING
-    assert skip.steps == 0 and skip.moved > 0  # part of the next kernel
+    assert skip.steps == 0 and skip.bytes_moved > 0  # part of the next kernel
 
 
 def test_qdq_in_a_region_adds_no_kernels() -> None:
     kernels = []
     for model in (block(quantized=True), block(quantized=False)):
         engine, layers = workload(model, "trt10"), predict(model, "trt10", advice=False).layers
-        works = [w for w in engine.all if w.kind not in (work.NOTHING, work.CONVERSION)]
+        works = [w for w in engine.all_work if w.kind not in (work.NOTHING, work.CONVERSION)]
         kernels.append(sum(w.steps for w in works))
         pairs = zip(layers, engine.layers, strict=True)
         assert all(w.kind == work.NOTHING for x, w in pairs if x.type == "Conversion")
@@ -335,9 +341,9 @@ def conv_physics(
     depth: float = 576.0,
     channels: float = 64.0,
     precision: Precision = Precision.INT8,
-) -> Work:
+) -> LayerWork:
     size = work.width(precision)
-    return Work(
+    return LayerWork(
         work.CONV,
         precision,
         precision,
@@ -352,15 +358,19 @@ def conv_physics(
     )
 
 
-def time_of(kernel: Work, gpu: Gpu = GPU) -> float:
-    return float(seconds([kernel], gpu)[0])
+def time_of(kernel: LayerWork, gpu: Gpu = GPU) -> float:
+    return float(estimate_seconds([kernel], gpu)[0])
 
 
 def test_time_of_kernels() -> None:
     """1 million rows, 256 columns and depth 2304 in INT8, and a conversion, on an RTX 3060."""
-    c = constants().values
+    c = load_constants().values
     rate = (
-        1024 * c["int8"] * factor_of("8.6", constants().architectures) * 256 / (256 + c["narrow"])
+        1024
+        * c["int8"]
+        * architecture_factor("8.6", load_constants().architectures)
+        * 256
+        / (256 + c["narrow"])
     )
     clocks = 28 * 1777e6
     compute = 1e6 * 256 * 2304 / (clocks * rate)
@@ -375,16 +385,16 @@ def test_time_of_kernels() -> None:
     expected = floor + latency + (compute**p + memory**p) ** (1 / p)
     kernel = conv_physics(1e6, 256.0, 2304.0, 256.0)
     assert time_of(kernel) == pytest.approx(expected, rel=1e-9)
-    conversion = Work(work.CONVERSION, HALF, I8, channels=64.0, read=2e8, written=1e8)
+    conversion = LayerWork(work.CONVERSION, HALF, I8, channels=64.0, read=2e8, written=1e8)
     expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 3e8) / (c["copy"] * 360e9)
     assert time_of(conversion) == pytest.approx(expected, rel=1e-9)
 
 
 def test_time_of_empty_kernels() -> None:
-    assert time_of(Work(work.NOTHING)) == 0
+    assert time_of(LayerWork(work.NOTHING)) == 0
     for kind in (work.CONV, work.POOL, work.COPY, work.UNKNOWN, work.SOFTMAX, work.DEPTHWISE):
-        assert 1e-6 < time_of(Work(kind)) < 2e-5, kind
-    assert seconds([], GPU).shape == (0,)
+        assert 1e-6 < time_of(LayerWork(kind)) < 2e-5, kind
+    assert estimate_seconds([], GPU).shape == (0,)
 
 
 works = st.builds(
@@ -397,8 +407,8 @@ works = st.builds(
 )
 
 
-@given(works, st.sampled_from(gpus()), st.floats(1.01, 8))
-def test_more_work_never_takes_less_time(kernel: Work, gpu: Gpu, factor: float) -> None:
+@given(works, st.sampled_from(all_gpus()), st.floats(1.01, 8))
+def test_more_work_never_takes_less_time(kernel: LayerWork, gpu: Gpu, factor: float) -> None:
     base = time_of(kernel, gpu)
     assert np.isfinite(base) and base > 0
     # Fewer bytes written than rows and columns would mean that a pooling is fused.
@@ -407,8 +417,8 @@ def test_more_work_never_takes_less_time(kernel: Work, gpu: Gpu, factor: float) 
         assert time_of(more, gpu) >= base * (1 - 1e-9)
 
 
-@given(works, st.sampled_from(gpus()), st.floats(1.01, 4))
-def test_faster_gpu_never_takes_longer(kernel: Work, gpu: Gpu, factor: float) -> None:
+@given(works, st.sampled_from(all_gpus()), st.floats(1.01, 4))
+def test_faster_gpu_never_takes_longer(kernel: LayerWork, gpu: Gpu, factor: float) -> None:
     base = time_of(kernel, gpu)
     for name in ("clock", "bandwidth", "l2"):
         faster = replace(gpu, **{name: getattr(gpu, name) * factor})
@@ -429,5 +439,5 @@ def test_fused_pooling_saves_time() -> None:
 
 def test_int8_is_slower_than_fp16_without_int8_tensor_cores() -> None:
     integer, half = (conv_physics(1e6, 256, 2304, 256, precision) for precision in (I8, HALF))
-    assert time_of(integer, find("V100")) > time_of(half, find("V100"))
+    assert time_of(integer, find_gpu("V100")) > time_of(half, find_gpu("V100"))
     assert time_of(integer) < time_of(half)

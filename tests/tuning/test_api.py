@@ -22,7 +22,7 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.ir.graph import Model
 from qdqtool.timing import gpus
-from qdqtool.timing.estimate import estimate, predict_on
+from qdqtool.timing.estimate import estimate, predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, sensitivity, store
@@ -302,7 +302,7 @@ def test_tensor_too_large_for_fp16_stays_fp32() -> None:
     array = 1.5e5 * onnx.numpy_helper.to_array(tensor)
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
-    _, time = predict_on(tuning.model, "trt11", TimingOptions(gpu="RTX 3060"))
+    _, time = predict_on_gpu(tuning.model, "trt11", TimingOptions(gpu="RTX 3060"))
     assert time is not None and time.float_time is not None
     assert time.float_time.precision == Precision.FP16  # the type of most of the model
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
@@ -367,7 +367,7 @@ def test_tune_refuses_another_state_before_it_collects_ranges(
     state: Path, options: dict[str, Any], newer: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "REVISION", store.REVISION + newer)
-    monkeypatch.setattr(api, "collect_for", None)
+    monkeypatch.setattr(api, "collect_statistics", None)
     with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")):
         tune(keep=KEEP, state=state, **options)
 
@@ -475,7 +475,7 @@ def test_budget_that_the_float_model_fits_takes_it() -> None:
     tuning = tune(budget_ms=1000.0, **SLOW, swept_on=1)
     fits = ("float-fits", "float-fits-and-written")
     (note,) = (n for n in tuning.notes if n.code in fits)
-    gpu, target = gpus.chosen("T4", 300.0, None), target_named("trt8.5")
+    gpu, target = gpus.choose_gpu("T4", 300.0, None), target_named("trt8.5")
     time = estimate(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized

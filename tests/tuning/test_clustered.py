@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibration.cluster.mapping import Cluster
+from calibration.cluster.connection import Cluster
 from qdqtool.tuning import measure
 from qdqtool.tuning.api import tune
 from qdqtool.tuning.measure import (

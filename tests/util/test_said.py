@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.fixing.sandbox import TooMuch
+from qdqtool.fixing.sandbox import RunLimitError
 from qdqtool.formats.output import as_options
 from qdqtool.types import Precision
 from qdqtool.util.notes import Note, Remark
@@ -56,7 +56,7 @@ def test_message_of_error_is_a_sentence() -> None:
     note = Remark.NOT_PREDICTED(error=of_error(error))
     assert told(note, in_brackets) == "not predicted: m.onnx: leave it float with <exclude|>"
     for other, words in (
-        (TooMuch(said("raise it with {`effort`}")), "raise it with <effort|>"),
+        (RunLimitError(said("raise it with {`effort`}")), "raise it with <effort|>"),
         (KeyError("a `size`"), "'a `size`'"),
         (ValueError(), ""),
         (QdqtoolError("x"), "x"),

@@ -30,7 +30,7 @@ from qdqtool.buildlog.types import (
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.timing.expected import gpu_of
+from qdqtool.timing.built_engine import find_build_gpu
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
@@ -590,5 +590,5 @@ def test_target_of_prefers_the_capability_of_the_log() -> None:
     build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)
     assert (
         choose_target_for_gpu(build, None, GpuOptions())[0].capability_names == ["8.9"]
-        and gpu_of(build) is None
+        and find_build_gpu(build) is None
     )

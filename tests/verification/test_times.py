@@ -21,9 +21,9 @@ from qdqtool.formats.output import as_options
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import chosen
+from qdqtool.timing.gpus import choose_gpu
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.physics import constants
+from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.util.notes import note_codes
@@ -54,8 +54,10 @@ def chain(length: int = 8) -> Model:
 
 MODEL = chain()
 PREDICTED = predict(MODEL, TARGET, advice=False)
-TIME = estimate(MODEL, PREDICTED, chosen(GPU, None), TARGET, plain=Precision.FP16, compare=False)
-OVERHEAD = constants().overhead_us * 1e-3
+TIME = estimate(
+    MODEL, PREDICTED, choose_gpu(GPU, None), TARGET, float_type=Precision.FP16, compare=False
+)
+OVERHEAD = load_constants().overhead_us * 1e-3
 
 
 def row(name: str, ms: float) -> ProfileRow:

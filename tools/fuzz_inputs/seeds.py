@@ -18,7 +18,7 @@ from PIL import Image
 from calibration.cache import write_tensorrt_cache
 from qdqtool import insert, predict
 from qdqtool.commands.cli import run
-from qdqtool.timing.parts import Calibration
+from qdqtool.timing.time_calibration import TimeCalibration
 from qdqtool.types import VERIFICATION_SCHEMA
 from tests.calibration.nets import conv_net
 from tests.contract import residual
@@ -159,7 +159,7 @@ def _write_own(folder: Path) -> None:
         )
     )
     (folder / "time.json").write_text(
-        json.dumps(Calibration("Tesla T4", 1.2, 0.3, "a profile").as_json())
+        json.dumps(TimeCalibration("Tesla T4", 1.2, 0.3, "a profile").as_json())
     )
     names = {"OUT": "out", "MORE": "tuning.json", "FILE": "state.tuning"}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -28,7 +28,7 @@ import onnx
 import qdqtool
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.runtime.run_cost import estimate_run_cost
-from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.util import limits
 from tools.growth.families import FAMILIES
@@ -131,7 +131,7 @@ def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
 
 WORK: dict[str, Work] = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
-    "predict on a GPU": lambda model: predict_on(
+    "predict on a GPU": lambda model: predict_on_gpu(
         model, "trt8.5", TimingOptions(gpu="T4"), also=add_fixes
     )[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),

@@ -37,7 +37,7 @@ def processes(folder: Path, count: int = 2) -> Iterator[Any]:
         get_mp_context().set_forkserver_preload(
             [
                 "distributed",
-                "calibration.clustered",
+                "calibration.cluster_pass",
                 "calibration.cluster.worker",
                 "onnxruntime",
                 "qdqtool.tuning.measure",
@@ -98,8 +98,8 @@ def replace_facts(facts: dict[str, str]) -> None:
     """Give this process other facts: versions, source files and processors differ between machines only."""
     from calibration.cluster import worker
 
-    original = worker.__dict__.setdefault("original_facts", worker.facts)
-    worker.facts = lambda threads=1: {**original(threads), **facts}
+    original = worker.__dict__.setdefault("original_facts", worker.worker_facts)
+    worker.worker_facts = lambda threads=1: {**original(threads), **facts}
 
 
 ARRIVALS: list[int] = []
@@ -107,14 +107,14 @@ ARRIVALS: list[int] = []
 
 def record_arrivals() -> None:
     """Record the size of each model that reaches this process from now on."""
-    from calibration.clustered import Assignment
+    from calibration.cluster_pass import CountingPayload
 
-    def arrive(self: Assignment, state: dict[str, Any]) -> None:
+    def arrive(self: CountingPayload, state: dict[str, Any]) -> None:
         ARRIVALS.append(len(state["model"]))
         self.__dict__.update(state)
 
     ARRIVALS.clear()
-    Assignment.__setstate__ = arrive  # type: ignore[attr-defined]
+    CountingPayload.__setstate__ = arrive  # type: ignore[attr-defined]
 
 
 def recorded() -> tuple[list[int], list[float]]:

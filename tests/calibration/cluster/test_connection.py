@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.cluster.mapping import check_where, connected
+from calibration.cluster.connection import check_cluster, connect
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
 from qdqtool.util.limits import PROCESSES
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
     "where", ["local", "local:4", "tcp://host:8786", "tls://10.0.0.1:8786", "host:8786"]
 )
 def test_check_where_accepts_addresses(where: str) -> None:
-    check_where(where)
+    check_cluster(where)
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,21 @@ def test_check_where_accepts_addresses(where: str) -> None:
 )
 def test_check_where_rejects_other_values(where: object, code: str, values: list[str]) -> None:
     with pytest.raises(ClusterError, check=reports(code, *values, parameter="cluster")):
-        check_where(where)
+        check_cluster(where)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
 def test_unreachable_scheduler_is_one_error_and_no_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scheme: str
 ) -> None:
-    monkeypatch.setattr("calibration.cluster.mapping.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("calibration.cluster.connection.CONNECT_SECONDS", 0.5)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         where = f"{scheme}://127.0.0.1:{probe.getsockname()[1]}"
     level = logging.getLogger("distributed").level
     with (
         pytest.raises(ClusterError, check=reports("connection", where, parameter="cluster")),
-        connected(where),
+        connect(where),
     ):
         raise AssertionError
     assert logging.getLogger("distributed").level == level
@@ -106,7 +106,7 @@ def test_local_workers_leave_no_folder_and_refuse_other_users(
     from distributed import Client, Security
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with connected("local:1") as client:
+    with connect("local:1") as client:
         facts = client.scheduler_info()
         (worker,) = facts["workers"]
         assert client.submit(int, "7").result() == 7
@@ -184,7 +184,7 @@ def test_settings_of_dask_that_prevent_a_start_are_reported_without_waiting(
     with (
         dask.config.set(settings),
         pytest.raises(ClusterError, check=reports(code, value, parameter="cluster")),
-        connected(where),
+        connect(where),
     ):
         raise AssertionError
 
@@ -198,6 +198,6 @@ def test_missing_cryptography_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Security, "temporary", temporary)
     with (
         pytest.raises(ClusterError, check=reports("missing-package", "qdqtool[cluster]")),
-        connected("local:1"),
+        connect("local:1"),
     ):
         raise AssertionError

@@ -22,20 +22,20 @@ PRINT_FACTS = """
 import json, sys, types
 for name in ("distributed", "distributed.diagnostics", "distributed.diagnostics.plugin"):
     sys.modules[name] = types.SimpleNamespace(WorkerPlugin=object)
-from calibration.cluster.worker import facts
-print(json.dumps([facts(), facts(3)]))
+from calibration.cluster.worker import worker_facts
+print(json.dumps([worker_facts(), worker_facts(3)]))
 """
 
 
 def test_facts_are_equal_in_another_process_and_with_more_threads() -> None:
-    from calibration.cluster.worker import difference, facts
+    from calibration.cluster.worker import describe_difference, worker_facts
 
     command = [sys.executable, "-c", PRINT_FACTS]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    ours = facts()
+    ours = worker_facts()
     for theirs in json.loads(output):
         assert theirs == ours
-        assert difference(theirs, ours, mixed_cpus=False) == ""
+        assert describe_difference(theirs, ours, mixed_cpus=False) == ""
 
 
 def test_probe_network_outputs_depend_on_every_operator() -> None:
@@ -63,12 +63,12 @@ def test_probe_network_outputs_depend_on_every_operator() -> None:
     "fact", ["qdqtool", "onnxruntime", "onnx", "numpy", "pillow", "source", "probe"]
 )
 def test_difference_of_each_fact(fact: str) -> None:
-    from calibration.cluster.worker import difference, facts
+    from calibration.cluster.worker import describe_difference, worker_facts
 
-    ours = facts()
+    ours = worker_facts()
     theirs = {**ours, fact: "other", "processor": "Other 9000"}
-    message = difference(theirs, ours, mixed_cpus=False)
+    message = describe_difference(theirs, ours, mixed_cpus=False)
     assert message and "\n" not in message
     assert ("Other 9000" in message) == (fact == "probe")
     # --mixed-cpus permits other numbers, but no other versions.
-    assert bool(difference(theirs, ours, mixed_cpus=True)) == (fact != "probe")
+    assert bool(describe_difference(theirs, ours, mixed_cpus=True)) == (fact != "probe")

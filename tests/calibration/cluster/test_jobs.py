@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from calibration.cluster.mapping import AHEAD, Cluster, Job
+from calibration.cluster.connection import Cluster
+from calibration.cluster.jobs import AHEAD, ClusterJob
 from qdqtool.errors import ClusterError
 from tests.calibration.checks import reports
 from tests.calibration.cluster.clusters import ENDLESS, left_behind, recorded
@@ -26,8 +27,8 @@ def cluster(client: Any) -> Iterator[Cluster]:
     assert left_behind(client) == (0, 0, [])
 
 
-def multiplication(cluster: Cluster, number: int = 7) -> Job:
-    return Job(cluster, f"{CLUSTERS}:share_number", number, f"{CLUSTERS}:multiply")
+def multiplication(cluster: Cluster, number: int = 7) -> ClusterJob:
+    return ClusterJob(cluster, f"{CLUSTERS}:share_number", number, f"{CLUSTERS}:multiply")
 
 
 def test_job_gives_each_result_once_and_limits_items_ahead(cluster: Cluster) -> None:
@@ -68,7 +69,7 @@ def test_work_ends_with_its_job(client: Any, cluster: Cluster) -> None:
 
 
 def test_job_reports_errors_of_workers(cluster: Cluster) -> None:
-    failing = Job(cluster, f"{CLUSTERS}:share_number", 7, f"{CLUSTERS}:fail_on_three")
+    failing = ClusterJob(cluster, f"{CLUSTERS}:share_number", 7, f"{CLUSTERS}:fail_on_three")
     with (
         pytest.raises(ClusterError, check=reports("worker-failed", 3, "ValueError")),
         failing as job,

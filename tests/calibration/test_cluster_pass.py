@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from calibration import Focus, Statistics, collect
-from calibration.clustered import PortionSizer
+from calibration.cluster_pass import PortionSizer
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import YOLO_PREPROCESS
 from qdqtool.errors import ClusterError, DataError
@@ -197,7 +197,7 @@ def test_model_travels_once_to_each_worker(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_worker_that_differs_is_refused(
+def test_worker_that_differs_is_rejected(
     client: Any, pictures: Path, facts: dict[str, str], values: list[str]
 ) -> None:
     worker = min(worker_pids(client))
@@ -212,7 +212,7 @@ def test_worker_that_differs_is_refused(
         client.run(replace_facts, {}, workers=[worker])
 
 
-def test_other_files_on_a_worker_are_refused(client: Any, pictures: Path) -> None:
+def test_other_files_on_a_worker_are_rejected(client: Any, pictures: Path) -> None:
     paths = sorted(pictures.glob("*.png"))
     inputs = [InputSpec("images", (1, 3, 16, 16))]
     source = ChangingSource(paths, pictures, inputs, YOLO_PREPROCESS, None)
@@ -245,7 +245,7 @@ def test_urls_are_read_by_the_workers(client: Any, pictures: Path) -> None:
     assert contents(run(url, client)) == contents(alone)
 
 
-def test_other_content_behind_a_url_is_refused(
+def test_other_content_behind_a_url_is_rejected(
     client: Any, pictures: Path, portion_size: SetSize
 ) -> None:
     portion_size(1)

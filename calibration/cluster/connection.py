@@ -1,0 +1,297 @@
+"""Connections to Dask schedulers, and worker processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import logging
+import multiprocessing.resource_tracker
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from qdqtool.errors import ClusterError
+from qdqtool.runtime.sessions import core_count
+from qdqtool.util.limits import PROCESSES
+from qdqtool.util.process import pause_gc
+from qdqtool.util.subprocesses import temporary_folder
+
+if TYPE_CHECKING:
+    from distributed import Client, LocalCluster
+
+
+CONNECT_SECONDS = 15.0
+START_SECONDS = 60.0
+_MAX_PROCESSES = 1024
+# Dask makes its workers return freed memory at once, which costs a fifth of the time if large
+# arrays come and go, and samples their stacks a hundred times a second.
+_LOCAL_CONFIG = {
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 25,
+    "distributed.worker.profile.enabled": False,
+    # Web servers start without dashboards too; without routes they have no page.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
+}
+_LOCAL = re.compile(r"local(?::(\d{1,4}))?")
+_ADDRESS = re.compile(r"(?:[a-z]+://)?[^\s/]+:\d{1,5}/?|[a-z]+://\S+")
+_LOGGERS = ("distributed", "tornado", "asyncio")
+
+
+def check_cluster(cluster: object) -> None:
+    """Check a cluster before any work is done, without connecting to it.
+
+    Args:
+        cluster: Address of a scheduler, ``local:N``, or a `distributed.Client`.
+
+    Raises:
+        ClusterError: It is something else, or Dask is not installed.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        reason = f"`cluster` needs Dask: pip install 'qdqtool[cluster]' ({error})"
+        raise _argument_error(reason, "missing-package") from None
+    if isinstance(cluster, Client):
+        if cluster.asynchronous:
+            reason = (
+                "`cluster` takes a client that is not asynchronous; open it with Client(...) alone"
+            )
+            raise _argument_error(reason, "client-asynchronous")
+        if cluster.status != "running":
+            reason = "`cluster` is a client that is closed; open it again"
+            raise _argument_error(reason, "client-closed")
+        return
+    if not isinstance(cluster, str):
+        kind = type(cluster).__name__
+        reason = f"`cluster` takes an address or a distributed.Client, not a {kind}"
+        raise _argument_error(reason, "wrong-type")
+    local = _LOCAL.fullmatch(cluster)
+    if local is None and not _ADDRESS.fullmatch(cluster):
+        raise _argument_error(
+            f"`cluster={cluster}`: give the address of a scheduler, such as tcp://host:8786, or "
+            "local:N for N processes",
+            "invalid-address",
+        )
+    if local is not None and local[1] is not None and not 1 <= int(local[1]) <= _MAX_PROCESSES:
+        reason = f"`cluster={cluster}`: from 1 to {_MAX_PROCESSES} processes are possible"
+        raise _argument_error(reason, "out-of-range")
+
+
+def _argument_error(reason: str, code: str) -> ClusterError:
+    return ClusterError(reason, code=code, parameter="cluster")
+
+
+class Cluster(contextlib.ExitStack):
+    """Connection to a scheduler. A context manager that closes what it opened.
+
+    Args:
+        cluster: See :func:`check_cluster`.
+        mixed_cpus: Whether workers are allowed whose processors compute other last bits.
+
+    Raises:
+        ClusterError: The scheduler cannot be reached.
+    """
+
+    def __init__(self, cluster: object, mixed_cpus: bool = False) -> None:
+        super().__init__()
+        self.mixed_cpus = mixed_cpus
+        self.client: Client = self.enter_context(connect(cluster))
+
+    def threads(self) -> int:
+        """Return the number of threads of all present workers, at least 1."""
+        return max(1, int(sum(self.client.nthreads().values())))
+
+
+@contextlib.contextmanager
+def connect(cluster: object) -> Iterator[Client]:
+    """Yield a client of a scheduler; close it at the end, unless it is the user's.
+
+    Args:
+        cluster: See :func:`check_cluster`.
+
+    Raises:
+        ClusterError: The scheduler cannot be reached, or the processes cannot be started.
+    """
+    check_cluster(cluster)
+    from distributed import Client
+
+    if isinstance(cluster, Client):
+        yield cluster
+        return
+    assert isinstance(cluster, str)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_silence_logs())
+        # Dask warns of different versions; `worker_facts` checks those that matter.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        address: Any = cluster
+        security = None
+        local = _LOCAL.fullmatch(cluster)
+        if local is not None:
+            count = int(local[1]) if local[1] else core_count()
+            address, security = stack.enter_context(_start_workers(count))
+        try:
+            # The collector closes clients that failed before, and waits forever if that happens
+            # while Dask holds its lock.
+            with pause_gc():
+                client = Client(
+                    address,
+                    timeout=CONNECT_SECONDS,
+                    set_as_default=False,
+                    name="qdqtool",
+                    security=security,
+                )
+        except Exception as error:  # Dask's settings in the environment cause any class
+            raise _argument_error(
+                f"`cluster={cluster}`: no scheduler can be reached there; start one with `dask "
+                f"scheduler` ({_describe_error(error)})",
+                "connection",
+            ) from None
+        try:
+            yield client
+        finally:
+            with contextlib.suppress(Exception), pause_gc():
+                client.close(timeout=5)
+
+
+@contextlib.contextmanager
+def _start_workers(count: int) -> Iterator[Any]:
+    """Start worker processes of one thread; yield their cluster and its credentials.
+
+    Whoever can connect to a worker runs programs on it, and other users of the machine reach its
+    ports. Certificates of this process admit nobody else. Files of the workers are in a temporary
+    folder.
+    """
+    import dask
+    from distributed import LocalCluster, Security
+
+    try:
+        security = Security.temporary()
+    except ImportError as error:
+        reason = f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})"
+        raise _argument_error(reason, "missing-package") from None
+    except Exception as error:
+        raise _start_error(count, error) from None
+    with temporary_folder("cluster-") as folder:
+        settings = {
+            **_LOCAL_CONFIG,
+            "temporary-directory": folder,
+            f"distributed.nanny.environ.{PROCESSES}": str(count),
+        }
+        cluster = None
+        with dask.config.set(settings):
+            try:
+                with _block_interrupts(), pause_gc():
+                    cluster = LocalCluster(
+                        n_workers=0,
+                        threads_per_worker=1,
+                        processes=True,
+                        host="127.0.0.1",
+                        dashboard_address=None,
+                        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                        silence_logs=logging.CRITICAL,
+                        local_directory=folder,
+                        security=security,
+                        protocol="tls://",
+                    )
+                    # Without an address for a dashboard, a worker listens to all networks.
+                    cluster.new_spec["options"]["dashboard_address"] = "127.0.0.1:0"
+                for _ in range(count):
+                    cluster.worker_spec.update(cluster.new_worker_spec())
+                cluster.sync(_wait_for, cluster, callback_timeout=START_SECONDS + count)
+            except Exception as error:
+                _close(cluster)
+                raise _start_error(count, error) from None
+            try:
+                yield cluster, security
+            finally:
+                _close(cluster)
+
+
+async def _wait_for(cluster: LocalCluster) -> None:
+    """Wait for the workers, or raise the error of one that ends. `scale` would wait forever."""
+    await cluster
+
+
+def _close(cluster: LocalCluster | None) -> None:
+    if cluster is not None:
+        with contextlib.suppress(Exception), pause_gc():
+            cluster.close(timeout=20)
+
+
+def _start_error(count: int, error: Exception) -> ClusterError:
+    return _argument_error(
+        f"{count} worker processes cannot be started here; settings of Dask, such as DASK_..., "
+        f"hold for them too ({_describe_error(error)})",
+        "not-started",
+    )
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return the message of an error of Dask and of its causes, in one line."""
+    text = " ".join((str(error) or type(error).__name__).split())[:200]
+    return text if error.__cause__ is None else f"{text} {_describe_error(error.__cause__)}"
+
+
+@contextlib.contextmanager
+def _block_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C from the threads and processes that start in the block.
+
+    A terminal sends it to all processes of the foreground. The workers would end with tracebacks
+    before this process cancels their work.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # If one of those threads started multiprocessing's tracker, it would unblock the signal.
+    multiprocessing.resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _silence_logs() -> Iterator[None]:
+    """Keep Dask's log from stderr: errors of this package report what matters."""
+    names = {*_LOGGERS, *logging.root.manager.loggerDict}
+    loggers = [logging.getLogger(n) for n in names if n.partition(".")[0] in _LOGGERS]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def require_qdqtool(client: Client) -> None:
+    """Check that the scheduler and every worker have qdqtool, because work is sent by name.
+
+    Raises:
+        ClusterError: One of them has not.
+    """
+    # A function of the standard library: theirs could not import one of this package.
+    try:
+        client.run_on_scheduler(importlib.resources.files, "qdqtool")
+    except ModuleNotFoundError:
+        raise _argument_error(
+            "the cluster's scheduler has no qdqtool, by whose names work is sent; install the same "
+            "version there as here",
+            "missing-package",
+        ) from None
+    answers = client.run(importlib.resources.files, "qdqtool", on_error="return")
+    for address, answer in sorted(answers.items()):
+        if isinstance(answer, ModuleNotFoundError):
+            reason = "has no qdqtool; install the same version there as here"
+            raise _argument_error(f"cluster worker {address} {reason}", "missing-package")
+        if isinstance(answer, Exception):
+            reason = f"does not answer: {' '.join(str(answer).split())[:200]}"
+            raise _argument_error(f"cluster worker {address} {reason}", "connection")

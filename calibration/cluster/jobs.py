@@ -1,0 +1,227 @@
+"""Jobs on the workers of a Dask scheduler: each piece of work gives its result once."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from calibration.cluster.connection import Cluster, require_qdqtool
+from qdqtool.errors import ClusterError, QdqtoolError
+
+if TYPE_CHECKING:
+    from distributed import Future
+
+AHEAD = 2  # pieces for each thread of the cluster that are sent before results are there
+WATCH_SECONDS = 2.0
+WORKERLESS_SECONDS = 120.0
+_FETCH_SECONDS = 30.0
+_ATTEMPTS, _RETRY_SECONDS = 3, 3.0  # to distribute the payload
+_LOST = "the connection to the cluster's scheduler was lost; start it again and run again"
+_END = object()
+
+
+class ClusterJob:
+    """Pieces of work with a payload that each worker gets once.
+
+    A context manager that leaves nothing on the cluster.
+
+    Args:
+        cluster: Connection to the workers.
+        factory: ``module:function`` that makes the state from the payload once in each worker
+            process; see :data:`calibration.cluster.worker.Factory`.
+        payload: Shared part, in a form that Dask can send.
+        function: ``module:function`` that is called as ``function(state, item, stopped)`` for each
+            piece. It should end early if the event ``stopped`` is set.
+
+    Attributes:
+        slots: Threads of all workers, as last seen.
+    """
+
+    def __init__(self, cluster: Cluster, factory: str, payload: Any, function: str) -> None:
+        self.cluster, self.client = cluster, cluster.client
+        self.factory, self.payload, self.function = factory, payload, function
+        self.name = ""
+        self.slots = 1
+        self._submitted = 0
+        self._waiting: dict[Any, tuple[Future, Any]] = {}
+        self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        self._workers_seen = self._checked = time.monotonic()
+
+    def __enter__(self) -> ClusterJob:
+        for attempt in range(1, _ATTEMPTS + 1):
+            self.name = f"qdqtool-{uuid.uuid4().hex}"
+            try:
+                self._distribute_payload()
+                break
+            except OSError as error:  # a worker that ends meanwhile breaks the answers of all
+                self._clean_up()
+                if attempt == _ATTEMPTS or self.client.status != "running":
+                    raise _connection_error(
+                        f"the cluster does not answer ({' '.join(str(error).split())[:150]}); "
+                        "where workers end, as for want of memory, their logs say why"
+                    ) from None
+                time.sleep(_RETRY_SECONDS)
+            except BaseException:
+                self._clean_up()
+                raise
+        self.payload = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clean_up()
+
+    def _distribute_payload(self) -> None:
+        """Send the payload to the workers.
+
+        Raises:
+            ClusterError: A worker is unfit.
+            OSError: A worker does not answer.
+        """
+        from calibration.cluster.worker import JobPlugin, find_rejection, worker_facts
+
+        require_qdqtool(self.client)
+        facts, mixed_cpus = worker_facts(), self.cluster.mixed_cpus
+        plugin = JobPlugin(self.name, self.factory, self.payload, facts, mixed_cpus)
+        self.client.register_plugin(plugin, name=self.name)
+        for address, rejection in sorted(self.client.run(find_rejection, self.name).items()):
+            if rejection:
+                raise ClusterError(
+                    f"cluster worker {address} {rejection}",
+                    code="worker-mismatch",
+                    parameter="cluster",
+                )
+        self.slots = sum(self.client.nthreads().values())
+
+    def results(self, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield each item with its result, as they are done.
+
+        Items are taken as workers become free. If a worker dies, another one repeats its work; each
+        result still comes once.
+
+        Raises:
+            ClusterError: The scheduler or all workers are lost, or a piece kills its workers.
+            QdqtoolError: The error of a piece of work.
+        """
+        source = iter(items)
+        exhausted = False
+        try:
+            while not exhausted or self._waiting:
+                while not exhausted and len(self._waiting) < AHEAD * max(self.slots, 1):
+                    item = next(source, _END)
+                    if item is _END:
+                        exhausted = True
+                    else:
+                        with self._connection_errors():
+                            self._submit(item)
+                result = self._next_result() if self._waiting else None
+                if result is not None:
+                    yield result
+        finally:
+            self._cancel_waiting()
+
+    def _next_result(self) -> tuple[Any, Any] | None:
+        """Return an item and its result, or None if none is done for a while."""
+        try:
+            future = self._finished.get(timeout=WATCH_SECONDS)
+        except queue.Empty:
+            self._check_workers()
+            return None
+        if time.monotonic() - self._checked > WATCH_SECONDS:
+            self._check_workers()
+        waiting, item = self._waiting.get(future.key, (None, None))
+        if waiting is not future:  # cancelled
+            return None
+        try:
+            result = self._fetch(future, item)
+        except TimeoutError:
+            self._finished.put(future)
+            return None
+        del self._waiting[future.key]
+        future.release()
+        return item, result
+
+    def _submit(self, item: Any) -> None:
+        from calibration.cluster.worker import run_item
+
+        key = (self.name, self._submitted)
+        self._submitted += 1
+        future = self.client.submit(run_item, self.name, self.function, item, key=key, pure=False)
+        self._waiting[future.key] = future, item
+        future.add_done_callback(self._finished.put)
+
+    def _fetch(self, future: Future, item: Any) -> Any:
+        from distributed import CancelledError, KilledWorker
+
+        try:
+            return future.result(timeout=_FETCH_SECONDS)
+        except (QdqtoolError, TimeoutError):
+            raise
+        except KilledWorker as error:
+            worker = error.last_worker.address if error.last_worker else "a worker"
+            raise ClusterError(
+                f"{worker} and others before it died while working on {item}: give the workers "
+                "more memory, or look into their logs",
+                code="crashed",
+                parameter="cluster",
+            ) from None
+        except CancelledError:
+            raise _connection_error(_LOST) from None
+        except Exception as error:  # a worker's machine may lack or break anything
+            message = " ".join(str(error).split())[:300]
+            raise ClusterError(
+                f"a cluster worker failed on {item}: {type(error).__name__}: {message}",
+                code="worker-failed",
+                parameter="cluster",
+            ) from error
+
+    def _check_workers(self) -> None:
+        """Update the number of threads.
+
+        Raises:
+            ClusterError: The scheduler is lost, or there have been no workers for long.
+        """
+        self._checked = time.monotonic()
+        with self._connection_errors():
+            self.slots = sum(self.client.nthreads().values())
+        if self.slots:
+            self._workers_seen = self._checked
+        elif self._checked - self._workers_seen > WORKERLESS_SECONDS:
+            raise ClusterError(
+                f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start some with "
+                "`dask worker ADDRESS`, and look into the logs of those that ended",
+                code="no-workers",
+                parameter="cluster",
+            )
+
+    @contextlib.contextmanager
+    def _connection_errors(self) -> Iterator[None]:
+        """Translate the errors of a lost connection."""
+        if self.client.status != "running":
+            raise _connection_error(_LOST)
+        try:
+            yield
+        except OSError as error:  # Dask's errors of communication, with all timeouts
+            reason = f"the cluster's scheduler does not answer any more: {error}"
+            raise _connection_error(reason) from None
+
+    def _cancel_waiting(self) -> None:
+        futures = [future for future, _ in self._waiting.values()]
+        self._waiting.clear()
+        if futures and self.client.status == "running":
+            with contextlib.suppress(Exception):
+                self.client.cancel(futures, force=True)
+
+    def _clean_up(self) -> None:
+        """Cancel waiting work, and remove the payload from the workers."""
+        self._cancel_waiting()
+        if self.client.status == "running":
+            with contextlib.suppress(Exception):
+                self.client.unregister_worker_plugin(self.name)
+
+
+def _connection_error(reason: str) -> ClusterError:
+    return ClusterError(reason, code="connection", parameter="cluster")

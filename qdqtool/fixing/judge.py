@@ -1,0 +1,200 @@
+"""Comparison of the outputs of changed models with those of the float network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from qdqtool.fixing import compare
+from qdqtool.fixing.compare import Arrays, OutputNoise, RunError
+from qdqtool.fixing.outputs import OutputError, OutputPart, find_output_parts, list_output_errors
+from qdqtool.fixing.site import FixCriteria
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.util.notes import Note
+
+_WEAK = 0.5  # noise above which a comparison is weak
+
+
+class OutputJudge:
+    """Outputs of a model, of its float network, and of changed models.
+
+    Args:
+        model: Model before any change.
+        samples: Inputs by name, for each sample. None for random ones.
+        effort: Factor on the limits of runs.
+        notes: Notes of the result, to which those of the comparison are added.
+
+    Attributes:
+        noise: Noise of the last changed model that was accepted.
+        first_noise: Noise of the model before any change.
+        failure: Reason why outputs cannot be compared, with the code of the error.
+        has_samples: Whether the inputs are not random.
+    """
+
+    def __init__(
+        self, model: Model, samples: Sequence[Arrays] | None, effort: float, notes: list[Note]
+    ) -> None:
+        self.noise: OutputNoise | None = None
+        self.first_noise: OutputNoise | None = None
+        self.failure: Note | None = None
+        self.has_samples = samples is not None
+        self._model = model
+        self._samples = samples
+        self._notes = notes
+        self._runner = compare.ModelRunner(effort, 1 if samples is None else len(samples))
+        self._inputs: list[Arrays] = []
+        self._parts: list[OutputPart] = []
+        self._reference: list[Arrays] | None = None
+        self._body = False  # whether only the nodes up to the last convolutions are compared
+
+    def list_errors(self) -> list[OutputError]:
+        """Return the errors of all outputs before and after the changes."""
+        if self.first_noise is None or self.noise is None:
+            return []
+        return list_output_errors(self._parts, self.first_noise, self.noise)
+
+    def accept(
+        self, current: Model, candidate: Model, criteria: FixCriteria, fewer_errors: bool
+    ) -> Note | None:
+        """Accept a changed model if it computes the same, otherwise return the reason.
+
+        If weights are not quantized any more, the candidate is compared with a float network with
+        these weights. Parts of outputs, such as the scores of a detector, are judged with real
+        inputs only, and only reported if the change removes an error.
+
+        Args:
+            current: Model before the change.
+            candidate: Changed model.
+            criteria: Permitted noise.
+            fewer_errors: Whether the change removes a finding that is an error.
+        """
+        self.run_reference()
+        if self._reference is None or self.noise is None:
+            return Note(
+                "its outputs cannot be compared with those of the float network: "
+                f"{self.failure or ''}",
+                code="not-comparable",
+                cause=self.failure.code if self.failure else "",
+            )
+        try:
+            return self._accept(current, candidate, criteria, self.has_samples and not fewer_errors)
+        except RunError as error:
+            return Note(
+                f"onnxruntime cannot run the result: {error}",
+                code="result-cannot-run",
+                cause=error.code,
+            )
+
+    def _accept(
+        self, current: Model, candidate: Model, criteria: FixCriteria, parts: bool
+    ) -> Note | None:
+        assert self._reference is not None and self.noise is not None
+        proto, cut = compare.cut_runnable_part(candidate, self._body)
+        part = Model(proto, self._model.path, sha256="part") if cut else candidate
+        factor, rounding = criteria.noise_factor, criteria.rounding
+        reference = self._reference
+        if criteria.requantizes_weights:
+            exact = self._run(remove_quantizers(part.copy(), weights=True).proto)
+            current_proto, _ = compare.cut_runnable_part(current, self._body)
+            before = self._measure(current_proto, exact)
+            after = self._measure(proto, exact)
+            if not compare.is_within(before, after, factor, rounding):
+                return _describe_growth(before, after)
+        if criteria.requantizes_weights or criteria.costs_speed:
+            reference = self._run(remove_quantizers(part.copy()).proto)
+        noise = self._measure(proto, reference)
+        if not criteria.requantizes_weights and not compare.is_within(
+            self.noise, noise, factor, rounding, parts=parts
+        ):
+            worst = compare.find_worst_part(self.noise, noise, factor) if parts else None
+            return _describe_growth(self.noise, noise, worst)
+        self._reference, self.noise = reference, noise
+        return None
+
+    def _run(self, proto: onnx.ModelProto) -> list[Arrays]:
+        return [self._runner.run(proto, arrays) for arrays in self._inputs]
+
+    def _measure(self, proto: onnx.ModelProto, reference: list[Arrays]) -> OutputNoise:
+        pairs = list(zip(self._run(proto), reference, strict=True))
+        return compare.measure_noise(pairs, self._parts)
+
+    def run_reference(self) -> None:
+        """Run the model and its float network once, up to the last convolutions if necessary."""
+        if self._reference is not None or self.failure is not None:
+            return
+        for self._body in (False, True):
+            try:
+                self._run_original()
+            except compare.RunLimitError as error:  # a part would hardly need less
+                self.failure = Note(str(error), code=error.code)
+                return
+            except RunError as error:
+                self.failure = self.failure or Note(str(error), code=error.code)
+            else:
+                if self.failure is not None:
+                    self._notes.append(
+                        Note(
+                            f"the whole model cannot be compared ({self.failure}): outputs were "
+                            "compared after its last convolutions",
+                            code="compared-in-body",
+                            cause=self.failure.code,
+                        )
+                    )
+                self.failure = None
+                return
+
+    def _run_original(self) -> None:
+        proto, cut = compare.cut_runnable_part(self._model, self._body)
+        part = Model(proto, self._model.path, sha256="part") if cut else self._model
+        if self._samples is None:
+            self._inputs = [compare.random_inputs(part)]
+        else:
+            self._inputs = [compare.check_inputs(part, sample) for sample in self._samples]
+        floats = remove_quantizers(part.copy())
+        reference = self._run(floats.proto)
+        for outputs in reference:
+            compare.check_finite(outputs)
+        self._parts = find_output_parts(floats, self._inputs[0], self._runner.run)
+        self.noise = self.first_noise = self._measure(proto, reference)
+        self._reference = reference
+        if self.noise.relative > _WEAK:
+            self._notes.append(
+                Note(
+                    f"the outputs differ by {self.noise.relative:.0%} from the float network: the "
+                    "inputs do not fit the scales, so the comparison is weak; give images with "
+                    "`data`",
+                    code="weak-comparison",
+                )
+            )
+        if cut and not self._body:
+            self._notes.append(
+                Note(
+                    f"outputs were compared before {', '.join(cut[:3])}, which onnxruntime cannot "
+                    "run",
+                    code="compared-in-front",
+                    nodes=cut[:3],
+                )
+            )
+
+
+def _describe_growth(
+    before: OutputNoise, after: OutputNoise, part: tuple[str, str] | None = None
+) -> Note:
+    """Describe the noise that grew most, of a part of an output if one is given."""
+    if not after.finite:
+        return Note("outputs would be NaN or infinite", code="no-numbers")
+    if part is not None:
+        output, tensor = part
+        return Note(
+            f"the error of '{tensor}' in output '{output}' against the float network would grow "
+            f"from {before.parts.get(part, 0.0):.2%} to {after.parts[part]:.2%}",
+            code="distance-of-part-grows",
+        )
+    worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
+    return Note(
+        f"the error of output '{worst}' against the float network would grow from "
+        f"{before.each.get(worst, 0.0):.2%} to {after.each[worst]:.2%}",
+        code="distance-grows",
+    )

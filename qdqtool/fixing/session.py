@@ -1,0 +1,384 @@
+"""Fixes of one model: each is applied, predicted, run, and kept or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from qdqtool.errors import ModelError
+from qdqtool.findings.coded import fixed
+from qdqtool.fixing import gains, quantizers
+from qdqtool.fixing.compare import Arrays
+from qdqtool.fixing.judge import OutputJudge
+from qdqtool.fixing.site import FixCriteria, FixSite, FixStep
+from qdqtool.fixing.steps import HALVING_CODES, ModelStep
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
+from qdqtool.prediction import predict
+from qdqtool.trt import faults
+from qdqtool.trt.targets import Target
+from qdqtool.types import Finding, Json, Prediction, Severity
+from qdqtool.util.notes import Note
+from qdqtool.util.text import were
+
+_FEW_SITES = 4  # if more fail, the prediction shows which are at fault
+_MIN_TRIES = 24  # of a step, however many places it has: each predicts the whole model
+_MAX_NODES = 20_000  # nodes that a step may predict in more tries, if the model is small
+
+Place = tuple[str, str]  # code and node of a finding
+
+
+@dataclass(slots=True)
+class FixAttempt:
+    """A fix that was tried.
+
+    Attributes:
+        code: Code of the finding.
+        node: Node of the finding.
+        what: Description of the change.
+        why_not: Reason why the change was not kept. Empty if it was.
+    """
+
+    code: str
+    node: str
+    what: str
+    why_not: str = ""
+
+    def as_json(self) -> Json:
+        """Return the attempt as JSON object."""
+        return {"code": self.code, "node": self.node, "what": self.what, "why_not": self.why_not}
+
+
+@dataclass(frozen=True)
+class _StepPrediction:
+    """Prediction of a model with the changes of a step.
+
+    Attributes:
+        step: The step.
+        places: Places of the changes.
+        prediction: Prediction of the changed model.
+    """
+
+    step: FixStep
+    places: list[Place]
+    prediction: Prediction
+
+
+def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set[int]]]:
+    """Return a copy of a model with some fixes, and the nodes that each of them edits.
+
+    Raises:
+        ModelError: A fix cannot be applied.
+    """
+    editor = Editor(model.copy())
+    edited = []
+    for site in sites:
+        editor.edited = set()
+        site.apply(editor)
+        edited.append(editor.edited)
+    return editor.finish(), edited
+
+
+class FixSession:
+    """A model, its prediction, and the fixes that were kept or refused.
+
+    Args:
+        model: The model.
+        target: TensorRT version to predict for.
+        samples: Inputs by name to compare outputs on, for each sample. None for random ones.
+        effort: Factor on the limits of comparing outputs.
+
+    Attributes:
+        model: The model with the fixes that were kept.
+        before: Prediction of the model without fixes.
+        prediction: Prediction of the model with fixes.
+        applied: Fixes that were kept.
+        refused: Fixes that were tried and not kept.
+        notes: Notes of the result.
+        judge: Comparison of outputs.
+    """
+
+    def __init__(
+        self, model: Model, target: Target, samples: Sequence[Arrays] | None, effort: float
+    ) -> None:
+        self.model = model
+        self.target = target
+        self.before = self.prediction = predict(model, target)
+        self.applied: list[FixAttempt] = []
+        self.refused: list[FixAttempt] = []
+        self.notes: list[Note] = []
+        self.judge = OutputJudge(model, samples, effort, self.notes)
+        self._refused_steps: list[tuple[FixStep, set[str]]] = []
+        # Last attempt of the first refused step, unless the model was changed since.
+        self._first_attempt: _StepPrediction | None = None
+        self._attempt_places: dict[Place, Place] = {}  # by the place of the finding
+
+    def is_due(self, step: FixStep) -> bool:
+        """Check whether a step is tried unasked: one that costs speed only answers errors."""
+        return not step.costs_speed or any(
+            f.code in step.codes and f.severity == Severity.ERROR for f in self.prediction.findings
+        )
+
+    def try_step(self, step: FixStep, codes: set[str]) -> None:
+        """Try all places of a step together, then without those at fault if they are refused.
+
+        If the prediction gets worse, the nearest place is at fault. If it does not show a cause,
+        for example if outputs would differ, halves are tried. So the number of tries hardly grows
+        with the number of places.
+        """
+        refused: dict[Place, FixAttempt] = {}
+        kept: set[Place] = set()
+        suspects: list[Place] = []  # at least one of them is at fault
+        reason: Note | None = None
+        limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
+        tries = 0
+        while True:
+            sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
+            sites = [s for s in sites if s.place not in refused and s.place not in kept]
+            if not sites:
+                break
+            for site in sites:
+                self._attempt_places.update(dict.fromkeys(site.answers, site.place))
+            skipped = [s for s in sites if s.skip_reason]
+            if skipped:
+                refused.update((s.place, _refuse(s, s.skip_reason)) for s in skipped)
+                continue
+            if tries == limit:
+                reason = _describe_limit(limit, reason)
+                refused.update((s.place, _refuse(s, reason)) for s in sites)
+                break
+            tries += 1
+            half = suspects[: max(1, len(suspects) // 2)]
+            chosen = [s for s in sites if s.place in half] or sites
+            reason, culprits = self._attempt(chosen, step)
+            if reason is None:
+                kept.update(s.place for s in chosen)
+                suspects = [place for place in suspects if place not in kept]
+                if chosen is sites:
+                    break
+                continue
+            culprits = self._narrow_culprits(chosen, reason, culprits)
+            for number, why in culprits.items():
+                refused[chosen[number].place] = _refuse(chosen[number], why)
+            suspects = [] if culprits else [s.place for s in chosen]
+        if refused:
+            self._refused_steps.append((step, codes))
+            self.refused += refused.values()
+
+    def _narrow_culprits(
+        self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
+    ) -> dict[int, Note]:
+        """Return the sites to refuse, by number, with the reason. Empty to try halves."""
+        if self.judge.failure is not None:
+            return dict.fromkeys(range(len(sites)), reason)
+        if len(sites) == 1:
+            return {0: reason}
+        return culprits if len(sites) > _FEW_SITES else {}
+
+    def _attempt(self, sites: list[FixSite], step: FixStep) -> tuple[Note | None, dict[int, Note]]:
+        """Try some changes together.
+
+        Returns:
+            Reason why they were not kept, None if they were. Reasons of those that the prediction
+            shows to be at fault, by number.
+        """
+        try:
+            candidate, edited = apply_sites(self.model, sites)
+        except ModelError as error:
+            return Note(str(error), code=error.code), {}
+        prediction = predict(candidate, self.target)
+        if not self._refused_steps:
+            places = [s.place for s in sites]
+            self._first_attempt = _StepPrediction(step, places, prediction)
+        objection = gains.find_objection(self.prediction, prediction, step)
+        if objection is None:
+            return self._keep(candidate, prediction, [_accept(s) for s in sites], step), {}
+        culprits = gains.find_culprits(
+            self.model, candidate, edited, self.prediction, prediction, step
+        )
+        if not culprits and not objection.is_worse:
+            culprits = dict.fromkeys(range(len(sites)), objection.reason)
+        return objection.reason, culprits
+
+    def try_together(self) -> None:
+        """Try refused steps together: a skip and a Concat that share a tensor need both."""
+        if len(self._refused_steps) < 2 or self.judge.failure is not None:
+            return
+        model, prediction = self.model, self.prediction
+        attempts: list[FixAttempt] = []
+        steps: list[FixStep] = []
+        for step, codes in self._refused_steps:
+            sites = step.find_sites(View(model), self.target, prediction, codes)
+            sites = [s for s in sites if not s.skip_reason]
+            if not sites:
+                continue
+            try:
+                candidate, _ = apply_sites(model, sites)
+            except ModelError:  # reported when the step was tried alone
+                continue
+            first = None if steps else self._first_attempt
+            places = [s.place for s in sites]
+            if first is not None and (first.step, first.places) == (step, places):
+                prediction = first.prediction
+            else:
+                prediction = predict(candidate, self.target)
+            model = candidate
+            attempts += [_accept(s) for s in sites]
+            steps.append(step)
+        if not attempts:
+            return
+        criteria = FixCriteria(
+            tuple(kind for step in steps for kind in step.refusal_types),
+            max(step.noise_factor for step in steps),
+            costs_speed=any(step.costs_speed for step in steps),
+        )
+        if self._keep_if_better(model, prediction, attempts, criteria) is None:
+            kept = {(a.code, a.node) for a in attempts}
+            self.refused = [a for a in self.refused if (a.code, a.node) not in kept]
+
+    def try_model_step(self, step: ModelStep) -> None:
+        """Try a rewrite of the whole model."""
+        findings = [f for f in self.prediction.findings if step.select_causes(f)]
+        if not findings:
+            return
+        attempt = FixAttempt(findings[0].code, "", step.what)
+        try:
+            candidate = step.convert(self.model, self.target)
+        except ModelError as error:
+            attempt.why_not = str(error)
+        else:
+            if candidate is None:
+                return
+            prediction = predict(candidate, self.target)
+            reason = self._keep_if_better(candidate, prediction, [attempt], step)
+            attempt.why_not = reason or ""
+        for f in findings:
+            self._attempt_places[(f.code, f.node)] = (attempt.code, attempt.node)
+        if attempt.why_not:
+            self.refused.append(attempt)
+
+    def _keep_if_better(
+        self,
+        candidate: Model,
+        prediction: Prediction,
+        attempts: list[FixAttempt],
+        criteria: FixCriteria,
+    ) -> Note | None:
+        """Keep a changed model if it is better and computes the same, or return why not."""
+        objection = gains.find_objection(self.prediction, prediction, criteria)
+        if objection is not None:
+            return objection.reason
+        return self._keep(candidate, prediction, attempts, criteria)
+
+    def _keep(
+        self,
+        candidate: Model,
+        prediction: Prediction,
+        attempts: list[FixAttempt],
+        criteria: FixCriteria,
+    ) -> Note | None:
+        """Keep a changed model with a better prediction if it computes the same."""
+        fewer_errors = _count_errors(prediction) < _count_errors(self.prediction)
+        reason = self.judge.accept(self.model, candidate, criteria, fewer_errors)
+        if reason is None:
+            self.model, self.prediction, self._first_attempt = candidate, prediction, None
+            self.applied += attempts
+        return reason
+
+    def report_unfixed(self, codes: Collection[str]) -> None:
+        """Add a note for each requested code without finding, and a reason for each place left."""
+        present: set[str] = {f.code for f in self.before.findings}
+        present.update(a.code for a in (*self.applied, *self.refused))
+        for code in sorted(set(codes) - present):
+            self.notes.append(
+                Note(
+                    f"{code} does not occur in this model for {self.target.name}",
+                    code="code-not-found",
+                    finding=code,
+                )
+            )
+        refused = {(a.code, a.node) for a in self.refused}
+        for finding in self.prediction.findings:
+            place = self._attempt_places.get((finding.code, finding.node))
+            if finding.code in codes and place not in refused:
+                why_not = _explain_untried(finding)
+                if place is not None:
+                    why_not = "it remains after the fix that was applied there"
+                self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
+
+    def report_losses(self) -> None:
+        """Add notes for errors that grew, and advise insertion if fixes cost accuracy."""
+        if self.judge.has_samples:
+            self.judge.run_reference()  # also if there was nothing to try
+        errors = self.judge.list_errors()
+        grown = [e for e in errors if e.grew]
+        for e in grown:
+            text = f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}"
+            self.notes.append(Note(text, code="error-grew"))
+        for e in errors:
+            if e.lost:
+                text = (
+                    f"{e.title} has the same value everywhere, unlike in the float network: its "
+                    "information is lost"
+                )
+                self.notes.append(Note(text, code="output-lost"))
+        rounded = quantizers.find_rounded_constants(View(self.model))
+        if rounded:
+            self.notes.append(_describe_rounded(rounded))
+        halved = any(a.code in HALVING_CODES for a in self.applied)
+        if halved or grown or rounded or _has_lossy_weights(self.prediction):
+            self.notes.append(
+                Note(
+                    "the scales come from another quantizer, and a fix has no data to improve "
+                    "them: quantize the float model for full accuracy (qdqtool insert FLOAT.onnx "
+                    "--calib images/)",
+                    code="insert-is-better",
+                )
+            )
+
+
+def _accept(site: FixSite) -> FixAttempt:
+    return FixAttempt(site.code, site.node, site.what)
+
+
+def _refuse(site: FixSite, reason: str) -> FixAttempt:
+    return FixAttempt(site.code, site.node, site.what, reason)
+
+
+def _describe_limit(tries: int, reason: Note | None) -> Note:
+    text = f"the places that cause this were not found within {tries} tries"
+    if reason is None:
+        return Note(text, code="not-separated")
+    return Note(f"{text}: {reason}", code="not-separated-as")
+
+
+def _explain_untried(finding: Finding) -> str:
+    """Return why no change was tried at the place of a finding."""
+    if not fixed(finding):
+        return "no fix does this by itself for what causes it here"
+    if finding.gains:
+        return "the model lacks something that a fix needs here"
+    return "a fix would gain nothing here"
+
+
+def _count_errors(prediction: Prediction) -> int:
+    return sum(f.severity == Severity.ERROR for f in prediction.findings)
+
+
+def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
+    step, tensor = max(constants)
+    return Note(
+        f"{were(len(constants), 'constant')} stored as INT8 in addition to the weights, so the "
+        f"file lacks the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector "
+        "are off by up to half a step",
+        code="constants-rounded",
+        count=len(constants),
+        tensor=tensor,
+        step=step,
+    )
+
+
+def _has_lossy_weights(prediction: Prediction) -> bool:
+    refusals = [c.refusal for f in prediction.findings for c in f.causes]
+    return any(isinstance(r, faults.WeightsPerTensor) and r.lossy for r in refusals)

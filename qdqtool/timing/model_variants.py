@@ -1,0 +1,287 @@
+"""Variants of a model to estimate: with all shapes known, without Q/DQ, with as much as helps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.findings.left_float import nothing_to_quantize
+from qdqtool.ir.editor import placeholder
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import FLOATS, is_qdq
+from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.proto.external_data import has_data
+from qdqtool.proto.shapes import infer_node
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.subgraphs import STANDARD
+from qdqtool.trt.targets import Target
+from qdqtool.util.notes import Note
+
+_MAX_FILLED = 1 << 28  # bytes of ones that replace weights which are not available
+
+
+def has_qdq(model: Model) -> bool:
+    """Whether the model has any Q or DQ."""
+    return any(is_qdq(node) for node in model.nodes)
+
+
+def float_variant(model: Model) -> Model:
+    """Return a copy without Q and DQ, whose large constants have no data."""
+    variant = remove_quantizers(
+        Model(strip_large_constants(model), model.path, types=model),
+        weights=True,
+        stored=placeholder,
+    )
+    variant.sha256 = model.sha256
+    return variant
+
+
+def strip_large_constants(model: Model, only: Container[str] | None = None) -> onnx.ModelProto:
+    """Return the model's message with placeholders for large constants.
+
+    Args:
+        model: The model; it is not changed.
+        only: Names of the constants to replace. Default: all.
+    """
+    proto = without_large_weights(model.proto, only=only)
+    proto.metadata_props.extend(model.proto.metadata_props)
+    originals = model.proto.graph.initializer
+    for tensor, original in zip(proto.graph.initializer, originals, strict=True):
+        if has_data(original) and not has_data(tensor):
+            tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
+    return proto
+
+
+def fill_weights(model: Model) -> Model | None:
+    """Return a copy whose placeholders hold ones; None if those would take much memory."""
+    missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    if sum(4 * math.prod(t.dims) for t in missing) > _MAX_FILLED:
+        return None
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL and tensor.data_type in FLOATS:
+            ones = np.ones(tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            tensor.CopyFrom(numpy_helper.from_array(ones, tensor.name))
+    return Model(proto, model.path, sha256=model.sha256, types=model)
+
+
+def quantized_variant(model: Model, target: Target) -> Model:
+    """Return a float network with Q/DQ where ``insert`` would put them.
+
+    The scales are invented, one for each scale group.
+
+    Raises:
+        ModelError: Nothing can be quantized.
+    """
+    from qdqtool.insertion.api import prepared
+    from qdqtool.insertion.fp16 import convert_to_fp16
+    from qdqtool.insertion.options import PlacementOptions
+    from qdqtool.insertion.rules import choose_placement, sketch
+    from qdqtool.insertion.scales import find_scale_groups
+
+    work, half, _, _ = prepared(model, model, target, PlacementOptions().weights, None)
+    _, placement = choose_placement(work, PlacementOptions(), target)
+    if not placement.inputs:
+        raise nothing_to_quantize(placement.skipped, model.path or "model")
+    variant = sketch(work, placement, find_scale_groups(work, placement.inputs))
+    if half:
+        for tensor in variant.proto.graph.initializer:
+            if not has_data(tensor):
+                tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
+        convert_to_fp16(variant)
+    return variant
+
+
+def fp16_variant(model: Model, target: Target) -> Model | None:
+    """Return a float network in FP16 as ``insert`` would write it; None if it cannot be converted."""
+    from qdqtool.insertion.api import prepared
+    from qdqtool.insertion.fp16 import convert_to_fp16
+
+    try:
+        work, half, _, _ = prepared(model, model, target, "float", None)
+        return work if half and convert_to_fp16(work) else None
+    except QdqtoolError:
+        return None
+
+
+def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
+    """Return the model with fixed input shapes, and a note for each input that was open.
+
+    The first dimension becomes ``batch``. Height and width of four dimensions become those of
+    the ``imgsz`` metadata, else 640.
+    """
+    notes: list[Note] = []
+    shapes: dict[str, list[int]] = {}
+    size = _image_size(model)
+    for name in model.inputs:
+        shape = model.shape(name)
+        if shape is None or all(d is not None and d > 0 for d in shape):
+            continue
+        defaults = [batch, *([1] * (len(shape) - 1))]
+        if len(shape) == 4:
+            defaults[2:] = size
+        dims = [d or default for d, default in zip(shape, defaults, strict=True)]
+        shapes[name] = dims
+        text = "x".join(map(str, dims))
+        notes.append(Note(f"input '{name}': shape {text} assumed", code="input-taken", shape=dims))
+    if not shapes:
+        return model, notes
+    proto = strip_large_constants(model)
+    del proto.graph.value_info[:]
+    for value in proto.graph.input:
+        if value.name in shapes:
+            # Written anew: an output of that name may have given another rank.
+            tensor_shape = value.type.tensor_type.shape
+            del tensor_shape.dim[:]
+            tensor_shape.dim.extend(
+                onnx.TensorShapeProto.Dimension(dim_value=d) for d in shapes[value.name]
+            )
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return Model(proto, model.path, sha256=model.sha256), notes
+
+
+def _image_size(model: Model) -> tuple[int, int]:
+    text = model.metadata.get("imgsz", "")[:100]
+    digits = "".join(c if c.isdigit() else " " for c in text).split()
+    sizes = [int(d) for d in digits if 0 < int(d) <= 65536]
+    return (sizes[0], sizes[-1]) if sizes else (640, 640)
+
+
+# Shapes that depend on computed values -------------------------------------------------------------------------------
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+_SMALL = 4096  # elements; larger values are not shapes
+
+
+class TensorShapes:
+    """Complete shapes of a model's tensors, also those that depend on computed values."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._computed: dict[str, Shape] = {}
+        self._values: dict[str, Array] = {}
+        self._is_evaluated = False
+
+    def get(self, tensor: str) -> Shape | None:
+        """Return the shape of a tensor; None if a dimension is unknown."""
+        shape = self._model_shape(tensor)
+        if shape is None and not self._is_evaluated:
+            self._is_evaluated = True
+            self._evaluate()
+        return shape if shape is not None else self._computed.get(tensor)
+
+    def _model_shape(self, tensor: str) -> Shape | None:
+        shape = self._model.shape(tensor)
+        return None if shape is None or None in shape else tuple(d for d in shape if d is not None)
+
+    def _current_shape(self, tensor: str) -> Shape | None:
+        return self._model_shape(tensor) or self._computed.get(tensor)
+
+    def _evaluate(self) -> None:
+        """Visit each node once, and infer the outputs whose shapes are unknown again."""
+        for node in self._model.ordered:
+            for output in node.outputs:
+                if output and node.domain in STANDARD and self._model_shape(output) is None:
+                    shape = self._infer_outputs(node).get(output)
+                    if shape is not None:
+                        self._computed[output] = shape
+            value = self._compute(node)
+            if value is not None and value.size <= _SMALL:
+                self._values[node.output] = value
+                self._computed.setdefault(node.output, value.shape)
+
+    def _constant(self, tensor: str) -> Array | None:
+        if tensor in self._values:
+            return self._values[tensor]
+        shape = self._model.constant_shape(tensor)
+        if shape is None or int(np.prod(shape, dtype=np.float64)) > _SMALL:
+            return None
+        stored = self._model.constant_proto(tensor)
+        return None if stored is not None and not has_data(stored) else self._model.constant(tensor)
+
+    def _infer_outputs(self, node: Node) -> dict[str, Shape]:
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, TensorProto] = {}
+        for tensor in filter(None, node.inputs):
+            shape, value = self._current_shape(tensor), self._constant(tensor)
+            kind = self._model.elem_type(tensor)
+            if value is not None:
+                data[tensor] = numpy_helper.from_array(np.ascontiguousarray(value), tensor)
+                shape = value.shape if shape is None else shape
+                kind = kind or helper.np_dtype_to_tensor_dtype(value.dtype)
+            if shape is None:
+                return {}
+            types[tensor] = helper.make_tensor_type_proto(kind or TensorProto.FLOAT, shape)
+        shapes: dict[str, Shape] = {}
+        for name, output in infer_node(node.proto, types, self._model.opset, data).items():
+            if output.tensor_type.HasField("shape"):
+                dims = output.tensor_type.shape.dim
+                if all(d.HasField("dim_value") for d in dims):
+                    shapes[name] = tuple(d.dim_value for d in dims)
+        return shapes
+
+    def _compute(self, node: Node) -> Array | None:
+        if node.op == "Shape" and not node.attributes:
+            shape = self._current_shape(node.input(0))
+            return None if shape is None else np.asarray(shape, np.int64)
+        function = _OPERATORS.get(node.op)
+        if function is None:
+            return None
+        inputs = [self._constant(t) for t in node.inputs if t]
+        if not inputs or any(value is None for value in inputs):
+            return None
+        try:
+            return np.asarray(function(node, *inputs))
+        except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
+            return None
+
+
+def _divide(_: Node, a: Array, b: Array) -> Array:
+    return a // b if np.issubdtype(a.dtype, np.integer) else a / b
+
+
+def _read_axes(node: Node, inputs: tuple[Array, ...]) -> tuple[int, ...]:
+    axes = inputs[0].reshape(-1).tolist() if inputs else node.attributes.get("axes", [])
+    return tuple(int(a) for a in axes)
+
+
+def _slice(
+    node: Node,
+    x: Array,
+    starts: Array,
+    ends: Array,
+    axes: Array | None = None,
+    steps: Array | None = None,
+) -> Array:
+    positions = range(len(starts)) if axes is None else axes.reshape(-1).tolist()
+    index: list[slice] = [slice(None)] * x.ndim
+    for i, axis in enumerate(positions):
+        step = int(steps[i]) if steps is not None else 1
+        index[int(axis)] = slice(int(starts[i]), int(ends[i]), step)
+    return x[tuple(index)]
+
+
+_OPERATORS: dict[str, Callable[..., Array]] = {
+    "Add": lambda _, a, b: a + b,
+    "Sub": lambda _, a, b: a - b,
+    "Mul": lambda _, a, b: a * b,
+    "Div": _divide,
+    "Floor": lambda _, a: np.floor(a),
+    "Cast": lambda node, a: a.astype(helper.tensor_dtype_to_np_dtype(node.integer("to", 7))),
+    "Identity": lambda _, a: a,
+    "Gather": lambda node, a, i: np.take(a, i.astype(np.int64), axis=node.integer("axis", 0)),
+    "Concat": lambda node, *a: np.concatenate(a, axis=node.integer("axis", 0)),
+    "Unsqueeze": lambda node, a, *axes: np.expand_dims(a, _read_axes(node, axes)),
+    "Squeeze": lambda node, a, *axes: np.squeeze(a, axis=_read_axes(node, axes) or None),
+    "Slice": _slice,
+}

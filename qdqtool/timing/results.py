@@ -1,0 +1,134 @@
+"""Parts of a time estimate: the float network, the gain, kernels, and savings of fixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqtool.types import Json, Precision
+from qdqtool.util.records import published
+
+MIN_GAIN = 1.02  # below this gain INT8 is not worth building
+
+
+@dataclass(slots=True)
+class FloatTime:
+    """Time of the same network without Q/DQ.
+
+    Attributes:
+        precision: Type of its floats.
+        total_ms: Milliseconds.
+        fp32_ms: Milliseconds in FP32, if its floats are FP32 as it is built and FP16 is faster.
+    """
+
+    precision: Precision
+    total_ms: float
+    fp32_ms: float | None = None
+
+    def as_json(self) -> Json:
+        return {
+            "precision": str(self.precision),
+            "total_ms": round_significant(self.total_ms),
+            "fp32_ms": None if self.fp32_ms is None else round_significant(self.fp32_ms),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedGain:
+    """Time of the float network over the time of the network with Q/DQ.
+
+    Attributes:
+        low: With ``high`` the range that holds 80 % of measured gains.
+        value: The gain.
+        high: Upper end of the range.
+        precision: Type of the float network.
+        right: Of ``pairs`` measured pairs that differ by more than 5 %, the number of times that
+            the faster one was named, for networks and GPUs that the fit had not seen.
+        pairs: Number of pairs.
+    """
+
+    low: float
+    value: float
+    high: float
+    precision: Precision
+    right: int
+    pairs: int
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the whole range lies on one side of 1."""
+        return self.low > 1 or self.high < 1
+
+    def as_json(self) -> Json:
+        return {
+            "low": round(self.low, 3),
+            "value": round(self.value, 3),
+            "high": round(self.high, 3),
+            "faster": "INT8" if self.value > 1 else str(self.precision),
+            "signs_right": self.right,
+            "signs_measured": self.pairs,
+        }
+
+
+@dataclass(slots=True)
+class KernelTime:
+    """One kernel of the engine, for the list of the slowest.
+
+    Attributes:
+        name: Its layer.
+        kind: Kind of its work (see :mod:`qdqtool.timing.work`).
+        ms: Milliseconds as a profile would show them.
+        title: Node that users know the layer by.
+    """
+
+    name: str
+    kind: str
+    ms: float
+    title: str = ""
+
+    def as_json(self) -> Json:
+        return {"name": self.name, "kind": self.kind, "ms": round_significant(self.ms)}
+
+
+@dataclass(slots=True)
+class FixTime:
+    """Time that all fixes of one kind save together, from a simulation of the fixed network.
+
+    Attributes:
+        codes: Findings that they remove.
+        nodes: Nodes of these findings.
+        saves_ms: Milliseconds.
+    """
+
+    codes: list[str]
+    nodes: list[str]
+    saves_ms: float
+
+    def as_json(self) -> Json:
+        return {
+            "codes": list(self.codes),
+            "nodes": list(self.nodes),
+            "saves_ms": round_significant(self.saves_ms),
+        }
+
+
+@dataclass(slots=True)
+class BestTime:
+    """Time of a float network with Q/DQ wherever ``insert`` would put them."""
+
+    total_ms: float
+    gain: float
+    int8: int
+    convolutions: int
+    conversions: int | None
+
+    def as_json(self) -> Json:
+        return {
+            "total_ms": round_significant(self.total_ms),
+            "gain": round(self.gain, 3),
+            **published(self, "int8", "convolutions", "conversions"),
+        }
+
+
+def round_significant(value: float) -> float:
+    """Return the value with four significant digits."""
+    return float(f"{value:.4g}")

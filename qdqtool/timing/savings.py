@@ -1,0 +1,125 @@
+"""Time that the fix of each finding saves at most."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.timing import work
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.physics import estimate_seconds
+from qdqtool.timing.time_calibration import TimeCalibration
+from qdqtool.timing.work import LayerWork, width
+from qdqtool.timing.workload import EngineWorkload
+from qdqtool.types import Precision, Prediction
+
+Array = npt.NDArray[np.float64]
+_MIN_SAVING = 5e-5  # milliseconds; less is not worth a line
+
+
+def add_savings(
+    prediction: Prediction,
+    simulated: Prediction,
+    workload: EngineWorkload,
+    ms: Array,
+    gpu: Gpu,
+    correction: TimeCalibration | None,
+) -> None:
+    """Write into each finding the milliseconds that its fix saves at most.
+
+    With the fix its convolutions run from INT8 to INT8, absorb the poolings after them, and need
+    no conversions and reformats after them.
+
+    Args:
+        prediction: Prediction with the findings.
+        simulated: The same, or a similar prediction that has engine layers.
+        workload: Work of these layers.
+        ms: Milliseconds of each kernel of the workload.
+        gpu: The GPU.
+        correction: Correction of the times.
+    """
+    if not gpu.has_int8 or not prediction.findings:
+        return
+    layers = simulated.layers
+    best_ms = estimate_seconds([_as_int8(w) for w in workload.layers], gpu) * 1e3
+    if correction:
+        best_ms = correction.apply(best_ms, np.ones(len(layers)))
+    positions = {layer.name: i for i, layer in enumerate(layers)}
+    layer_of = {c.name: c.layer for c in prediction.convolutions}
+    vanishing = _VanishingKernels(simulated, workload)
+    savings: dict[tuple[int, ...], float] = {}  # findings often share their layers
+    for finding in prediction.findings:
+        own = positions.get(finding.node)
+        if own is not None and layers[own].type == "Conversion":
+            finding.saves_ms = round(float(ms[own]), 5)
+            continue
+        names = dict.fromkeys(map(layer_of.get, finding.convolutions))
+        slow = tuple(
+            positions[name]
+            for name in names
+            if name in positions and workload.layers[positions[name]].kind in work.COMPUTING
+        )
+        if slow not in savings:
+            faster = sum(max(0.0, ms[i] - best_ms[i]) for i in slow)
+            savings[slow] = float(faster + sum(ms[j] for j in vanishing.find(slow)))
+        saving = savings[slow]
+        finding.saves_ms = round(saving, 5) if saving > _MIN_SAVING else None
+
+
+class _VanishingKernels:
+    """Kernels that vanish if convolutions write INT8.
+
+    These are poolings after them, and conversions and reformats in between.
+    """
+
+    def __init__(self, simulated: Prediction, workload: EngineWorkload) -> None:
+        self.simulated, self.workload = simulated, workload
+        self.consumers: dict[str, list[int]] = defaultdict(list)
+        for i, layer in enumerate(simulated.layers):
+            for edge in layer.inputs:
+                self.consumers[edge.tensor].append(i)
+        # Reformats that exist because no kernel writes FP16, not those of the network's outputs.
+        self.reformats = {
+            extra.name: i
+            for i, extra in enumerate(workload.extras, len(workload.layers))
+            if (extra.work.precision, extra.work.written_as) == (Precision.FP32, Precision.FP16)
+        }
+
+    def find(self, convolutions: Iterable[int]) -> set[int]:
+        """Return the positions of the kernels that vanish after convolutions."""
+        layers = self.simulated.layers
+        kernels: set[int] = set()
+        pending = [edge.tensor for i in convolutions for edge in layers[i].outputs]
+        while pending:
+            tensor = pending.pop()
+            if f"reformat of {tensor}" in self.reformats:
+                kernels.add(self.reformats[f"reformat of {tensor}"])
+            for j in self.consumers.get(tensor, ()):
+                if j in kernels:
+                    continue
+                if layers[j].type == "Conversion":
+                    kernels.add(j)
+                elif layers[j].type == "Pooling" and self.workload.layers[j].precision.is_float:
+                    kernels.add(j)  # fuses into the convolution's own layer
+                    pending += [edge.tensor for edge in layers[j].outputs]
+        return kernels
+
+
+def _as_int8(w: LayerWork) -> LayerWork:
+    """Return the work of a convolution if it ran from INT8 to INT8."""
+    is_int8 = not w.precision.is_float and w.written_as == Precision.INT8
+    if w.kind not in work.COMPUTING or is_int8:
+        return w
+    read_width, written_width = width(w.precision), width(w.written_as)
+    return replace(
+        w,
+        precision=Precision.INT8,
+        written_as=Precision.INT8,
+        read=w.read / read_width,
+        weights=w.weights / read_width,
+        written=w.written / written_width,
+    )

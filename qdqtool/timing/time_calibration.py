@@ -1,0 +1,201 @@
+"""Correction of time estimates by one measured time, or by a profile.
+
+A file keeps the correction for later calls.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.types import Json
+from qdqtool.util import limits
+from qdqtool.util.files import read_input
+from qdqtool.util.json_text import parse_json
+from qdqtool.util.records import published
+
+Array = npt.NDArray[np.float64]
+CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
+_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_FACTORS = (0.1, 20.0)  # outside of this range the measurement is of something else
+# Largest overhead per layer in microseconds of eleven profiles (docs/timing.md).
+_MAX_OVERHEAD = 7.5
+_MIN_LAYERS = 5  # with fewer layers only the sum of a profile counts
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCalibration:
+    """Correction of estimates for one GPU.
+
+    Attributes:
+        gpu: GPU of the measurement.
+        factor: Measured time over estimated time of a kernel's work.
+        kernel_us: Microseconds that each kernel takes in addition (negative: less).
+        source: Measurement that it was made from.
+        overhead_us: Microseconds that the profile added to each kernel; in no estimate.
+        direct: Whether it was made from the very network that it corrects.
+        profiled: Whether it was made from the layers of a profile.
+    """
+
+    gpu: str
+    factor: float = 1.0
+    kernel_us: float = 0.0
+    source: str = ""
+    overhead_us: float = 0.0
+    direct: bool = False
+    profiled: bool = False
+
+    def as_json(self) -> Json:
+        return {
+            "schema": CALIBRATION_SCHEMA,
+            **published(self, "gpu", "factor", "kernel_us", "source"),
+        }
+
+    def apply(self, ms: Array, kernels: Array) -> Array:
+        """Return corrected milliseconds of layers, of shape [layers].
+
+        Args:
+            ms: Estimated milliseconds, of shape [layers].
+            kernels: Number of kernels of each layer; 0 for a layer that takes no time.
+        """
+        corrected = np.maximum(ms * self.factor + kernels * self.kernel_us * 1e-3, 0.2 * ms)
+        return np.asarray(corrected, dtype=np.float64)
+
+
+def parse_time(text: str) -> float | None:
+    """Return the milliseconds of ``5.3``, ``5.3ms``, ``0.8 s`` or ``950us``; None for other text.
+
+    Raises:
+        QdqtoolError: The time is zero.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    ms = float(match[1]) * _MS[(match[2] or "ms").lower()]
+    if not ms > 0:
+        raise QdqtoolError(
+            f"`calibrate` {text}: the measured time must be above zero",
+            code="out-of-range",
+            parameter="calibrate",
+        )
+    return ms
+
+
+def calibrate_by_time(gpu: str, measured_ms: float, estimated_ms: float) -> TimeCalibration:
+    """Return the correction from one end-to-end time.
+
+    Raises:
+        QdqtoolError: The time is so far from the estimate that it must be of something else.
+    """
+    factor = measured_ms / estimated_ms
+    _check_plausible(factor, f"{measured_ms:g} ms")
+    return TimeCalibration(gpu, factor, 0.0, f"{measured_ms:g} ms measured", direct=True)
+
+
+def calibrate_by_layers(
+    gpu: str, measured_ms: list[float], estimated_ms: list[float], source: str
+) -> TimeCalibration:
+    """Return the correction from layers that both a profile and the estimate have.
+
+    Time that every layer takes in addition to its estimate is the profile's overhead, up to the
+    largest overhead seen. With this rule the estimates of the four engines whose time without a
+    profiler is known are within 4 % (counted as the kernels' own time: 10 to 20 %).
+
+    Args:
+        gpu: GPU of the profile.
+        measured_ms: Milliseconds of each layer in the profile.
+        estimated_ms: Estimated milliseconds of the same layers.
+        source: Name of the profile.
+
+    Raises:
+        QdqtoolError: There is no common layer, or the times cannot be of this model.
+    """
+    if not measured_ms:
+        raise QdqtoolError(
+            "none of its layers is in the prediction; it is a profile of another engine",
+            source,
+            code="different-models",
+            parameter="calibrate",
+        )
+    measured, estimated = np.asarray(measured_ms), np.asarray(estimated_ms)
+    constant, factor = 0.0, float(measured.sum() / max(estimated.sum(), 1e-9))
+    if len(measured) >= _MIN_LAYERS:
+        offset, slope = _fit_line(measured, estimated)
+        if math.isfinite(offset + slope) and slope > 0.2 and abs(offset) <= 0.02:
+            constant, factor = offset, slope
+    _check_plausible(factor, source)
+    extra = constant * 1e3
+    overhead = min(max(extra, 0.0), _MAX_OVERHEAD)
+    return TimeCalibration(
+        gpu, factor, extra - overhead, source, overhead, direct=True, profiled=True
+    )
+
+
+def _fit_line(measured: Array, estimated: Array) -> tuple[float, float]:
+    """Fit measured = constant + factor * estimated to layers, and return (constant, factor).
+
+    Relative errors count, not absolute ones: the line is divided by the measured time and fitted
+    to 1. Layers that another tactic computes get small weights.
+    """
+    constant, factor = 0.0, 1.0
+    robust = np.ones(len(measured))
+    for _ in range(10):
+        weights = robust / np.maximum(measured, 1e-4)
+        design = np.stack([weights, estimated * weights], axis=1)
+        (constant, factor), *_ = np.linalg.lstsq(design, weights * measured, rcond=None)
+        error = np.abs((constant + factor * estimated) * (1.0 / measured) - 1)
+        robust = 1.0 / np.sqrt(np.maximum(error, 0.05))
+    return float(constant), float(factor)
+
+
+def _check_plausible(factor: float, source: str) -> None:
+    low, high = _FACTORS
+    if not low <= factor <= high:
+        raise QdqtoolError(
+            f"`calibrate` {source}: {factor:.3g} times the estimate; that is of another model, "
+            "batch or GPU",
+            code="implausible-time",
+            parameter="calibrate",
+        )
+
+
+def read_calibration(path: str | os.PathLike[str]) -> TimeCalibration | None:
+    """Return the calibration in a file; None if the file is something else (a profile).
+
+    Raises:
+        QdqtoolError: The calibration is damaged, or the file cannot be read.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise QdqtoolError(
+            f"`calibrate` {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time "
+            "or a trtexec profile",
+            code="file-missing",
+            parameter="calibrate",
+        )
+    text = read_input(file, limits.JSON_FILE).decode("utf-8", "replace")
+    if CALIBRATION_SCHEMA not in text[:4096]:
+        return None
+    try:
+        data = parse_json(text)
+        gpu, source = str(data["gpu"])[:200], str(data.get("source", ""))[:500]
+        factor, kernel_us = float(data["factor"]), float(data["kernel_us"])
+        if not (math.isfinite(factor) and math.isfinite(kernel_us) and abs(kernel_us) <= 1000):
+            raise ValueError(text[:100])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise QdqtoolError(
+            "a damaged calibration file; make it again with `save_calibration`",
+            str(file),
+            code="file-damaged",
+            parameter="calibrate",
+        ) from None
+    _check_plausible(factor, str(file))
+    return TimeCalibration(gpu, factor, kernel_us, source)

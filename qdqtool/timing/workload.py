@@ -1,0 +1,635 @@
+"""Work of the layers of a predicted engine.
+
+The simulation gives nodes and types, the ONNX model the shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from onnx import TensorProto
+
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import is_qdq, precision_of
+from qdqtool.timing import work
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.model_variants import TensorShapes
+from qdqtool.timing.work import (
+    LayerWork,
+    LayoutChange,
+    find_layout_changes,
+    find_region_nodes,
+    product_work,
+    region_node_work,
+    width,
+)
+from qdqtool.trt.targets import target_named
+from qdqtool.types import EngineLayer, Precision, Prediction
+
+
+@dataclass(slots=True)
+class ExtraKernel:
+    """A kernel that the simulation does not list.
+
+    Such as a change of layout, a reformat at the network's edge, or a Myelin region.
+
+    Attributes:
+        name: Name of the kernel.
+        work: Its work.
+        layout_change: The change of layout that it makes, if it makes one.
+        activation_of: Layer whose activation it computes; empty if there is none.
+    """
+
+    name: str
+    work: LayerWork
+    layout_change: LayoutChange | None = None
+    activation_of: str = ""
+
+
+@dataclass
+class EngineWorkload:
+    """Work of an engine.
+
+    Attributes:
+        layers: Work of each predicted layer, in the prediction's order.
+        extras: Kernels that the prediction does not list.
+        unknown: Names of layers whose shapes are unknown. They count as one minimal kernel.
+    """
+
+    layers: list[LayerWork] = field(default_factory=list)
+    extras: list[ExtraKernel] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def all_work(self) -> list[LayerWork]:
+        """Work of the layers, then of the extra kernels."""
+        return [*self.layers, *(extra.work for extra in self.extras)]
+
+
+_MAPPING_KINDS = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
+_SEPARATE_ACTIVATIONS = ("Sigmoid", "Mish", "HardSwish")
+
+
+def predict_workload(
+    model: Model,
+    prediction: Prediction,
+    float_type: Precision = Precision.FP16,
+    batch: float = 1.0,
+    gpu: Gpu | None = None,
+) -> EngineWorkload:
+    """Return the work of a predicted engine.
+
+    Args:
+        model: The model, without symbolic dimensions.
+        prediction: Its prediction.
+        float_type: Type that the builder chooses for a float: FP16 (``--fp16``) or FP32.
+        batch: Factor on the model's own batch.
+        gpu: GPU, which decides about changes of layout. None: one with TF32 before Blackwell.
+    """
+    return _WorkloadBuilder(model, prediction, float_type, batch, gpu).run()
+
+
+class _WorkloadBuilder:
+    def __init__(
+        self,
+        model: Model,
+        prediction: Prediction,
+        float_type: Precision,
+        batch: float,
+        gpu: Gpu | None,
+    ) -> None:
+        self.model, self.prediction = model, prediction
+        self.float_type, self.batch = float_type, batch
+        self.has_tf32 = gpu is None or gpu.has_tf32
+        self.has_myelin = gpu is not None and gpu.fuses_conversions
+        self.target = target_named(prediction.target)
+        self.regions = find_region_nodes(model) if self.target.regions else frozenset()
+        self.nodes = {node.name: node for node in model.nodes}
+        self.precisions = {c.name: c.precision for c in prediction.convolutions}
+        self.consumers: dict[str, list[EngineLayer]] = defaultdict(list)
+        for layer in prediction.layers:
+            for edge in layer.inputs:
+                self.consumers[edge.tensor].append(layer)
+        self.engine_elements: dict[str, float] = {}  # of tensors that only the engine has
+        self.fp32_tensors: set[str] = set()  # tensors that are FP32 although floats are FP16
+        self.narrowed: dict[str, float] = {}  # elements of FP32 tensors with a reformat to FP16
+        # Results with a separate activation, to the tensor after the activation.
+        self.activated: dict[str, str] = {}
+        self.shapes = TensorShapes(model)
+        self.result = EngineWorkload()
+
+    def run(self) -> EngineWorkload:
+        covered: set[str] = set()
+        for layer in self.prediction.layers:
+            covered.update(layer.nodes)
+            layer_work = self._region_work(layer) or self._widen(layer, self._layer_work(layer))
+            if layer_work is None:
+                self.result.unknown.append(layer.name)
+                layer_work = LayerWork(work.UNKNOWN, self.float_type, self.float_type)
+            self.result.layers.append(self._scale(layer_work))
+        engine, mapped = self._separate_activations()
+        if self.has_myelin:
+            self._fuse_conversions(mapped)
+        elif not self.target.is_rtx:
+            self._add_layout_changes(engine)
+        self._add_unlisted_nodes(covered)
+        self._add_edge_reformats()
+        return self.result
+
+    def _nothing(self) -> LayerWork:
+        return LayerWork(work.NOTHING, self.float_type, self.float_type)
+
+    def _region_work(self, layer: EngineLayer) -> LayerWork | None:
+        """Return the work of a layer without weights in a Myelin region; None for other layers."""
+        if not layer.nodes or not self.regions.issuperset(layer.nodes):
+            return None
+        nodes = self._layer_nodes(layer)
+        if any(node.op in WEIGHTED and self._is_fixed(node.input(1)) for node in nodes):
+            return None
+        for node in nodes:
+            node_work = region_node_work(self.model, node, self._shape, self.float_type)
+            if node_work.kind != work.NOTHING:
+                return node_work
+        return self._nothing()
+
+    def _separate_activations(self) -> tuple[list[tuple[EngineLayer, LayerWork]], set[str]]:
+        """Give activations that the convolution's kernel does not fuse a kernel of their own.
+
+        An INT8 convolution that writes a float leaves SiLU to a separate kernel: YOLOv8n has 93
+        layers that compute on 8.6.1 and on 10.14.1, of which 44 and 49 write floats and only 25
+        are convolutions that do; users saw the same on 8.4 and 8.5 (NVIDIA/TensorRT#2204, #3861).
+        If the builder chooses the width of floats, the convolution writes FP32, which is linear,
+        so that the layout need not change (12 layers that write FP32 and 25 reformats that convert
+        nothing on 8.6.1; inferred from these counts).
+
+        Returns:
+            The engine's layers with their work, and the tensors of kernels that map values.
+        """
+        engine: list[tuple[EngineLayer, LayerWork]] = []
+        mapped: set[str] = set()
+        for i, layer in enumerate(self.prediction.layers):
+            layer_work = self.result.layers[i]
+            if layer_work.kind in _MAPPING_KINDS:
+                mapped.update(edge.tensor for edge in (*layer.inputs, *layer.outputs))
+            if not self._has_separate_activation(layer, layer_work):
+                engine.append((layer, layer_work))
+                continue
+            convolution = layer_work
+            if not self._is_summed(layer) and self._has_open_output(layer):
+                convolution = layer_work.with_fp32_output()
+            self.result.layers[i] = convolution
+            results = []
+            for edge in layer.outputs:
+                result = replace(edge, tensor=f"{edge.tensor} before its activation")
+                results.append(result)
+                self.activated[result.tensor] = edge.tensor
+                mapped.add(edge.tensor)
+            activation = EngineLayer(
+                f"PWN behind {layer.name}", "PointWise", results, list(layer.outputs)
+            )
+            activation_work = LayerWork(
+                work.POINTWISE,
+                convolution.written_as,
+                layer_work.written_as,
+                read=convolution.written,
+                written=layer_work.written,
+            )
+            self.result.extras.append(
+                ExtraKernel(activation.name, activation_work, activation_of=layer.name)
+            )
+            engine.append((replace(layer, outputs=results), convolution))
+            engine.append((activation, activation_work))
+        return engine, mapped
+
+    def _has_separate_activation(self, layer: EngineLayer, layer_work: LayerWork) -> bool:
+        if layer_work.kind not in work.COMPUTING or self.target.is_rtx:
+            return False
+        if layer_work.precision.is_float or not layer_work.written_as.is_float:
+            return False
+        return any(node.op in _SEPARATE_ACTIVATIONS for node in self._layer_nodes(layer))
+
+    def _add_layout_changes(self, engine: list[tuple[EngineLayer, LayerWork]]) -> None:
+        outside = [pair for pair in engine if self.regions.isdisjoint(pair[0].nodes)]
+        changes = find_layout_changes(
+            outside,
+            lambda tensor: self._shape(self.activated.get(tensor, tensor)),
+            self.model.inputs,
+            self.model.outputs,
+        )
+        for change in changes:
+            if change.needs_tf32 and not self.has_tf32:
+                continue
+            moved = change.elements * width(change.precision)
+            self._add_extra(
+                f"layout of {self.activated.get(change.tensor, change.tensor)}",
+                LayerWork(
+                    work.REFORMAT,
+                    change.precision,
+                    change.precision,
+                    channels=change.channels,
+                    read=moved,
+                    written=moved,
+                ),
+                change,
+            )
+
+    def _has_open_output(self, layer: EngineLayer) -> bool:
+        """Whether the builder chooses the width of a layer's output.
+
+        It does on 8.x. What 10 does is known from typed builds.
+        """
+        stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
+        return (
+            not self.target.assumes_8x_cases
+            and self.float_type == Precision.FP16
+            and stored <= {TensorProto.FLOAT, 0}
+        )
+
+    def _is_summed(self, layer: EngineLayer) -> bool:
+        """Whether an Add is the only consumer: activation and sum are one kernel."""
+        consumers = [c for edge in layer.outputs for c in self.consumers[edge.tensor]]
+        if len(consumers) != 1:
+            return False
+        return any(node.op in ("Add", "Sum") for node in self._layer_nodes(consumers[0]))
+
+    def _fuse_conversions(self, mapped: set[str]) -> None:
+        """Fuse conversions into adjacent kernels that map or copy values.
+
+        On Blackwell Myelin compiles the whole network: one kernel holds DQ, DQ, Add, ReLU and Q,
+        and there are no changes of layout (the engine of bev-blackwell-trt10).
+
+        Args:
+            mapped: Tensors of kernels that map or copy values.
+        """
+        for i, layer in enumerate(self.prediction.layers):
+            tensors = {edge.tensor for edge in (*layer.inputs, *layer.outputs)}
+            if layer.type == "Conversion" and not tensors.isdisjoint(mapped):
+                self.result.layers[i] = self._nothing()
+
+    def _scale(self, layer_work: LayerWork) -> LayerWork:
+        """Return the work for the batch to estimate."""
+        if self.batch == 1:
+            return layer_work
+        return replace(
+            layer_work,
+            rows=layer_work.rows * self.batch,
+            read=layer_work.read * self.batch,
+            written=layer_work.written * self.batch,
+        )
+
+    def _add_extra(
+        self, name: str, kernel_work: LayerWork, change: LayoutChange | None = None
+    ) -> None:
+        self.result.extras.append(ExtraKernel(name, self._scale(kernel_work), change))
+
+    # Types and sizes ------------------------------------------------------------------------------------------
+
+    def _widen(self, layer: EngineLayer, layer_work: LayerWork | None) -> LayerWork | None:
+        """Return the work with an output in FP32 if the builder has no kernel that writes FP16.
+
+        Kernels for INT8 in groups of four channels, which compute a convolution of few channels,
+        write INT8 or FP32 and never FP16 (every combination that is autotuned in the logs of
+        yolo-resnet18-orin-trt8502, resnet18-qat-rtx2000-trt8510 and
+        bevfusion-camera-rtx3080ti-trt8600). Layers that only map or pool values continue in FP32;
+        other consumers of a float get a reformat to FP16 (as in the engine of resnet18-a100-qat).
+        """
+        if self.float_type == Precision.FP32 or layer_work is None:
+            return layer_work
+        if not layer_work.written_as.is_float:
+            return layer_work
+        is_by_fours = (
+            layer_work.precision == Precision.INT8
+            and layer_work.kind in work.COMPUTING
+            and layer_work.channels < work.FEW_CHANNELS
+        )
+        continues = _computes_in_any_float(layer) and any(
+            edge.tensor in self.fp32_tensors for edge in layer.inputs
+        )
+        if not is_by_fours and not continues:
+            return layer_work
+        for edge in layer.outputs:
+            consumers = self.consumers[edge.tensor]
+            if all(_computes_in_any_float(c) or c.type == "Conversion" for c in consumers):
+                self.fp32_tensors.add(edge.tensor)
+            elif count := self._count_elements(edge.tensor):
+                self.narrowed[edge.tensor] = count
+        return layer_work.with_fp32_output()
+
+    def _resolve_type(self, precision: Precision, tensor: str = "") -> Precision:
+        """Return the type of a tensor, with the builder's choice for a float of open width."""
+        is_edge = tensor and (tensor in self.model.inputs or self.model.is_output(tensor))
+        if precision.is_float and is_edge:
+            stored = precision_of(self.model.elem_type(tensor))
+            return Precision.FP32 if stored == Precision.UNKNOWN else stored
+        if precision.is_float and tensor in self.fp32_tensors:
+            return Precision.FP32
+        is_fixed = precision == Precision.FP32 and self.target.strongly_typed
+        is_open = precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN)
+        return self.float_type if is_open and not is_fixed else precision
+
+    def _count_elements(self, tensor: str) -> float | None:
+        if tensor in self.engine_elements:
+            return self.engine_elements[tensor]
+        shape = self.shapes.get(tensor)
+        return None if shape is None else float(math.prod(shape))
+
+    def _layer_nodes(self, layer: EngineLayer) -> list[Node]:
+        """Return the nodes of a layer without Q and DQ."""
+        nodes = (self.nodes.get(name) for name in layer.nodes)
+        return [node for node in nodes if node is not None and not is_qdq(node)]
+
+    # Layers ---------------------------------------------------------------------------------------------------
+
+    def _layer_work(self, layer: EngineLayer) -> LayerWork | None:
+        nodes = self._layer_nodes(layer)
+        weighted = [node for node in nodes if node.op in WEIGHTED]
+        if weighted:
+            return self._weighted_work(layer, nodes, weighted)
+        input_type, output_type = self._edge_types(layer)
+        is_view = layer.type in ("Shuffle", "Identity") and not any(
+            node.op == "Transpose" for node in nodes
+        )
+        if is_view or layer.type == "NoOp":
+            return LayerWork(work.NOTHING, input_type, output_type)
+        default = work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE
+        kind = work.LAYER_KINDS.get(layer.type, default)
+        read, written = self._count_moved(layer, nodes, kind)
+        if read is None or written is None:
+            return None
+        shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
+        channels = float(shape[1]) if shape and len(shape) > 2 else 64.0
+        return LayerWork(
+            kind,
+            input_type,
+            output_type,
+            channels=channels,
+            read=read * width(input_type),
+            written=written * width(output_type),
+        )
+
+    def _edge_types(self, layer: EngineLayer) -> tuple[Precision, Precision]:
+        """Return the types of a layer's first input and first output."""
+        input_type, output_type = (
+            self._resolve_type(edges[0].precision, edges[0].tensor) if edges else None
+            for edges in (layer.inputs, layer.outputs)
+        )
+        input_type = input_type or self.float_type
+        return input_type, output_type or input_type
+
+    def _count_moved(
+        self, layer: EngineLayer, nodes: list[Node], kind: str
+    ) -> tuple[float | None, float | None]:
+        """Return the elements read and written by a layer that only moves or maps values."""
+        if nodes:
+            outside = dict.fromkeys(self._outside_inputs(nodes))
+            read = self._sum_elements(outside)
+            written = self._count_elements(nodes[-1].output)
+            if layer.outputs and written is not None:
+                self.engine_elements.setdefault(layer.outputs[0].tensor, written)
+            if read is not None and written is not None and kind == work.POINTWISE:
+                read = min(read, len(outside) * max(written, 1.0))
+            return read, written
+        sizes = []
+        for edge in layer.inputs:
+            size = self._count_elements(edge.tensor)
+            if size is not None and not self.model.is_constant(edge.tensor):
+                sizes.append(size)
+        if sizes:
+            return sum(sizes), max(sizes)
+        is_free = layer.type in ("PointWise", "Scale", "ElementWise")
+        return (0.0, 0.0) if is_free else (None, None)
+
+    def _sum_elements(self, tensors: Iterable[str]) -> float | None:
+        """Return the elements of all tensors; None if one is unknown."""
+        total = 0.0
+        for tensor in tensors:
+            size = self._count_elements(tensor)
+            if size is None:
+                return None
+            total += size
+        return total
+
+    def _outside_inputs(self, nodes: list[Node]) -> list[str]:
+        """Return the inputs of nodes that come from other nodes, without constants."""
+        inside = {tensor for node in nodes for tensor in node.outputs}
+        return [
+            tensor
+            for node in nodes
+            for tensor in node.inputs
+            if tensor and tensor not in inside and not self.model.is_constant(tensor)
+        ]
+
+    def _weighted_work(
+        self, layer: EngineLayer, nodes: list[Node], weighted: list[Node]
+    ) -> LayerWork | None:
+        products = []
+        for node in weighted:
+            product = product_work(node, self._shape)
+            if product is None:
+                return None
+            products.append(product)
+        main = products[0]
+        input_type, output_type = self._edge_types(layer)
+        precision = self._compute_type(weighted[0], input_type)
+        columns = sum(product.columns for product in products)
+        pool = next((node for node in nodes if node.op in ("MaxPool", "AveragePool")), None)
+        pooled = None if pool is None else self._count_elements(pool.output)
+        written = sum(pooled or product.written for product in products)
+        read = main.read * width(input_type)
+        if len(layer.inputs) > 1:
+            residual = layer.inputs[1]
+            read += main.written * width(self._resolve_type(residual.precision, residual.tensor))
+        for edge in layer.outputs:
+            if self.shapes.get(edge.tensor) is None:
+                self.engine_elements.setdefault(edge.tensor, written / len(layer.outputs))
+        return replace(
+            main,
+            precision=precision,
+            written_as=output_type,
+            columns=columns,
+            read=read,
+            weights=columns * main.depth * main.groups * width(precision),
+            written=written * width(output_type),
+        )
+
+    def _compute_type(self, node: Node, input_type: Precision) -> Precision:
+        """Return the type that a convolution computes in; a float input with INT8 weights: float."""
+        precision = self.precisions.get(node.name)
+        return input_type if precision is None else self._resolve_type(precision)
+
+    def _shape(self, tensor: str) -> tuple[int, ...] | None:
+        shape = self.shapes.get(tensor)
+        if shape is None:
+            producer = self.model.producer(tensor)
+            if producer is not None and is_qdq(producer):
+                return self._shape(producer.input(0))
+        return shape
+
+    # Kernels that the simulation does not list ----------------------------------------------------------------
+
+    def _add_unlisted_nodes(self, covered: set[str]) -> None:
+        """Add the nodes of no layer.
+
+        They are in Myelin's regions; without named layers they are all nodes.
+        """
+        chain: list[Node] = []  # nodes that share a pointwise kernel
+        outputs: set[str] = set()  # of the chain
+        for node in self.model.ordered:
+            if node.name in covered or node.op in work.FREE_OPERATORS or not self._runs(node):
+                continue
+            joins = self._joins_chain(node)
+            if not joins or outputs.isdisjoint(node.inputs):
+                self._add_chain(chain)
+                outputs.clear()
+            if joins:
+                chain.append(node)
+                outputs.update(node.outputs)
+            else:
+                self._add_unlisted_node(node)
+        self._add_chain(chain)
+
+    def _joins_chain(self, node: Node) -> bool:
+        if node.op in WEIGHTED or self._is_in_region(node):
+            return False
+        is_pool = node.op in ("MaxPool", "AveragePool", "Resize")
+        return not is_pool and node.op not in work.SEPARATE_OPERATORS
+
+    def _is_in_region(self, node: Node) -> bool:
+        is_weighted = node.op in WEIGHTED and self._is_fixed(node.input(1))
+        return node.name in self.regions and not is_weighted
+
+    def _add_unlisted_node(self, node: Node) -> None:
+        if self._is_in_region(node):
+            node_work = region_node_work(self.model, node, self._shape, self.float_type)
+            if node_work.kind != work.NOTHING:
+                self._add_extra(node.name, node_work)
+        elif node.op in WEIGHTED:
+            self._add_product(node)
+        else:
+            self._add_kernel([node], work.SOFTMAX if "oftmax" in node.op else work.POOL)
+
+    def _add_product(self, node: Node) -> None:
+        product = product_work(node, self._shape)
+        if product is None:
+            self.result.unknown.append(node.name)
+            return
+        precision, size = self._compute_type(node, self.float_type), 0.0
+        if not self._is_fixed(node.input(1)):
+            size = self._count_elements(node.input(1)) or 0.0
+        product = replace(
+            product,
+            precision=precision,
+            written_as=self.float_type,
+            read=(product.read + size) * width(precision),
+            weights=0.0 if size else product.weights * width(precision),
+            written=product.written * width(self.float_type),
+        )
+        self._add_extra(node.name, product)
+
+    def _runs(self, node: Node) -> bool:
+        """Whether a node computes something in each run of the network."""
+        if all(self._is_fixed(tensor) for tensor in node.inputs if tensor):
+            return False
+        return self._count_elements(node.output) != 0
+
+    def _is_fixed(self, tensor: str) -> bool:
+        """Whether a tensor is computed before the network runs: from constants and shapes."""
+        return self.model.is_constant(tensor) or tensor in self._fixed_tensors
+
+    @functools.cached_property
+    def _fixed_tensors(self) -> frozenset[str]:
+        fixed: set[str] = set()
+        for node in self.model.ordered:
+            is_fixed = node.op in ("Shape", "Size")
+            if not is_fixed and not node.op.startswith("Random") and not node.captured:
+                inputs = [tensor for tensor in node.inputs if tensor]
+                is_fixed = all(t in fixed or self.model.is_constant(t) for t in inputs)
+            if is_fixed:
+                fixed.update(tensor for tensor in node.outputs if tensor)
+        return frozenset(fixed)
+
+    def _add_chain(self, chain: list[Node]) -> None:
+        """Add the kernel of a chain, and clear the chain."""
+        if chain:
+            self._add_kernel(chain, work.POINTWISE)
+            chain.clear()
+
+    def _add_kernel(self, nodes: list[Node], kind: str) -> None:
+        read = self._sum_elements(self._outside_inputs(nodes))
+        written, name = self._count_elements(nodes[-1].output), nodes[-1].name
+        if read is None or written is None:
+            self.result.unknown.append(name)
+            self._add_extra(name, LayerWork(work.UNKNOWN, self.float_type, self.float_type))
+            return
+        size = width(self.float_type)
+        kernel = LayerWork(
+            kind, self.float_type, self.float_type, read=read * size, written=written * size
+        )
+        self._add_extra(name, kernel)
+
+    def _add_edge_reformats(self) -> None:
+        """Add the reformats between FP32 at the network's edge and FP16 inside.
+
+        FP16 engines have one for each input and output.
+        """
+        if self.float_type == Precision.FP32:
+            return
+        for tensor, elements in self.narrowed.items():
+            self._add_reformat(tensor, elements, Precision.FP32, Precision.FP16)
+        first_consumers = {
+            layer.inputs[0].tensor: layer for layer in self.prediction.layers if layer.inputs
+        }
+        for tensor in self.model.inputs:
+            count, layer = self._count_elements(tensor), first_consumers.get(tensor)
+            is_converted = layer is not None and layer.type == "Conversion"
+            if count and self._is_fp32(tensor) and not is_converted:
+                self._add_reformat(tensor, count, Precision.FP32, Precision.FP16)
+        for tensor in self.model.outputs:
+            count = self._count_elements(tensor)
+            if count and self._is_fp32(tensor) and tensor not in self.fp32_tensors:
+                self._add_reformat(tensor, count, Precision.FP16, Precision.FP32)
+
+    def _is_fp32(self, tensor: str) -> bool:
+        return self.model.elem_type(tensor) == TensorProto.FLOAT
+
+    @functools.cached_property
+    def _layout_kernels(self) -> dict[str, list[ExtraKernel]]:
+        """Changes of layout by tensor, read after all of them were added."""
+        kernels: dict[str, list[ExtraKernel]] = defaultdict(list)
+        for extra in self.result.extras:
+            if extra.layout_change is not None:
+                kernels[extra.layout_change.tensor].append(extra)
+        return kernels
+
+    def _add_reformat(
+        self, tensor: str, count: float, read_type: Precision, written_type: Precision
+    ) -> None:
+        """Add a change of float width.
+
+        It is one kernel with the tensor's change of layout (FP16 engine on an A100).
+        """
+        channels = 64.0
+        changes = self._layout_kernels.get(tensor)
+        if changes:
+            change = changes.pop(0)
+            self.result.extras.remove(change)
+            channels = change.work.channels
+        reformat = LayerWork(
+            work.CONVERSION,
+            read_type,
+            written_type,
+            channels=channels,
+            read=width(read_type) * count,
+            written=width(written_type) * count,
+        )
+        self._add_extra(f"reformat of {tensor}", reformat)
+
+
+def _computes_in_any_float(layer: EngineLayer) -> bool:
+    """Whether a layer computes in the float type of its input."""
+    return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
