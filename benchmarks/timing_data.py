@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.halfprecision import to_half
+from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.prepare import prepare
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
@@ -285,7 +285,7 @@ def of_network(name: str, path: Path) -> list[list[object]]:
     if name in TYPED:
         target = strongly_typed(target)
         prepare(model, opset=HALF_OPSET)
-        to_half(model)
+        convert_to_fp16(model)
     model, _ = model_variants.resolve_inputs(Model(model.proto, str(path)))
     if model_variants.has_qdq(model):
         variants = [("qdq", model), ("float", model_variants.float_variant(model))]

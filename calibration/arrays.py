@@ -47,14 +47,14 @@ ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
 
 
-# Files -----------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 class StackedArray:
     """Array of shape [samples, ...] in a file, read one row at a time.
 
-    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those of a
-    compressed array from front to back.
+    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those
+    of a compressed array from front to back.
 
     Args:
         path: File.
@@ -167,9 +167,11 @@ class StackedSource(SampleSource):
         return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.rows)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         row = self.rows[index]
         sample = {}
         for spec in self.inputs:
@@ -183,9 +185,11 @@ class StackedSource(SampleSource):
         return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
 
     def identity(self, index: int) -> bytes:
+        """Return the digest of all files behind a sample."""
         return self.rows[index].to_bytes(8, "big") + self._file_digest
 
     def portion(self, indices: Sequence[int]) -> StackedSource:
+        """Return some samples for another process."""
         if not self.random_access:
             reason = (
                 "is compressed, so that workers cannot begin in the middle; save it with "
@@ -198,6 +202,7 @@ class StackedSource(SampleSource):
         return part
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return f"{escape_path(self.path.name)}[{self.rows[index]}]"
 
 
@@ -212,6 +217,7 @@ class SampleFilesSource(FilesSource):
             record_input(path)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         path = self.paths[index]
         if path.suffix.lower() == ".npz":
             with Archive(path) as archive:
@@ -229,7 +235,7 @@ def _read_npy(path: Path) -> Array:
         return read_values(file, header, str(path))
 
 
-# Memory ----------------------------------------------------------------------------------------------
+# Memory -------------------------------------------------------------------------------------------
 
 
 def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
@@ -298,10 +304,12 @@ class MemorySource(SampleSource):
         self.used = False
 
     def count(self) -> int | None:
+        """Return the number of samples."""
         with _user_errors("the number of calibration samples"):
             return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
+        """Prepare for another pass."""
         if self.samples is not None:
             return
         if self.used and not self.repeatable:
@@ -312,6 +320,7 @@ class MemorySource(SampleSource):
         self.used = True
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         label = f"calibration sample {index}"
         with _user_errors(label):
             if self.samples is not None:
@@ -327,8 +336,8 @@ class MemorySource(SampleSource):
         """Return some samples, which travel with the source."""
         if self.samples is None:
             raise DataError(
-                "calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
-                "folder that all machines share",
+                "calibration data from an iterator cannot be shared out to a cluster; give a list, "
+                "or a folder that all machines share",
                 code="not-shareable",
                 parameter="data",
             )
@@ -336,6 +345,7 @@ class MemorySource(SampleSource):
             return MemorySource([self.samples[i] for i in indices], self.inputs)
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         if self.samples is None:
             return b""
         label = f"calibration sample {index}"
@@ -351,7 +361,7 @@ class MemorySource(SampleSource):
         return digest.digest()
 
 
-# Opening data ----------------------------------------------------------------------------------------
+# Opening data -------------------------------------------------------------------------------------
 
 
 def open_data(
@@ -501,7 +511,8 @@ def _folder_source(
 def _read_list(path: Path, max_images: int) -> list[Path]:
     """Return the paths in a text file that are used for so many images.
 
-    A relative path begins at the folder of the list, or at the current folder if there is no such file.
+    A relative path begins at the folder of the list, or at the current folder if there is no such
+    file.
     """
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")

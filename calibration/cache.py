@@ -1,4 +1,4 @@
-"""Statistics in files: saved statistics, calibration caches, and TensorRT's calibration table."""
+"""Files of statistics, calibration caches, and TensorRT's calibration tables."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         return load_statistics(path)
 
 
-# Calibration caches ----------------------------------------------------------------------------------
+# Calibration caches -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -157,6 +157,7 @@ class CalibrationProgress:
 
     @property
     def complete(self) -> bool:
+        """Whether all samples are done."""
         return self.total is not None and len(self.done) >= self.total
 
 
@@ -371,7 +372,7 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     return load_progress(path).statistics
 
 
-# TensorRT's calibration table ------------------------------------------------------------------------
+# TensorRT's calibration table ---------------------------------------------------------------------
 
 
 def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:

@@ -104,6 +104,7 @@ class InputSpec:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the input."""
         return np.dtype(self.dtype)
 
     @property
@@ -112,6 +113,7 @@ class InputSpec:
         return (self.shape[0] or 1) if self.shape else 1
 
     def shape_text(self) -> str:
+        """Return the shape for a message; open dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
     def fit(self, array: Array, what: str) -> Array:
@@ -179,6 +181,7 @@ class SampleSource(ABC):
         """Return bytes that change if the sample changes; empty if unknown."""
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return f"sample {index}"
 
     def settings(self) -> str:
@@ -206,13 +209,13 @@ class SampleSource(ABC):
         """Prepare for another pass."""
 
 
-def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -> Sample:
+def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Sample:
     """Return one sample for all inputs.
 
     Args:
         arrays: Arrays by input name; a single array fits a single input under any name.
         inputs: Inputs of the model.
-        what: Name of the sample for messages.
+        label: Name of the sample for messages.
 
     Raises:
         DataError: An input has no array, or one that does not fit.
@@ -223,12 +226,12 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str
     if missing:
         names = ", ".join(f"'{name}'" for name in arrays) or "nothing"
         raise DataError(
-            f"{what} has no array for the model's input '{missing[0]}'; it has {names}",
+            f"{label} has no array for the model's input '{missing[0]}'; it has {names}",
             code="missing-input",
             node=missing[0],
         )
     return {
-        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{what}: array '{spec.name}'")
+        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
         for spec in inputs
     }
 
@@ -240,18 +243,22 @@ class FilesSource(SampleSource):
     root: Path
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.paths)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         path = self.paths[index]
         if path.is_relative_to(self.root):
             return escape_path(path.relative_to(self.root).as_posix())
         return escape_path(str(path))
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         return self.name(index).encode() + file_digest(self.paths[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
+        """Return some samples for another process."""
         part = copy.copy(self)
         part.root = Path(os.path.abspath(self.root))
         part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
@@ -259,7 +266,7 @@ class FilesSource(SampleSource):
 
 
 def escape_path(path: str) -> str:
-    """Return a file name as valid UTF-8; other bytes are written ``\\xff``."""
+    r"""Return a file name as valid UTF-8; other bytes are written ``\xff``."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -275,16 +282,20 @@ class SubsetSource(SampleSource):
         self.is_images = whole.is_images
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.indices)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         return self.whole.load(self.indices[index])
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         # A digest may cover the file only with its first sample.
         return self.whole.identity(self.indices[index])
 
     def portion(self, indices: Sequence[int]) -> SampleSource:
+        """Return some samples for another process."""
         return self.whole.portion([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -295,9 +306,11 @@ class SubsetSource(SampleSource):
             return SubsetSource, (self.whole, self.indices)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return self.whole.name(self.indices[index])
 
     def settings(self) -> str:
+        """Return further settings on which the samples depend."""
         return self.whole.settings()
 
 
@@ -306,7 +319,10 @@ def _unpickle_source(source: SampleSource) -> SampleSource:
 
 
 def spread_indices(total: int, count: int) -> Sequence[int]:
-    """Return at most `count` of `total` indices: ascending, evenly spread, with first and last."""
+    """Return at most `count` of `total` indices, ascending and evenly spread.
+
+    They include the first and the last one.
+    """
     if total <= count:
         return range(total)
     gaps = max(count - 1, 1)

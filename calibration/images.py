@@ -25,7 +25,7 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
     ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
 )
-# Files are recognized by content. The other decoders of Pillow stay unused: that of EPS starts Ghostscript.
+# Files are recognized by content. Other decoders of Pillow are not used: EPS starts Ghostscript.
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,
     PngImagePlugin.PngImageFile.format,
@@ -47,7 +47,7 @@ _TRANSPOSITIONS = {
 ImageFile = str | os.PathLike[str] | IO[bytes]
 
 
-# Decoding --------------------------------------------------------------------------------------------
+# Decoding -----------------------------------------------------------------------------------------
 
 
 def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
@@ -61,8 +61,9 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
         RGB values, uint8 [height, width, 3].
 
     Raises:
-        DataError: It cannot be read, is damaged, is not a regular file, or is above one of the limits
-            :data:`qdqtool.util.limits.IMAGE_FILE` and :data:`qdqtool.util.limits.IMAGE_PIXELS`.
+        DataError: It cannot be read, is damaged, is not a regular file, or is above one of the
+            limits :data:`qdqtool.util.limits.IMAGE_FILE` and
+            :data:`qdqtool.util.limits.IMAGE_PIXELS`.
     """
     return np.array(read_image(source, name))
 
@@ -125,7 +126,7 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
     return image if transposition is None else image.transpose(transposition)
 
 
-# Preprocessing ---------------------------------------------------------------------------------------
+# Preprocessing ------------------------------------------------------------------------------------
 
 
 def prepare(
@@ -167,8 +168,8 @@ def prepare(
 def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.NDArray[np.uint8]:
     """Fit an image into the input like Ultralytics' LetterBox with auto=False.
 
-    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The odd
-    pixel of the padding is at the right and at the bottom.
+    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The
+    odd pixel of the padding is at the right and at the bottom.
     """
     if image.size == (width, height):
         return np.asarray(image)
@@ -183,7 +184,7 @@ def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.ND
 
 
 def _stretch(image: Image.Image, height: int, width: int, fill: int = 0) -> npt.NDArray[np.uint8]:
-    """Resize like OpenCV's INTER_LINEAR: bilinear without antialiasing, as for YOLO's training."""
+    """Resize like OpenCV's INTER_LINEAR: bilinear, without antialiasing."""
     if image.size != (width, height):
         extent = (0, 0, image.width, image.height)
         size, method = (width, height), Image.Transform.EXTENT
@@ -201,7 +202,7 @@ def describe(preprocess: Preprocess) -> str:
     return ", ".join(parts)
 
 
-# Image files as samples ------------------------------------------------------------------------------
+# Image files as samples ---------------------------------------------------------------------------
 
 
 class ImageSource(FilesSource):
@@ -255,9 +256,11 @@ class ImageSource(FilesSource):
         self.nhwc, self.channels, self.height, self.width = _find_layout(self.spec, size)
 
     def settings(self) -> str:
+        """Return further settings on which the samples depend."""
         return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
 
     def load(self, index: int) -> dict[str, Array]:
+        """Return a sample with a batch dimension."""
         return self.load_image(self.paths[index])
 
     def load_image(self, source: ImageFile, name: str = "") -> dict[str, Array]:

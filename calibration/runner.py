@@ -160,8 +160,8 @@ def _nonfinite_error(
         source = broken_inputs[0]
         return DataError(
             f"the calibration data has {statistics[source].nonfinite} values that are NaN or "
-            f"infinite in input '{source}', so that tensor '{name}' never is finite; check the data "
-            "and the preprocessing",
+            f"infinite in input '{source}', so that tensor '{name}' never is finite; check the "
+            "data and the preprocessing",
             code="not-finite",
             parameter="data",
             node=source,
@@ -417,7 +417,7 @@ class _Calibration:
 
 
 def _file_identity(path: Path) -> tuple[int, ...] | None:
-    """Return numbers that change when a file is replaced or written; None if it does not exist."""
+    """Return numbers that change if a file is replaced or written; None without a file."""
     try:
         status = path.stat()
     except OSError:

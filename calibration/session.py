@@ -1,4 +1,4 @@
-"""Partial models that compute some tensors, and onnxruntime sessions on them that take little memory."""
+"""Partial models that compute some tensors, and onnxruntime sessions on them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
 
 
 def metadata_size(model: Model) -> Size | None:
-    """Return height and width from the `imgsz` metadata of Ultralytics (`[640, 640]`), or None."""
+    """Return height and width from Ultralytics' metadata `imgsz` (`[640, 640]`), or None."""
     text = model.metadata.get("imgsz", "")[:1000]
     try:
         value = parse_json(text)
@@ -115,7 +115,7 @@ def partial_model(
     *,
     weights: bool = True,
 ) -> onnx.ModelProto:
-    """Return a model with some tensors as outputs, and only the nodes, weights and inputs for them.
+    """Return a model that computes some tensors, without unused nodes, weights and inputs.
 
     External data stays external. The IR version is at most the one that onnxruntime accepts: new
     exporters write newer ones, whatever is in the file.
@@ -177,7 +177,7 @@ def external_folder(model: Model) -> str:
     return folder
 
 
-# Sessions --------------------------------------------------------------------------------------------
+# Sessions -----------------------------------------------------------------------------------------
 
 _MAX_WORKERS = 4
 
@@ -285,8 +285,8 @@ def _embed_weights(model: Model, partial: onnx.ModelProto) -> None:
 def return_freed_memory() -> None:
     """Return freed memory to the system, if the C library is glibc.
 
-    Opening a session copies all weights. glibc keeps the freed copies of a few megabytes: 110 MB with
-    YOLOv8s.
+    Opening a session copies all weights. glibc keeps the freed copies of a few megabytes: 110 MB
+    with YOLOv8s.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

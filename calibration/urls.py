@@ -127,12 +127,15 @@ class UrlSource(ImageSource):
         self.url, self.folder, self.names = url, folder, names
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.names)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return escape_path(self.names[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
+        """Return some samples for another process."""
         part = copy.copy(self)
         part.names = [self.names[i] for i in indices]
         return part
@@ -142,6 +145,7 @@ class UrlSource(ImageSource):
         return self.name(index).encode() + self._checksum(index)
 
     def load(self, index: int) -> dict[str, Array]:
+        """Return a sample with a batch dimension."""
         name = self.names[index].rpartition("/")[2]
         return self.load_image(io.BytesIO(self._read(index)), name)
 

@@ -26,7 +26,7 @@ from qdqtool.extraction.options import (
 )
 from qdqtool.fixing.options import FixOptions
 from qdqtool.insertion import options as of_insertion
-from qdqtool.insertion.losses import LITTLE, SAMPLES
+from qdqtool.insertion.losses import SAMPLES, SMALL_ERROR
 from qdqtool.insertion.options import (
     CacheOptions,
     ClusterOptions,
@@ -293,7 +293,7 @@ def test_methods_are_those_of_the_calibration() -> None:
         ("insert", "target", f"[default: {DEFAULT_TARGET}]"),
         ("verify", "target", f"[default: the build's own, else {DEFAULT_TARGET}]"),
         ("insert", "losses", f"[default: {SAMPLES}, and"),
-        ("insert", "losses", f"by {LITTLE:.0%} or more]"),
+        ("insert", "losses", f"by {SMALL_ERROR:.0%} or more]"),
         ("insert", "smooth", f"ALPHA is {options_of('insert')['smooth'].flag_value} if"),
         ("tune", "keep", f"[default: {KEEP}]"),
         ("tune", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),

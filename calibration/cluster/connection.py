@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 15.0
 START_SECONDS = 60.0
 _MAX_PROCESSES = 1024
-# Dask makes its workers return freed memory at once, which costs a fifth of the time if large arrays
-# come and go, and samples their stacks a hundred times a second.
+# Dask makes its workers return freed memory at once, which costs a fifth of the time if large
+# arrays come and go, and samples their stacks a hundred times a second.
 _LOCAL_CONFIG = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 25,
@@ -126,7 +126,7 @@ def connect(cluster: object) -> Iterator[Client]:
     assert isinstance(cluster, str)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_silence_logs())
-        # Dask warns of other versions, which matter little; `worker_facts` checks those that matter.
+        # Dask warns of different versions; `worker_facts` checks those that matter.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         address: Any = cluster
@@ -226,8 +226,8 @@ def _close(cluster: LocalCluster | None) -> None:
 
 def _start_error(count: int, error: Exception) -> ClusterError:
     return _argument_error(
-        f"{count} worker processes cannot be started here; settings of Dask, such as DASK_..., hold "
-        f"for them too ({_describe_error(error)})",
+        f"{count} worker processes cannot be started here; settings of Dask, such as DASK_..., "
+        f"hold for them too ({_describe_error(error)})",
         "not-started",
     )
 

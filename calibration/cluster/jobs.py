@@ -61,8 +61,8 @@ class ClusterJob:
                 self._clean_up()
                 if attempt == _ATTEMPTS or self.client.status != "running":
                     raise _connection_error(
-                        f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
-                        "workers end, as for want of memory, their logs say why"
+                        f"the cluster does not answer ({' '.join(str(error).split())[:150]}); "
+                        "where workers end, as for want of memory, their logs say why"
                     ) from None
                 time.sleep(_RETRY_SECONDS)
             except BaseException:
@@ -163,8 +163,8 @@ class ClusterJob:
         except KilledWorker as error:
             worker = error.last_worker.address if error.last_worker else "a worker"
             raise ClusterError(
-                f"{worker} and others before it died while working on {item}: give the workers more "
-                "memory, or look into their logs",
+                f"{worker} and others before it died while working on {item}: give the workers "
+                "more memory, or look into their logs",
                 code="crashed",
                 parameter="cluster",
             ) from None

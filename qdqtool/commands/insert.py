@@ -125,7 +125,7 @@ def command(
     from qdqtool.formats.insertion_text import render
     from qdqtool.formats.output import terminal_width, worded
     from qdqtool.insertion.api import insert
-    from qdqtool.insertion.inputs import write_table as save_table
+    from qdqtool.insertion.ranges import write_table as save_table
 
     result = insert(
         model,

@@ -18,7 +18,7 @@ from qdqtool.fixing.site import (
     select_refusals,
 )
 from qdqtool.fixing.weights import make_float_constant_site
-from qdqtool.insertion import halfprecision
+from qdqtool.insertion import fp16
 from qdqtool.insertion.prepare import prepare, raise_opset
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
@@ -301,15 +301,15 @@ def to_half(model: Model, target: Target) -> Model | None:
         return None
     copy = model.copy()
     prepare(copy, opset=HALF_OPSET)
-    return copy if halfprecision.to_half(copy) else None
+    return copy if fp16.convert_to_fp16(copy) else None
 
 
 def to_float(model: Model, target: Target) -> Model | None:
     """Return the model in float32, None if the target supports float16 scales."""
-    if target.float16_scales or not halfprecision.has_half(model):
+    if target.float16_scales or not fp16.has_fp16(model):
         return None
     copy = model.copy()
-    halfprecision.to_float(copy)
+    fp16.convert_to_fp32(copy)
     return copy
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from qdqtool.findings.left_float import SkippedNode
 from qdqtool.formats.output import Page, as_options
 from qdqtool.formats.predict_text import verdict
-from qdqtool.insertion.losses import LITTLE
+from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.types import Prediction
 from qdqtool.util.text import counted, ending
 
@@ -30,7 +30,7 @@ _REPORTED = 1.5  # bits lost from which a group is listed
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
 # What an error below so much means for detections; measured, see docs/accuracy.md.
 _JUDGED = (
-    (LITTLE, "little"),
+    (SMALL_ERROR, "little"),
     (0.2, "more than usual, so compare detections (qdqtool tune does)"),
     (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
 )

@@ -13,22 +13,15 @@ from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.findings.lint.activation_scales import outliers
 from qdqtool.findings.lint.floats import norms
 from qdqtool.findings.report import Report
-from qdqtool.insertion import halfprecision
-from qdqtool.insertion.inputs import (
-    change_inputs,
-    check_input_type,
-    check_pixels,
-    collect_for,
-    scales_from_table,
-)
+from qdqtool.insertion import fp16
+from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
+from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
-    AS_CALIBRATED,
     SAMPLES,
-    candidates,
-    compare,
-    largest_values,
-    measure,
-    with_predictions,
+    compare_outputs,
+    measure_losses,
+    predict_changes,
+    rank_activations,
 )
 from qdqtool.insertion.options import (
     CacheOptions,
@@ -40,10 +33,12 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import place
-from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
+from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.rules import choose_placement
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, largest_values
 from qdqtool.insertion.scales import (
     LEVELS,
     GroupScale,
@@ -51,7 +46,7 @@ from qdqtool.insertion.scales import (
     choose_scale,
     find_scale_groups,
 )
-from qdqtool.insertion.smoothing import Smoothed, smooth
+from qdqtool.insertion.smoothing import ScaleMigration, smooth
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.qdq import is_quantized
@@ -154,7 +149,7 @@ def insert(
             inverse into the LayerNormalization, Linear or Mul before them, which is the same in
             float. Strength from 0 to 1, mostly 0.5.
         input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
-            :mod:`qdqtool.insertion.inputs`.
+            :mod:`qdqtool.insertion.input_types`.
         cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
             N processes on this machine, or a ``distributed.Client``. Default: this process. The
             result is the same, bit for bit.
@@ -215,7 +210,7 @@ def _insert(
     )
     rules, placement = choose_placement(work, options.placement, chosen)
     notes.extend(placement.notes)
-    smoothed: list[Smoothed] = []
+    smoothed: list[ScaleMigration] = []
     if network.smooth is not None:
         smoothed, done = smooth(
             work, placement, network.smooth, None if calib_table is not None else data, images
@@ -231,10 +226,10 @@ def _insert(
     methods.check([t for g in groups for t in g.tensors])
     statistics = None
     if calib_table is not None:
-        found = scales_from_table(calib_table, groups)
+        found = read_table_scales(calib_table, groups)
         calibration: Json = {"table": os.fspath(calib_table), "images": 0}
     else:
-        statistics, calibration = collect_for(
+        statistics, calibration = collect_statistics(
             work,
             data,
             groups,
@@ -277,12 +272,12 @@ def _insert(
     measured = None
     if losses != 0 and statistics is not None:
         activations = [q for q in quantized if q.method != "weights-max"]
-        tried = candidates(
+        tried = rank_activations(
             activations, statistics, {t: g.sources for g in groups for t in g.quantized}
         )
         statistics = None  # tens of megabytes, and not needed any more
         try:
-            measured = measure(
+            measured = measure_losses(
                 work, tried, data, activations=activations, images=images, samples=losses
             )
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
@@ -294,11 +289,11 @@ def _insert(
         wide = too_large(work, quantized, seen, readable, warnings, images)
         notes.extend(said_of_half(work, chosen, wide, network.high_precision is None))
         first = work if network.input_type == "float" else work.copy()
-        halfprecision.to_half(first, wide)
+        fp16.convert_to_fp16(first, wide)
         if losses != 0 and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                found_half = compare(
+                found_half = compare_outputs(
                     floats, [first], readable, samples=losses or SAMPLES, images=images
                 )
                 agreement = found_half[0] if found_half else None
@@ -313,7 +308,7 @@ def _insert(
     if network.input_type != "float":
         notes.extend(change_inputs(work, network.input_type, preprocess))
         if half:
-            halfprecision.to_half(work, wide)
+            fp16.convert_to_fp16(work, wide)
     in_pieces = _of_norms(work, chosen)
     findings.extend(in_pieces)
     if in_pieces:  # the first for all of them
@@ -322,7 +317,7 @@ def _insert(
             remark(code=in_pieces[0].code, finding=in_pieces[0], more=len(in_pieces) - 1)
         )
     if half:
-        tied, raised = halfprecision.scales_of_file(work, quantized, tied)
+        tied, raised = fp16.update_scales(work, quantized, tied)
         notes.extend(raised)
     result = Insertion(
         work.proto,
@@ -347,7 +342,7 @@ def _insert(
             work.path, work.sha256 = "", None  # from here on it is a model in memory as any other
             result.prediction = prediction.predict(work, chosen)
             if measured is not None:
-                result.losses = with_predictions(
+                result.losses = predict_changes(
                     measured,
                     work,
                     result.activations,
@@ -417,7 +412,7 @@ def too_large(
     seen: Mapping[str, float],
     data: object,
     warnings: list[Note],
-    images: ImageOptions = AS_CALIBRATED,
+    images: ImageOptions = DEFAULT_IMAGES,
 ) -> dict[str, float]:
     """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
     on a few samples of the data, where there is any; ``warnings`` gets what could not be looked at."""
@@ -514,7 +509,7 @@ def _copied(
     work = loaded if ours else loaded.copy()
     notes: list[Note] = []
     warnings: list[Note] = []
-    half = halfprecision.has_half(loaded)
+    half = fp16.has_fp16(loaded)
     if high_precision == "fp16" and not target.float16_scales:
         raise QdqtoolError(
             said(
@@ -526,7 +521,7 @@ def _copied(
             parameter="high_precision",
         )
     if half and not target.float16_scales:
-        halfprecision.to_float(work)
+        fp16.convert_to_fp32(work)
         notes.append(Remark.WIDENED(target=target.name))
         half = False
     if weights == "int8" and not target.int8_weights:
@@ -536,7 +531,7 @@ def _copied(
     # tensors, at whatever opset. Widened to float32, or edited by the caller, it is a model of its own.
     identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
-    if leading := fold_leading(work):
+    if leading := fold_leading_batch_normalization(work):
         notes.append(Remark.NORMS_FOLDED_BEHIND(count=leading))
     work.sha256 = identity
     return work, notes, warnings

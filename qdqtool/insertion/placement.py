@@ -1,13 +1,16 @@
-"""Which inputs of which nodes are quantized, and why the others are not.
+"""Placement: which inputs of which nodes are quantized, and why the others are not.
 
-Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds seen with 8.0 to 8.5):
+Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds seen
+with 8.0 to 8.5):
 
-* data and constant weights of Conv, ConvTranspose, Gemm and MatMul; a convolution computes in INT8 only when both are;
-* nothing between a convolution and its BatchNormalization or activation, and never the bias;
-* of a residual Add that a bare convolution feeds and whose result is quantized next, the other (skip) input only:
-  the Add then runs inside the convolution, INT8 in and INT8 out;
-* both inputs of the two products of an attention, where that is asked for;
-* a pooling that averages, where its result is quantized next and no float node reads its input.
+* Data and constant weights of Conv, ConvTranspose, Gemm and MatMul are quantized. A convolution
+  computes in INT8 only if both are.
+* Nothing between a convolution and its BatchNormalization or activation is quantized, nor is a bias.
+* Of a residual Add after a convolution without activation, only the other (skip) input is quantized
+  if the Add's result is quantized next. The Add then runs inside the convolution, INT8 in and out.
+* Both inputs of the two products of an attention are quantized if the user chooses so.
+* The input of an average pooling is quantized if its result is quantized next and no float node
+  reads its input.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ from qdqtool.findings.left_float import (
     nothing_to_quantize,
 )
 from qdqtool.findings.lint.operators import depthwise, large_kernel
+from qdqtool.insertion.einsum import EinsumConverter
 from qdqtool.insertion.options import PlacementOptions
-from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import (
     branch_lengths,
     commuting_outputs,
@@ -71,30 +74,33 @@ from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Parameter, said
 
-_DETECTOR = 2  # last convolutions that make a network without a DFL a detector
-_Around = tuple[list[int], Refusal | None]
-"""Input positions to quantize; or none, and where that is worth saying the reason."""
+_MIN_DETECTOR_OUTPUTS = 2  # last convolutions that make a network without a DFL a detector
+_MIN_CHANNELS = 16  # below, only some shapes of convolutions have a fast INT8 kernel
+_Choice = tuple[list[int], Refusal | None]
+"""Input positions to quantize; or none, with a reason if it is worth reporting."""
 
 
 @dataclass(frozen=True)
 class PlacementRules:
-    """What the user and the target choose.
+    """Choices of the user and of the target.
 
     Attributes:
-        head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.options`.
-        residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
-            ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
-            where an activation (SiLU in C2f) is between convolution and Add.
-        residual_after_activation: The target's choice for ``auto``; ``none`` goes for bare convolutions as well.
+        head: ``box``, ``float`` or ``none``, as for :func:`qdqtool.insert`.
+        residual: Inputs of a residual Add that are quantized: ``skip`` (the one that does not come
+            from the convolution), ``both`` or ``none``. ``auto`` takes ``skip`` after a convolution
+            without activation, and `residual_after_activation` if an activation (SiLU in C2f) is
+            between convolution and Add.
+        residual_after_activation: The target's choice for ``auto``; ``none`` applies to convolutions
+            without activation as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
-        include: Patterns of nodes to quantize although the head preset or the small-convolution rule leaves them.
+        include: Patterns of nodes to quantize although a preset leaves them float.
         exclude_ops: Operator types to leave float.
         transposed: Whether the target runs ConvTranspose in INT8.
-        transposed_per_channel: Whether its ConvTranspose takes a weight scale for each output channel.
-        floats: Names of nodes to leave float for accuracy; other than a pattern, a name may fit no node.
-        quantized: Names of nodes to quantize as ``include`` does.
+        transposed_per_channel: Whether its ConvTranspose takes one weight scale per output channel.
+        floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name may match none.
+        quantized: Names of nodes to quantize as `include` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
-        failing: Forms of convolutions that builds for the target failed on, to leave float: classes of their refusals.
+        failing: Forms of convolutions with which builds for the target failed, to leave float.
     """
 
     head: str = PlacementOptions.head
@@ -113,7 +119,7 @@ class PlacementRules:
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """A node input that will read a dequantized tensor; ``role`` is ``input`` or ``residual``."""
+    """A node input that reads a dequantized tensor; its role is ``input`` or ``residual``."""
 
     node: Node
     position: int
@@ -122,7 +128,7 @@ class QuantizedInput:
 
 @dataclass(frozen=True)
 class WeightSite:
-    """Constant weights to quantize; ``axis`` is that of the output channels, None for one scale for all."""
+    """Constant weights to quantize, by output channels along `axis`; None for a single scale."""
 
     node: Node
     tensor: str
@@ -131,100 +137,89 @@ class WeightSite:
 
 @dataclass
 class Placement:
-    """The decision. ``readers`` goes from a tensor to the inputs that read it dequantized, in graph order."""
+    """Tensors and weights to quantize.
+
+    Attributes:
+        inputs: For each tensor, the inputs that read it dequantized, in graph order.
+        weights: Weights to quantize.
+        skipped: Nodes that could have been quantized and stay float.
+        notes: Options without effect.
+    """
 
     inputs: dict[str, list[QuantizedInput]] = field(default_factory=dict)
     weights: list[WeightSite] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
-    def indices(self, tensor: str) -> set[int]:
-        """The nodes that will read a tensor dequantized."""
-        return {r.node.index for r in self.inputs.get(tensor, ())}
+    def consumer_indices(self, tensor: str) -> set[int]:
+        """Return the indices of the nodes that will read a tensor dequantized."""
+        return {entry.node.index for entry in self.inputs.get(tensor, ())}
 
     def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
+        """Quantize a tensor for one of its consumers."""
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
+
+    def skip(self, refusal: Refusal) -> None:
+        """Record a node that stays float."""
+        self.skipped.append(SkippedNode(refusal))
 
 
 def place(model: Model, rules: PlacementRules) -> Placement:
-    """Decides what is quantized in a float model.
+    """Decide what is quantized in a float model.
 
     Raises:
-        QdqtoolError: A pattern is not a regular expression or matches nothing, or weights hold NaN or infinity.
+        QdqtoolError: A pattern is not a regular expression or matches nothing, or weights hold NaN
+            or infinity.
         ModelError: The model has no convolution or other weighted node at all.
     """
-    chosen = _Choice(model, rules)
-    placement = Placement()
-    if rules.attention == "int8" and not chosen.attention:
-        placement.notes.append(Remark.NO_ATTENTION())
-    preset = {
-        i: part
-        for i, part in find_head_float_nodes(model, rules.head).items()
-        if i not in chosen.attention
-    }
-    if rules.attention != "int8":
-        preset |= dict.fromkeys(chosen.attention, Part.ATTENTION)
-    products = Products(model)
-    for node in model.ordered:
-        if node.op in WEIGHTED:
-            _place_weighted(model, node, placement, chosen, preset)
-        elif (known := contraction(model, node)) is not None and node.output in chosen.varying:
-            if isinstance(why := products.find(node, known), Unwritten):
-                placement.skipped.append(SkippedNode(ProductInEinsum(PLACEMENT, node.name, why)))
-    for node in model.ordered:
-        if count := sum(n.op_type in WEIGHTED for g in nested_graphs([node.proto]) for n in g.node):
-            placement.skipped.append(SkippedNode(InBody(PLACEMENT, node.name, count)))
+    placer = _Placer(model, rules)
+    placement = placer.placement
+    placer.place_weighted_nodes()
+    placer.skip_bodies()
     if not any(n.op in WEIGHTED for n in model.nodes):
         raise nothing_to_quantize(placement.skipped, model.path or "model", found=False)
-    _place_around(model, placement, chosen)
-    roles = {r.role for readers in placement.inputs.values() for r in readers}
-    if rules.residual in ("skip", "both") and "residual" not in roles:
-        placement.notes.append(Remark.NO_RESIDUAL(residual=rules.residual))
-    order = {n.index: i for i, n in enumerate(model.ordered)}
-    for readers in placement.inputs.values():
-        readers.sort(key=lambda r: (order[r.node.index], r.position))
+    placer.place_adds_and_pools()
+    placer.note_unused_options()
+    order = {node.index: position for position, node in enumerate(model.ordered)}
+    for inputs in placement.inputs.values():
+        inputs.sort(key=lambda entry: (order[entry.node.index], entry.position))
     return placement
 
 
-def find_head_float_nodes(model: Model, choice: str) -> dict[int, Part]:
-    """Nodes that the head preset leaves float, with what they are; ``choice`` is that of the option ``head``."""
-    if choice == "none":
+def find_head_float_nodes(model: Model, preset: str) -> dict[int, Part]:
+    """Return the nodes that a preset of the option `head` leaves float, and what they are."""
+    if preset == "none":
         return {}
     head = find_head(model)
-    places = find_coordinates(model, head.finals)
-    result: dict[int, Part] = {}
-    for nodes, what in (
-        (head.boxes, Part.BOX),
-        (head.dfl, Part.DFL),
-        (places.producers, Part.PLACES),
-        (places.mlps, Part.MLP),
-        (places.consumers, Part.REFERENCE),
-    ):
-        result.update(dict.fromkeys(nodes, what))
-    if choice == "box" and not head.dfl:
-        ends = [
-            i
-            for i in sorted(head.finals)
-            if operator_of(model.nodes[i]).kind == LayerKind.CONVOLUTION
-        ]
-        if len(ends) >= _DETECTOR:
-            result.update(dict.fromkeys(ends, Part.DETECTOR))
-    if choice == "float":
-        for index in sorted((head.finals | places.scores) - result.keys()):
-            result[index] = Part.SCORES if index in places.scores - head.finals else Part.LAST
-    return result
+    coordinates = find_coordinates(model, head.finals)
+    parts: dict[int, Part] = {
+        **dict.fromkeys(head.boxes, Part.BOX),
+        **dict.fromkeys(head.dfl, Part.DFL),
+        **dict.fromkeys(coordinates.producers, Part.PLACES),
+        **dict.fromkeys(coordinates.mlps, Part.MLP),
+        **dict.fromkeys(coordinates.consumers, Part.REFERENCE),
+    }
+    if preset == "box" and not head.dfl:
+        kinds = {i: operator_of(model.nodes[i]).kind for i in sorted(head.finals)}
+        outputs = [i for i, kind in kinds.items() if kind == LayerKind.CONVOLUTION]
+        if len(outputs) >= _MIN_DETECTOR_OUTPUTS:
+            parts.update(dict.fromkeys(outputs, Part.DETECTOR))
+    if preset == "float":
+        for index in sorted((head.finals | coordinates.scores) - parts.keys()):
+            parts[index] = Part.LAST if index in head.finals else Part.SCORES
+    return parts
 
 
 def is_average_pooling(model: Model, node: Node) -> bool:
-    """Whether a node is a pooling that averages, or a reduction that TensorRT turns into one."""
-    known = operator_of(node)
-    return known.averages and (
-        known.kind == LayerKind.POOLING or pooling_type(model, node) is not None
-    )
+    """Return whether a node is an average pooling, or a reduction that TensorRT turns into one."""
+    operator = operator_of(node)
+    if not operator.averages:
+        return False
+    return operator.kind == LayerKind.POOLING or pooling_type(model, node) is not None
 
 
 def can_be_quantized(model: Model, node: Node) -> bool:
-    """Whether placement decides about a node at all: weights, averaging poolings and sums of two tensors."""
+    """Return whether placement decides about a node: weighted, average pooling, or sum of two."""
     return (
         operator_of(node).weights is not None
         or is_average_pooling(model, node)
@@ -232,306 +227,360 @@ def can_be_quantized(model: Model, node: Node) -> bool:
     )
 
 
-class _Choice:
-    """The user's patterns, checked against the model."""
+class _UserChoices:
+    """Nodes that the user excludes and includes, by the patterns of the rules."""
 
     def __init__(self, model: Model, rules: PlacementRules) -> None:
-        self.rules = rules
+        self._rules = rules
         candidates = [n for n in model.nodes if can_be_quantized(model, n)]
-        self.excluded = _matches(candidates, rules.exclude, "exclude")
-        self.included = _matches(
-            [n for n in candidates if n.op in WEIGHTED], rules.include, "include"
-        )
-        present = {n.op.lower() for n in model.nodes}
+        weighted = [n for n in candidates if n.op in WEIGHTED]
+        self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
+        self._included = _match_patterns(weighted, rules.include, "include")
         for op in rules.exclude_ops:
-            if op.lower() not in present:
-                raise QdqtoolError(
-                    said("{`exclude_op`} {op}: the model has no such operator", op=op),
-                    code="no-match",
-                    parameter="exclude_op",
-                )
-            if op.lower() not in {n.op.lower() for n in candidates}:
-                kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
-                raise QdqtoolError(
-                    said(
-                        "{`exclude_op`} {op}: never quantized anyway; what could be is {kinds}",
-                        op=op,
-                        kinds=kinds,
-                    ),
-                    code="never-quantized",
-                    parameter="exclude_op",
-                )
-        self.excluded_ops = {op.lower() for op in rules.exclude_ops}
-        self.varying = View(model).varying
-        self.attention = {n.index for a in find_attentions(model) for n in (a.scores, a.values)}
+            _check_operator(op, model, candidates)
+        self._excluded_ops = {op.lower() for op in rules.exclude_ops}
 
-    def refusal(self, node: Node) -> Refusal | None:
-        """Why the user wants a node float."""
-        if node.index in self.excluded:
-            return Excluded(PLACEMENT, node.name, "exclude", self.excluded[node.index])
-        if node.op.lower() in self.excluded_ops:
+    def refuse(self, node: Node) -> Refusal | None:
+        """Return why the user leaves a node float; None if that is not so."""
+        if node.index in self._excluded:
+            return Excluded(PLACEMENT, node.name, "exclude", self._excluded[node.index])
+        if node.op.lower() in self._excluded_ops:
             return Excluded(PLACEMENT, node.name, "exclude_op", node.op)
-        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self.rules.floats else None
+        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
 
     def is_included(self, node: Node) -> bool:
-        """Whether no preset is to leave a node float."""
-        return node.index in self.included or node.name in self.rules.quantized
+        """Return whether presets do not apply to a node."""
+        return node.index in self._included or node.name in self._rules.quantized
 
 
-def _matches(nodes: Iterable[Node], patterns: Sequence[str], parameter: str) -> dict[int, str]:
-    nodes = list(nodes)
-    result: dict[int, str] = {}
+def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
+    if op.lower() not in {n.op.lower() for n in model.nodes}:
+        raise QdqtoolError(
+            said("{`exclude_op`} {op}: the model has no such operator", op=op),
+            code="no-match",
+            parameter="exclude_op",
+        )
+    operators = {n.op for n in candidates}
+    if op.lower() not in {candidate.lower() for candidate in operators}:
+        raise QdqtoolError(
+            said(
+                "{`exclude_op`} {op}: never quantized anyway; what could be is {kinds}",
+                op=op,
+                kinds=", ".join(sorted(operators)) or "none",
+            ),
+            code="never-quantized",
+            parameter="exclude_op",
+        )
+
+
+def _match_patterns(
+    nodes: Sequence[Node], patterns: Sequence[str], parameter: str
+) -> dict[int, str]:
+    """Return the first pattern that matches each node, by the node's index."""
+    matches: dict[int, str] = {}
     for pattern in patterns:
-        given = said("{parameter} {pattern!r}", parameter=Parameter(parameter), pattern=pattern)
-        compiled = compile_pattern(pattern, given)
-        found = [n for n in nodes if compiled.search(n.name)]
-        if not found:
+        option = said("{parameter} {pattern!r}", parameter=Parameter(parameter), pattern=pattern)
+        compiled = compile_pattern(pattern, option)
+        indices = [n.index for n in nodes if compiled.search(n.name)]
+        if not indices:
             example = said("; names look like '{name}'", name=nodes[0].name) if nodes else ""
             raise QdqtoolError(
                 said(
                     "{given}: matches no node that could be quantized{example}",
-                    given=given,
+                    given=option,
                     example=example,
                 ),
                 code="no-match",
                 parameter=parameter,
             )
-        for node in found:
-            result.setdefault(node.index, pattern)
-    return result
+        for index in indices:
+            matches.setdefault(index, pattern)
+    return matches
 
 
-def _place_weighted(
-    model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, Part]
-) -> None:
-    product = node.index in chosen.attention  # which has no weights: both inputs are quantized
-    refusal = chosen.refusal(node)
-    if refusal is None and not product:
-        refusal = _impossible(model, node, chosen.rules, chosen.varying)
-    if refusal is None and not chosen.is_included(node):
-        kept = preset.get(node.index)
-        refusal = (
-            KeptByPreset(PLACEMENT, node.name, kept)
-            if kept is not None
-            else (_small(model, node) or _failing(model, node, chosen.rules))
+class _Placer:
+    """Places Q/DQ pairs in one model, node by node.
+
+    Attributes:
+        placement: The result.
+    """
+
+    def __init__(self, model: Model, rules: PlacementRules) -> None:
+        self.placement = Placement()
+        self._model = model
+        self._rules = rules
+        self._choices = _UserChoices(model, rules)
+        self._varying = View(model).varying
+        self._attention = {n.index for a in find_attentions(model) for n in (a.scores, a.values)}
+        head = find_head_float_nodes(model, rules.head)
+        self._preset = {i: part for i, part in head.items() if i not in self._attention}
+        if rules.attention != "int8":
+            self._preset |= dict.fromkeys(self._attention, Part.ATTENTION)
+        self._quantized: set[int] = set()  # indices of nodes that have a quantized input
+
+    def place_weighted_nodes(self) -> None:
+        """Quantize convolutions and matrix products."""
+        converter = EinsumConverter(self._model)
+        for node in self._model.ordered:
+            if node.op in WEIGHTED:
+                refusal = self._refuse_weighted(node)
+                if refusal is not None:
+                    self.placement.skip(refusal)
+                elif node.index in self._attention:
+                    self._quantize(node, range(len(node.inputs)), "input")
+                else:
+                    self._quantize(node, [0], "input")
+                    self._quantize_weights(node)
+                continue
+            product = contraction(self._model, node)
+            if product is not None and node.output in self._varying:
+                form = converter.find_matmul(node, product)
+                if isinstance(form, Unwritten):
+                    self.placement.skip(ProductInEinsum(PLACEMENT, node.name, form))
+
+    def skip_bodies(self) -> None:
+        """Record layers with weights inside the bodies of If, Loop and Scan."""
+        for node in self._model.ordered:
+            bodies = nested_graphs([node.proto])
+            count = sum(n.op_type in WEIGHTED for body in bodies for n in body.node)
+            if count:
+                self.placement.skip(InBody(PLACEMENT, node.name, count))
+
+    def place_adds_and_pools(self) -> None:
+        """Quantize residual Adds and average poolings.
+
+        One can make the next one worthwhile, so the nodes are visited until nothing changes.
+        """
+        pending = [
+            n
+            for n in reversed(self._model.ordered)
+            if operator_of(n).weights is None and can_be_quantized(self._model, n)
+        ]
+        refusals: dict[int, Refusal | None] = {}
+        changed = True
+        while changed:
+            changed = False
+            for node in list(pending):
+                if is_sum(node):
+                    role, (positions, refusal) = "residual", self._choose_add_inputs(node)
+                else:
+                    role, (positions, refusal) = "input", self._choose_pool_input(node)
+                excluded = self._choices.refuse(node) if positions else None
+                refusals[node.index] = excluded or refusal
+                if positions and excluded is None:
+                    self._quantize(node, positions, role)
+                    pending.remove(node)
+                    changed = True
+        for node in reversed(pending):
+            refusal = refusals[node.index]
+            if refusal is not None:
+                self.placement.skip(refusal)
+
+    def note_unused_options(self) -> None:
+        notes, rules = self.placement.notes, self._rules
+        if rules.attention == "int8" and not self._attention:
+            notes.append(Remark.NO_ATTENTION())
+        roles = {entry.role for inputs in self.placement.inputs.values() for entry in inputs}
+        if rules.residual in ("skip", "both") and "residual" not in roles:
+            notes.append(Remark.NO_RESIDUAL(residual=rules.residual))
+
+    def _quantize(self, node: Node, positions: Iterable[int], role: str) -> None:
+        for position in positions:
+            self.placement.add(node.input(position), node, position, role)
+        self._quantized.add(node.index)
+
+    def _quantize_weights(self, node: Node) -> None:
+        model, name = self._model, node.input(1)
+        weights = model.constant(name)
+        assert weights is not None
+        if not np.isfinite(weights).all():
+            raise ModelError(
+                said(
+                    "the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, "
+                    "or leave the node float with {`exclude`}",
+                    weight=name,
+                    name=node.name,
+                ),
+                model.path or "model",
+                code="not-finite",
+                node=node.name,
+            )
+        axis = weight_scale_axis(node, weights.ndim, self._rules.transposed_per_channel)
+        self.placement.weights.append(WeightSite(node, name, axis))
+
+    def _refuse_weighted(self, node: Node) -> Refusal | None:
+        """Return why a convolution or matrix product stays float."""
+        refusal = self._choices.refuse(node)
+        if refusal is None and node.index not in self._attention:
+            refusal = self._refuse_inputs(node) or self._refuse_weights(node)
+        if refusal is not None or self._choices.is_included(node):
+            return refusal
+        if node.index in self._preset:
+            return KeptByPreset(PLACEMENT, node.name, self._preset[node.index])
+        return self._refuse_few_channels(node) or self._refuse_failing_form(node)
+
+    def _refuse_inputs(self, node: Node) -> Refusal | None:
+        """Return why the inputs of a node cannot be quantized."""
+        model, name, weights = self._model, node.name, node.input(1)
+        if node.domain not in DOMAINS:
+            return OtherDomain(PLACEMENT, name, node.domain)
+        if node.input(0) not in self._varying:
+            return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
+        is_constant = model.is_constant(weights)
+        computed = fault_checks.weights_not_constant(
+            PLACEMENT, name, weights, is_constant, is_sparse(model, weights)
         )
-    if refusal is not None:
-        placement.skipped.append(SkippedNode(refusal))
-        return
-    if product:
-        for position, tensor in enumerate(node.inputs):
-            placement.add(tensor, node, position)
-        return
-    weight = node.input(1)
-    value = model.constant(weight)
-    assert value is not None
-    if not np.isfinite(value).all():
-        raise ModelError(
-            said(
-                "the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, "
-                "or leave the node float with {`exclude`}",
-                weight=weight,
-                name=node.name,
-            ),
-            model.path or "model",
-            code="not-finite",
-            node=node.name,
-        )
-    placement.add(node.input(0), node, 0)
-    axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
-    placement.weights.append(WeightSite(node, weight, axis))
-
-
-def _impossible(
-    model: Model, node: Node, rules: PlacementRules, varying: frozenset[str]
-) -> Refusal | None:
-    """Why TensorRT cannot run a node in INT8."""
-    data, weight, name = node.input(0), node.input(1), node.name
-    if node.domain not in DOMAINS:
-        return OtherDomain(PLACEMENT, name, node.domain)
-    if data not in varying:
-        return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
-    constant = model.is_constant(weight)
-    computed = fault_checks.weights_not_constant(
-        PLACEMENT, name, weight, constant, is_sparse(model, weight)
-    )
-    if computed is not None:
-        return computed
-    if model.constant(weight) is None:
-        return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
-    if model.elem_type(weight) not in QUANTIZABLE:
-        return WeightsType(
-            PLACEMENT, name, onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower()
-        )
-    shape = model.constant_shape(weight)
-    assert shape is not None
-    if 0 in shape:
-        return UnfitInput(PLACEMENT, name, Unfit.EMPTY)
-    known = operator_of(node).kind
-    if known == LayerKind.MATRIX_MULTIPLY and len(shape) != 2:
-        return WeightsRank(PLACEMENT, name, len(shape))
-    if known == LayerKind.MATRIX_MULTIPLY and node.integer("transA", 0):
-        return UnfitInput(PLACEMENT, name, Unfit.TRANSPOSED)
-    return None if rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
-
-
-def _small(model: Model, node: Node) -> Refusal | None:
-    """ModelOpt's published rule for convolutions with fewer than 16 channels (``find_nodes_from_convs_to_exclude``)."""
-    shape = model.constant_shape(node.input(1)) or ()
-    if operator_of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
+        if computed is not None:
+            return computed
+        if model.constant(weights) is None:
+            return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
         return None
-    out, per_group, kernel = shape[0], shape[1], shape[2:]
-    if out >= 16 and per_group >= 16:
-        return None
-    group = node.integer("group", 1)
-    first = any(t in model.inputs for t in node.inputs)
-    if group == 1 and (out % 8 == 0 or per_group % 8 == 0) and (first or max(out, per_group) >= 16):
-        if len(set(kernel)) == 1:
+
+    def _refuse_weights(self, node: Node) -> Refusal | None:
+        """Return why TensorRT cannot run a node with its constant weights in INT8."""
+        name, weights = node.name, node.input(1)
+        element_type = self._model.elem_type(weights)
+        if element_type not in QUANTIZABLE:
+            type_name = onnx.TensorProto.DataType.Name(element_type).lower()
+            return WeightsType(PLACEMENT, name, type_name)
+        shape = self._model.constant_shape(weights)
+        assert shape is not None
+        if 0 in shape:
+            return UnfitInput(PLACEMENT, name, Unfit.EMPTY)
+        if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:
+            if len(shape) != 2:
+                return WeightsRank(PLACEMENT, name, len(shape))
+            if node.integer("transA", 0):
+                return UnfitInput(PLACEMENT, name, Unfit.TRANSPOSED)
+        return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
+
+    def _refuse_few_channels(self, node: Node) -> Refusal | None:
+        """Apply ModelOpt's published rule (``find_nodes_from_convs_to_exclude``)."""
+        shape = self._model.constant_shape(node.input(1)) or ()
+        if operator_of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
             return None
-    if group > 1 and out % 8 == 0 and all(k >= 3 for k in kernel):
-        return None
-    return SmallConvolution(PLACEMENT, node.name, per_group, out, tuple(kernel))
+        outputs, inputs, kernel = shape[0], shape[1], shape[2:]
+        if outputs >= _MIN_CHANNELS and inputs >= _MIN_CHANNELS:
+            return None
+        groups = node.integer("group", 1)
+        if groups == 1:
+            is_first = any(t in self._model.inputs for t in node.inputs)
+            is_wide = is_first or max(outputs, inputs) >= _MIN_CHANNELS
+            is_aligned = outputs % 8 == 0 or inputs % 8 == 0
+            is_fast = is_wide and is_aligned and len(set(kernel)) == 1
+        else:
+            is_fast = groups > 1 and outputs % 8 == 0 and all(k >= 3 for k in kernel)
+        return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
+    def _refuse_failing_form(self, node: Node) -> Refusal | None:
+        """Return the form of a node with which builds failed: a large kernel, or depthwise ones."""
+        if operator_of(node).kind != LayerKind.CONVOLUTION:
+            return None
+        model = self._model
+        shape = model.constant_shape(node.input(1)) or ()
+        forms: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
+        is_depthwise = shape[1:2] == (1,) and node.integer("group", 1) > 1
+        layer = find_float_fusions(model).layers.get(node.name) if is_depthwise else None
+        if layer is not None:
+            fusion = layer.fusion
+            activation = fusion.activation.op if fusion.activation is not None else ""
+            consumers = model.consumers(fusion.tensor_before_activation or layer.out.source)
+            forms += depthwise(PLACEMENT, node, activation, consumers)
+        return next((f for f in forms if isinstance(f, tuple(self._rules.failing))), None)
 
-def _failing(model: Model, node: Node, rules: PlacementRules) -> Refusal | None:
-    """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
-    if operator_of(node).kind != LayerKind.CONVOLUTION:
-        return None
-    shape = model.constant_shape(node.input(1)) or ()
-    found: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
-    layer = (
-        find_float_fusions(model).layers.get(node.name)
-        if shape[1:2] == (1,) and node.integer("group", 1) > 1
-        else None
-    )
-    if layer is not None:
-        activation = layer.fusion.activation
-        readers = model.consumers(layer.fusion.tensor_before_activation or layer.out.source)
-        found += depthwise(
-            PLACEMENT, node, activation.op if activation is not None else "", readers
+    def _choose_add_inputs(self, node: Node) -> _Choice:
+        sides = self._find_convolution_sides(node)
+        if not sides or self._is_broadcast(node):
+            return [], None
+        if not self._is_quantized_next(node.output):
+            return [], ResultFloat(PLACEMENT, node.name, False)
+        consumers = self.placement.consumer_indices
+        if not has_only_quantized_consumers(self._model, node.output, consumers):
+            return [], ResultFloat(PLACEMENT, node.name, True)
+        side = self._choose_fused_side(node, sides)
+        rule = self._rules.residual
+        if rule == "auto":
+            rule = self._rules.residual_after_activation
+            if rule != "none" and self._has_no_activation(node.input(side)):
+                rule = "skip"
+        if rule == "none":
+            return [], ResidualLeft(PLACEMENT, node.name, self._rules.residual == "none")
+        return ([1 - side, side] if rule == "both" else [1 - side]), None
+
+    def _find_convolution_sides(self, node: Node) -> list[int]:
+        """Return the inputs of an Add that come from a quantized convolution."""
+        inputs = node.inputs
+        if inputs[0] == inputs[1] or any(self._model.is_constant(t) for t in inputs):
+            return []
+        layers = [find_float_fusions(self._model).add_inputs.get(t) for t in inputs]
+        return [
+            position
+            for position, layer in enumerate(layers)
+            if layer and self._model.node(layer.nodes[0]).index in self._quantized
+        ]
+
+    def _is_broadcast(self, node: Node) -> bool:
+        """Return whether the inputs of an Add differ in shape, so that it is no residual."""
+        left, right = (self._model.shape(t) for t in node.inputs)
+        if left is None or right is None:
+            return False
+        if len(left) != len(right):
+            return True
+        sizes = zip(left, right, strict=True)
+        return any(a is not None and b is not None and a != b for a, b in sizes)
+
+    def _choose_fused_side(self, node: Node, sides: Sequence[int]) -> int:
+        """Return the input of an Add whose convolution fuses it."""
+        side = sides[0]
+        if len(sides) == 2:  # the longer branch, as ModelOpt chooses
+            lengths = branch_lengths(self._model, node.input(0), node.input(1))
+            side = 0 if lengths[0] > lengths[1] else 1
+        bare = [i for i in sides if self._has_no_activation(node.input(i))]
+        if self._rules.residual == "auto" and bare and side not in bare:
+            return bare[0]
+        return side
+
+    def _has_no_activation(self, tensor: str) -> bool:
+        """Return whether an input of an Add reaches it from its convolution without activation."""
+        return tensor in find_float_fusions(self._model).add_inputs_without_activation
+
+    def _choose_pool_input(self, node: Node) -> _Choice:
+        tensor = node.input(0)
+        if not self._is_quantized_next(node.output):
+            return [], None
+        if not self._comes_from_quantized(tensor):
+            return [], NoNeighbour(PLACEMENT, node.name)
+
+        def consumers(name: str) -> set[int]:
+            return self.placement.consumer_indices(name) | {node.index}
+
+        if not has_only_quantized_consumers(self._model, tensor, consumers):
+            return [], InputFloat(PLACEMENT, node.name)
+        return [0], None
+
+    def _is_quantized_next(self, tensor: str) -> bool:
+        """Return whether a tensor, its activation, or a copy with moved values is quantized."""
+        model = self._model
+        downstream = walk_tensors(
+            tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
         )
-    return next((r for r in found if isinstance(r, tuple(rules.failing))), None)
+        return any(name in self.placement.inputs for name in downstream)
+
+    def _comes_from_quantized(self, tensor: str) -> bool:
+        """Return whether a quantized node precedes, with only unquantized operators between."""
+        model = self._model
+
+        def inputs_above(name: str) -> Sequence[str]:
+            node = model.producer(name)
+            if node is None or operator_of(node).weights is not None:
+                return ()
+            return () if is_average_pooling(model, node) else node.inputs
+
+        producers = (model.producer(name) for name in walk_tensors(tensor, inputs_above))
+        return any(node is not None and node.index in self._quantized for node in producers)
 
 
-def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
-    """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
-    quantized = {r.node.index for readers in placement.inputs.values() for r in readers}
-    open_nodes = [
-        n
-        for n in reversed(model.ordered)
-        if operator_of(n).weights is None and can_be_quantized(model, n)
-    ]
-    refused: dict[int, Refusal | None] = {}
-    changed = True
-    while changed:
-        changed = False
-        for node in list(open_nodes):
-            look, role = (_residual, "residual") if is_sum(node) else (_pool, "input")
-            positions, why = look(model, node, placement, chosen.rules, quantized)
-            asked = chosen.refusal(node) if positions else None
-            refused[node.index] = asked or why
-            if positions and asked is None:
-                for position in positions:
-                    placement.add(node.input(position), node, position, role)
-                open_nodes.remove(node)
-                quantized.add(node.index)
-                changed = True
-    for node in reversed(open_nodes):
-        if (refusal := refused[node.index]) is not None:
-            placement.skipped.append(SkippedNode(refusal))
-
-
-def _residual(
-    model: Model, node: Node, placement: Placement, rules: PlacementRules, quantized: set[int]
-) -> _Around:
-    inputs = node.inputs
-    if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
-        return [], None
-    behind = [find_float_fusions(model).add_inputs.get(t) for t in inputs]
-    sides = [
-        i
-        for i, layer in enumerate(behind)
-        if layer is not None and model.node(layer.nodes[0]).index in quantized
-    ]
-    if not sides:
-        return [], None
-    shapes = [model.shape(t) for t in inputs]
-    if shapes[0] is not None and shapes[1] is not None and len(shapes[0]) != len(shapes[1]):
-        return [], None
-    if any(
-        a is not None and b is not None and a != b
-        for a, b in zip(shapes[0] or (), shapes[1] or (), strict=False)
-    ):
-        return [], None  # a broadcast, not a residual
-    if not _leads_to_quantized(model, node.output, placement):
-        return [], ResultFloat(PLACEMENT, node.name, False)
-    if not has_only_quantized_consumers(model, node.output, placement.indices):
-        return [], ResultFloat(PLACEMENT, node.name, True)
-    side = sides[0]
-    if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
-        first, second = branch_lengths(model, inputs[0], inputs[1])
-        side = 0 if first > second else 1
-    bare = [
-        i
-        for i in sides
-        if rules.residual == "auto"
-        and inputs[i] in find_float_fusions(model).add_inputs_without_activation
-    ]
-    if bare and side not in bare:
-        side = bare[0]
-    choice = rules.residual
-    if choice == "auto":
-        choice = (
-            "skip"
-            if bare and rules.residual_after_activation != "none"
-            else rules.residual_after_activation
-        )
-    if choice == "none":
-        return [], ResidualLeft(PLACEMENT, node.name, rules.residual == "none")
-    return [1 - side, side] if choice == "both" else [1 - side], None
-
-
-def _pool(
-    model: Model, node: Node, placement: Placement, rules: PlacementRules, quantized: set[int]
-) -> _Around:
-    if not _leads_to_quantized(model, node.output, placement):
-        return [], None
-    if not _comes_from_quantized(model, node.input(0), quantized):
-        return [], NoNeighbour(PLACEMENT, node.name)
-    tensor = node.input(0)
-    if not has_only_quantized_consumers(
-        model, tensor, lambda name: placement.indices(name) | {node.index}
-    ):
-        return [], InputFloat(PLACEMENT, node.name)
-    return [0], None
-
-
-def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool:
-    """Whether a tensor, its activation, or what moves its values is quantized."""
-    behind = walk_tensors(
-        tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
-    )
-    return any(name in placement.inputs for name in behind)
-
-
-def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> bool:
-    """Whether a quantized node makes a tensor, through activations, Adds and operators that move values."""
-
-    def above(name: str) -> Sequence[str]:
-        node = model.producer(name)
-        return (
-            ()
-            if node is None
-            or operator_of(node).weights is not None
-            or is_average_pooling(model, node)
-            else node.inputs
-        )
-
-    makers = (model.producer(name) for name in walk_tensors(tensor, above))
-    return any(node is not None and node.index in quantized for node in makers)
-
-
-_CALCULATES = (
+_COMPUTING_KINDS = (
     LayerKind.ELEMENTWISE,
     LayerKind.UNARY,
     LayerKind.MATRIX_MULTIPLY,
@@ -540,24 +589,27 @@ _CALCULATES = (
 
 
 def find_class_outputs(model: Model) -> tuple[str, ...]:
-    """Class outputs [n, classes, h, w] of a detector, logits; empty where none are recognised."""
+    """Return the class outputs (logits) of a detector, of shape [n, classes, h, w].
+
+    Empty if none are recognized.
+    """
     head = find_head(model)
-    found: dict[str, None] = {}
+    outputs: dict[str, None] = {}
     for node in model.ordered:
-        if node.op != "Sigmoid" or not _goes_out(model, node):
+        if node.op != "Sigmoid" or not _leaves_unchanged(model, node):
             continue
         for index in sorted(convolutions_upstream(model, node.input(0)) & head.finals - head.boxes):
             output = model.nodes[index].output
             shape = model.shape(output)
             if model.nodes[index].op == "Conv" and shape is not None and len(shape) == 4:
-                found[output] = None
-    return tuple(found)
+                outputs[output] = None
+    return tuple(outputs)
 
 
-def _goes_out(model: Model, node: Node) -> bool:
-    """Whether nothing calculates with a node's output before it leaves the network or is sorted."""
+def _leaves_unchanged(model: Model, node: Node) -> bool:
+    """Return whether a node's output leaves the network, or is sorted, without a computation."""
     return not any(
-        operator_of(reader).kind in _CALCULATES
+        operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))
-        for reader in model.consumers(name)
+        for consumer in model.consumers(name)
     )

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.findings.left_float import SkippedNode
-from qdqtool.insertion.losses import Fidelity, Losses
+from qdqtool.insertion.losses import ActivationLosses, OutputAgreement
 from qdqtool.insertion.scales import GroupScale
-from qdqtool.insertion.smoothing import Smoothed
+from qdqtool.insertion.smoothing import ScaleMigration
 from qdqtool.ir.modelfile import save
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
@@ -57,11 +57,11 @@ class Insertion:
     source: str = ""
     output: str = ""
     read: InputFiles | None = field(default=None, repr=False, compare=False)
-    losses: Losses | None = None
+    losses: ActivationLosses | None = None
     float_type: str = "fp32"
     float32: dict[str, float] = field(default_factory=dict)
-    agreement: Fidelity | None = None
-    smoothed: list[Smoothed] = field(default_factory=list)
+    agreement: OutputAgreement | None = None
+    smoothed: list[ScaleMigration] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
 

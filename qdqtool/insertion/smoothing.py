@@ -1,21 +1,22 @@
-"""Outlier channels moved from activations into weights before calibration: SmoothQuant (Xiao et al., 2022).
+"""SmoothQuant: outlier channels moved from activations into weights (Xiao et al., 2022).
 
-A few channels of a transformer's activations are many times as large as the others, and one scale for the tensor has to
-reach them. For a tensor X [..., channels] that Linears with weights W [channels, outputs] read,
+A few channels of a transformer's activations are many times as large as the others, and one scale for
+the tensor has to cover them. For a tensor X [..., channels] that Linears with weights W
+[channels, outputs] consume,
 
     X W = (X / s) (s W),    s = max|X|^alpha / max|W|^(1 - alpha)  for each channel
 
-is the same in float, up to rounding. ``1 / s`` goes into the constants of what makes X: scale and bias of a
-LayerNormalization (also in pieces), the output channels of a Linear, the constant of a Mul or Div (that of a GELU in
-pieces). Everything between keeps the channels apart, and everything that reads X takes ``s`` in, or X stays as it is.
+is the same in float, except for rounding. ``1 / s`` goes into the constants of X's producer: scale and
+bias of a LayerNormalization (also a decomposed one), the output channels of a Linear, the constant of a
+Mul or Div (that of a decomposed GELU). Everything between keeps the channels apart, and every consumer
+of X multiplies by ``s``, or X stays as it is.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -23,215 +24,46 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion import losses
-from qdqtool.insertion.losses import AS_CALIBRATED, channel_maxima
+from qdqtool.insertion.channel_places import Places, TensorShapes, fits_shape
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import Placement
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, channel_maxima
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges, reduced_axes
 from qdqtool.ir.qdq import QUANTIZABLE, SMOOTHED
-from qdqtool.ir.sizes import MOVES, find_size_constants, is_linear
+from qdqtool.ir.sizes import is_linear
 from qdqtool.patterns.layernorm import skip_identities
-from qdqtool.proto.subgraphs import DOMAINS, STANDARD, copy_node
+from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.types import Json
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Said, said
 
-Places = npt.NDArray[np.int64]
-_ENTRIES = 1 << 25  # of a tensor whose every entry is followed
-_SHAPE = "/qdqtool/shape"  # behind a tensor's name
-
-
-class Sizes:
-    """Dimensions of tensors and values computed from them, as one sample shows them where inputs have fixed sizes.
-
-    Without that, or where values decide, only what the model states is known.
-
-    Attributes:
-        open: Whether an input has a size that is open.
-
-    Raises:
-        ModelError: onnxruntime cannot run the model.
-    """
-
-    def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
-        self.model = model
-        self._shapes: dict[str, tuple[int | None, ...]] = {}
-        self._values: dict[str, npt.NDArray[Any]] = {}
-        self.open = any(
-            d is None or d <= 0 for t in model.inputs for d in model.shape(t) or (None,)
-        )
-        values, open_shapes = ([], []) if self.open else find_size_constants(model)
-        if open_shapes:
-            found = losses.values_of(
-                model, values, {t: t + _SHAPE for t in open_shapes}, data, images
-            )
-            self._values = {t: found[t] for t in values}
-            self._shapes = {t: tuple(int(d) for d in found[t + _SHAPE]) for t in open_shapes}
-
-    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """The dimensions of a tensor, None for those that are open; None where nothing is known."""
-        return self._shapes.get(tensor) or self.model.shape(tensor)
-
-    def value(self, tensor: str) -> npt.NDArray[Any] | None:
-        """What a tensor holds, if that is the same for all data."""
-        return self._values[tensor] if tensor in self._values else self.model.constant(tensor)
-
-    def has_axes(self, tensor: str, places: Places) -> bool:
-        """Whether a tensor has each axis along which places change."""
-        shape = self.shape(tensor) or ()
-        return len(shape) >= places.ndim and all(
-            n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False)
-        )
-
-    def across(self, node: Node, place: int, places: Places, *, up: bool) -> list[Places] | None:
-        """The places of a node's inputs by those of one output (up), or the other way round; ``place`` is which one.
-
-        None for a node that does more than move values, and where an entry would belong to two channels.
-        """
-        inputs, outputs = self._entries(node)
-        if not outputs or (not up and place >= len(inputs)):
-            return None
-        flat = np.full(sum(map(math.prod, inputs)), -1)
-        ends = np.cumsum([math.prod(s) for s in inputs])
-        if not up:
-            flat[ends[place] - math.prod(inputs[place]) : ends[place]] = np.broadcast_to(
-                places, inputs[place]
-            ).ravel()
-            return [least(flat[entries]) for entries in outputs]
-        whole = np.broadcast_to(places, outputs[place].shape)
-        flat[outputs[place]] = whole
-        if (flat[outputs[place]] != whole).any():
-            return None
-        return [
-            least(part.reshape(s))
-            for part, s in zip(np.split(flat, ends[:-1]), inputs, strict=True)
-        ]
-
-    def _entries(self, node: Node) -> tuple[list[tuple[int, ...]], list[Places]]:
-        """The dimensions of a node's inputs that hold data, and which of their entries (counted through) each output
-        holds; nothing where that is not known."""
-        known = operator_of(node)
-        if node.domain not in STANDARD or not (known.joins or known.cuts or node.op in MOVES):
-            return [], []
-        count = len(node.inputs) if known.joins else 1
-        inputs = [shape for t in node.inputs[:count] if (shape := self._complete(t)) is not None]
-        values = [self.value(t) for t in node.inputs[count:]]
-        if len(inputs) < count or any(
-            v is None and t for v, t in zip(values, node.inputs[count:], strict=True)
-        ):
-            return [], []
-        starts = np.cumsum([0, *map(math.prod, inputs)])
-        data = [
-            np.arange(a, a + math.prod(s)).reshape(s)
-            for a, s in zip(starts[:-1], inputs, strict=True)
-        ]
-        alone = copy_node(
-            node.proto, [f"{p}" if t else "" for p, t in enumerate(node.inputs)], node.outputs
-        )
-        from onnx.reference import ReferenceEvaluator
-
-        try:
-            made = ReferenceEvaluator(alone, opsets={"": self.model.opset}).run(
-                None, {f"{p}": v for p, v in enumerate([*data, *values]) if v is not None}
-            )
-        except Exception:  # what it does not know of, and what a damaged model states, is not moved
-            return [], []
-        return inputs, [np.asarray(m) for m in made]
-
-    def _complete(self, tensor: str) -> tuple[int, ...] | None:
-        shape = self.shape(tensor)
-        found = tuple(d for d in shape or () if d is not None)
-        return (
-            found
-            if shape and len(found) == len(shape) and 0 < math.prod(found) <= _ENTRIES
-            else None
-        )
-
-
-def least(places: Places) -> Places:
-    """The same, of size 1 along axes where nothing changes, and without leading ones of these."""
-    for axis in range(places.ndim):
-        first = places.take([0], axis)
-        if places.shape[axis] > 1 and (places == first).all():
-            places = first
-    while places.ndim > 1 and len(places) == 1:
-        places = places[0]
-    return places
-
-
-# What is smoothed, and by how much -----------------------------------------------------------------------------------
-
-
-SAMPLES = (
-    32  # to find the channels' largest values on; the result is exact on all data whatever is found
-)
-_SMALLEST = 1e-5  # of the largest channel: a channel of zeros is taken for this much
+SAMPLES = 32  # for the channels' largest values; the float result is the same whatever they are
+_SMALLEST = 1e-5  # of the largest channel: a smaller one counts as this much
 _Array = npt.NDArray[Any]
+_Constants = dict[tuple[int, int], _Array]
+"""New constants, by node and input."""
 
 
-class _Left(StrEnum):
-    """What keeps a region's tensors as they are."""
+class _SkipReason(StrEnum):
+    """Reason why tensors cannot be divided."""
 
     OUTPUT = "that are outputs of the network"
     INPUT = "that are inputs of the network or constants"
-    MADE = "made by {op}"
-    READ = "read by {op} too"
-
-
-@dataclass
-class _Region:
-    """Tensors that are divided by one s, up to the nodes that make up for it.
-
-    Attributes:
-        channels: How many numbers s has.
-        tensors: Their names, with the places of s in them.
-        whole: Whether other parts of a tensor of which one part is read go along with it.
-        linears: Those that read one of them as their data.
-        folds: For a constant (by node and input) the powers of s that it is multiplied with, by the places of s in it.
-        makers: What takes the scales in above.
-        left: Why it cannot be done, and the operator that is why; None where it can.
-        at: The node that is why.
-    """
-
-    channels: int
-    tensors: dict[str, Places]
-    whole: bool
-    linears: list[Node] = field(default_factory=list)
-    folds: dict[tuple[int, int], list[tuple[Places, int]]] = field(default_factory=dict)
-    makers: list[Node] = field(default_factory=list)
-    left: tuple[_Left, str] | None = None
-    at: str = ""
-
-    def fold(self, node: Node, position: int, places: Places, power: int) -> None:
-        """Multiplies a constant by a power of s, beside what was noted for it before."""
-        self.folds.setdefault((node.index, position), []).append((places, power))
-
-    def made_by(self, node: Node, positions: Sequence[int], places: Places, power: int) -> bool:
-        """Does so with constants of a node that takes the scales in above."""
-        for position in positions:
-            self.fold(node, position, places, power)
-        if node not in self.makers:
-            self.makers.append(node)
-        return True
-
-    def join(self, tensor: str, places: Places) -> bool:
-        """Takes a tensor in, unless no part of it is divided; whether it has no other places already."""
-        if (places < 0).all():
-            return True
-        return np.array_equal(self.tensors.setdefault(tensor, places), places)
+    PRODUCER = "made by {op}"
+    CONSUMER = "read by {op} too"
 
 
 @dataclass(frozen=True)
-class Smoothed:
-    """Scales of one tensor that were moved.
+class ScaleMigration:
+    """Channel scales of one tensor that were moved into weights.
 
     Attributes:
-        tensors: What quantized Linears read of it: the tensor, or what only moves its values.
-        makers: The nodes that took ``1 / s`` in.
-        linears: Those that took s in.
-        before: The largest channel over the median of all, by their largest values.
+        tensors: The tensor as quantized Linears read it, or copies with moved values.
+        makers: Nodes whose constants were divided by s.
+        linears: Linears whose weights were multiplied by s.
+        before: The largest channel over the median channel, by their largest values.
         after: The same afterwards.
     """
 
@@ -256,26 +88,61 @@ def smooth(
     placement: Placement,
     alpha: float,
     data: object,
-    images: ImageOptions = AS_CALIBRATED,
-) -> tuple[list[Smoothed], Note]:
-    """Moves scales of activations into weights, in place; placement has to be done again afterwards.
+    images: ImageOptions = DEFAULT_IMAGES,
+) -> tuple[list[ScaleMigration], Note]:
+    """Move channel scales of activations into weights, in place.
 
-    The model's metadata name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for ``predict``.
+    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for ``predict``.
+    The placement has to be chosen again.
 
     Args:
         model: The prepared float model.
         placement: What is to be quantized.
-        alpha: How much of the difference between channels goes into the weights: 0 to 1, mostly .5.
-        data: The calibration data, which is read for this alone.
+        alpha: Part of the difference between channels that goes into the weights: 0 to 1, mostly 0.5.
+        data: The calibration data, which is read for this only.
         images: How images become inputs.
 
     Returns:
-        What was done, nothing where nothing could be, and that in a sentence.
+        The changes, empty if there are none, and a note about them.
 
     Raises:
-        QdqtoolError: ``alpha`` is none, or the data can be read only once.
+        QdqtoolError: `alpha` is out of range, or the data can be read only once.
         ModelError: onnxruntime cannot run the model.
     """
+    _check_arguments(alpha, data)
+    shapes = TensorShapes(model, data, images)
+    consumers = [entry.node for inputs in placement.inputs.values() for entry in inputs]
+    regions = list(_find_regions(shapes, consumers))
+    usable = [region for region in regions if not region.skip_reason]
+    if not regions:
+        return [], Remark.NO_LINEAR(alpha=alpha)
+    reasons = _describe_skipped(regions)
+    further = said(
+        " (it may be more where all inputs have fixed sizes: export so)"
+        if reasons and shapes.has_open_inputs
+        else ""
+    )
+    if not usable:
+        return [], Remark.NONE_SMOOTHED(
+            alpha=alpha, tensors=len(regions), reasons=reasons, further=further
+        )
+    quantized = {site.node.index for site in placement.weights}
+    migrations = _smooth_regions(usable, quantized, alpha, data, images)
+    if not migrations:
+        return [], Remark.TOO_LARGE_TO_SMOOTH(alpha=alpha)
+    names = [t for migration in migrations for t in migration.tensors]
+    model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
+    remark = Remark.SMOOTHED_IN_PART if reasons else Remark.SMOOTHED
+    return migrations, remark(
+        alpha=alpha,
+        linears=sum(len(migration.linears) for migration in migrations),
+        places=len(migrations),
+        reasons=reasons,
+        further=further,
+    )
+
+
+def _check_arguments(alpha: float, data: object) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(
             said(
@@ -303,362 +170,382 @@ def smooth(
             code="read-once",
             parameter="data",
         )
-    quantized = {site.node.index for site in placement.weights}
-    sizes = Sizes(model, data, images)
-    found = list(
-        _regions(sizes, [r.node for readers in placement.inputs.values() for r in readers])
-    )
-    fit = [region for region in found if not region.left]
-    left = Counter(region.left for region in found if region.left)
-    first = {region.left: region.at for region in reversed(found)}
-    reasons = [_stay(count, *why, first[why]) for why, count in left.most_common()]
-    further = said(
-        " (it may be more where all inputs have fixed sizes: export so)"
-        if left and sizes.open
-        else ""
-    )
-    if not found:
-        return [], Remark.NO_LINEAR(alpha=alpha)
-    if not fit:
-        return [], Remark.NONE_SMOOTHED(
-            alpha=alpha, tensors=len(found), reasons=reasons, further=further
-        )
-    read = [[n for n in region.linears if n.index in quantized] for region in fit]
-    largest = channel_maxima(
-        model,
-        {n.input(0): _channels(model, n) for linears in read for n in linears},
-        data,
-        images=images,
-        samples=SAMPLES,
-    )
-    values: dict[tuple[int, int], _Array] = {}
-    done = []
-    for region, linears in zip(fit, read, strict=True):
-        seen, weights = np.zeros(region.channels, np.float32), np.zeros(region.channels)
-        for node in linears:
+
+
+def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[Said]:
+    """Return each reason for tensors that stay as they are, with the first node that caused it."""
+    counts = Counter(region.skip_reason for region in regions if region.skip_reason)
+    first = {region.skip_reason: region.blocking_node for region in reversed(regions)}
+    texts = []
+    for (reason, op), count in counts.most_common():
+        node = first[reason, op]
+        where = "" if not node else " ({node})" if count == 1 else " (first {node})"
+        texts.append(said(f"{{count}} {reason}{where}", count=count, op=op, node=node))
+    return texts
+
+
+def _smooth_regions(
+    regions: Sequence[_ScaleRegion],
+    quantized: set[int],
+    alpha: float,
+    data: object,
+    images: ImageOptions,
+) -> list[ScaleMigration]:
+    """Choose the factors of each region and write its constants."""
+    model = regions[0].model
+    linears = [[n for n in region.linears if n.index in quantized] for region in regions]
+    channels = {n.input(0): _count_channels(model, n) for nodes in linears for n in nodes}
+    maxima = channel_maxima(model, channels, data, images=images, samples=SAMPLES)
+    constants: _Constants = {}
+    migrations = []
+    for region, nodes in zip(regions, linears, strict=True):
+        activations, weights = np.zeros(region.channels, np.float32), np.zeros(region.channels)
+        for node in nodes:
             places = region.tensors[node.input(0)]
-            np.maximum.at(seen, places[places >= 0], largest[node.input(0)][places >= 0])
-            np.maximum.at(weights, places[places >= 0], _by_channel(model, node)[places >= 0])
-        factors = _factors(seen, weights, alpha)
-        if factors is not None and _apply(model, region, factors, values):
-            done.append(
-                Smoothed(
-                    tuple(dict.fromkeys(n.input(0) for n in linears)),
-                    tuple(n.name for n in region.makers),
-                    tuple(n.name for n in linears),
-                    _spread(seen),
-                    _spread(seen / factors),
+            is_channel = places >= 0
+            channel = places[is_channel]
+            np.maximum.at(activations, channel, maxima[node.input(0)][is_channel])
+            np.maximum.at(weights, channel, _weight_maxima(model, node)[is_channel])
+        factors = _compute_factors(activations, weights, alpha)
+        if factors is not None and region.apply(factors, constants):
+            migrations.append(
+                ScaleMigration(
+                    tuple(dict.fromkeys(n.input(0) for n in nodes)),
+                    tuple(n.name for n in region.producers),
+                    tuple(n.name for n in nodes),
+                    _channel_spread(activations),
+                    _channel_spread(activations / factors),
                 )
             )
-    if not done:
-        return [], Remark.TOO_LARGE_TO_SMOOTH(alpha=alpha)
-    _write(model, values)
-    model.proto.metadata_props.add(
-        key=SMOOTHED, value="\n".join(t for s in done for t in s.tensors)
-    )
-    remark = Remark.SMOOTHED_IN_PART if left else Remark.SMOOTHED
-    return done, remark(
-        alpha=alpha,
-        linears=sum(len(s.linears) for s in done),
-        places=len(done),
-        reasons=reasons,
-        further=further,
-    )
+    if migrations:
+        _write_constants(model, constants)
+    return migrations
 
 
-def _stay(count: int, why: _Left, op: str, node: str) -> Said:
-    """How many tensors stay as they are for a reason, and which node is the reason for the first of them."""
-    where = "" if not node else " ({node})" if count == 1 else " (first {node})"
-    return said(f"{{count}} {why}{where}", count=count, op=op, node=node)
+def _channel_spread(maxima: _Array) -> float:
+    median = float(np.median(maxima))
+    return float(maxima.max()) / median if median > 0.0 else float(maxima.max() > 0.0)
 
 
-def _spread(largest: _Array) -> float:
-    middle = float(np.median(largest))
-    return float(largest.max()) / middle if middle > 0.0 else float(largest.max() > 0.0)
-
-
-def _factors(seen: _Array, weights: _Array, alpha: float) -> npt.NDArray[np.float64] | None:
-    """s by channel; None where the channels have no finite values or no weights."""
-    if not (
-        np.isfinite(seen).all()
-        and np.isfinite(weights).all()
-        and seen.max() > 0.0
-        and weights.max() > 0.0
-    ):
-        return None
-    high = np.maximum(seen.astype(np.float64), _SMALLEST * float(seen.max()))
+def _compute_factors(
+    activations: _Array, weights: _Array, alpha: float
+) -> npt.NDArray[np.float64] | None:
+    """Return s by channel; None if channels are not finite, or all are zero."""
+    for maxima in (activations, weights):
+        if not np.isfinite(maxima).all() or maxima.max() <= 0.0:
+            return None
+    high = np.maximum(activations.astype(np.float64), _SMALLEST * float(activations.max()))
     low = np.maximum(weights.astype(np.float64), _SMALLEST * float(weights.max()))
-    found: npt.NDArray[np.float64] = high**alpha / low ** (1.0 - alpha)
-    return found
+    factors: npt.NDArray[np.float64] = high**alpha / low ** (1.0 - alpha)
+    return factors
 
 
-def _by_channel(model: Model, linear: Node) -> _Array:
-    """The largest magnitude of a Linear's weights for each input channel."""
+def _weight_maxima(model: Model, linear: Node) -> _Array:
+    """Return the largest magnitude of a Linear's weights for each input channel."""
     value = model.constant(linear.input(1))
     assert value is not None
-    found: _Array = np.abs(value.astype(np.float64)).max(
-        axis=1 - _channels_axis(linear), initial=0.0
-    )
-    return found
+    output_axis = 1 - _input_channel_axis(linear)
+    maxima: _Array = np.abs(value.astype(np.float64)).max(axis=output_axis, initial=0.0)
+    return maxima
 
 
-def _channels_axis(linear: Node) -> int:
-    """The axis of a Linear's weights [in, out] that counts input channels; 1 where they are stored transposed."""
+def _input_channel_axis(linear: Node) -> int:
+    """Return the axis of the input channels in weights [in, out]; 1 if stored transposed."""
     return int(linear.op == "Gemm" and bool(linear.integer("transB", 0)))
 
 
-def _channels(model: Model, linear: Node) -> int:
-    """How many input channels a Linear's weights have."""
+def _count_channels(model: Model, linear: Node) -> int:
     shape = model.constant_shape(linear.input(1)) or (0, 0)
-    return shape[_channels_axis(linear)]
+    return shape[_input_channel_axis(linear)]
 
 
-def _regions(sizes: Sizes, readers: Iterable[Node]) -> Iterator[_Region]:
-    """The regions of what Linears read, each once."""
-    seen: set[str] = set()
-    for linear in readers:
+def _find_regions(shapes: TensorShapes, consumers: Iterable[Node]) -> Iterator[_ScaleRegion]:
+    """Yield the regions of the inputs of Linears, each once."""
+    visited: set[str] = set()
+    for linear in consumers:
         tensor = linear.input(0)
-        if tensor in seen or not is_linear(sizes.model, linear):
+        if tensor in visited or not is_linear(shapes.model, linear):
             continue
-        channels = _channels(sizes.model, linear)
-        region = _grown(sizes, tensor, channels, whole=True)
-        if region.left:  # values alone of queries, keys and values in one tensor
-            part = _grown(sizes, tensor, channels, whole=False)
-            region = region if part.left else part
-        seen.update(region.tensors)
+        channels = _count_channels(shapes.model, linear)
+        region = _ScaleRegion(shapes, tensor, channels, whole=True)
+        if region.skip_reason:  # queries, keys and values may be parts of one tensor
+            part = _ScaleRegion(shapes, tensor, channels, whole=False)
+            region = region if part.skip_reason else part
+        visited.update(region.tensors)
         yield region
 
 
-def _grown(sizes: Sizes, tensor: str, channels: int, *, whole: bool) -> _Region:
-    region = _Region(channels, {tensor: np.arange(channels)}, whole)
-    entered = 0
-    while entered < len(region.tensors) and not region.left:
-        region.left = _enter(sizes, region, list(region.tensors)[entered])
-        entered += 1
-    return region
+class _ScaleRegion:
+    """Tensors that are divided by one s, up to the nodes that compensate for it.
 
+    Attributes:
+        model: The network.
+        channels: Length of s.
+        tensors: Names of the tensors, with the places of s in them.
+        linears: Linears that read one of the tensors as their data.
+        producers: Nodes whose constants are divided by s.
+        skip_reason: Why the tensors cannot be divided, and the operator that prevents it.
+        blocking_node: Name of that node.
+    """
 
-def _enter(sizes: Sizes, region: _Region, tensor: str) -> tuple[_Left, str] | None:
-    """Looks at what makes and reads a tensor of a region; why it cannot be divided, None where it can."""
-    model = sizes.model
-    if model.is_output(tensor):
-        return _Left.OUTPUT, ""
-    maker = model.producer(tensor)
-    if maker is None:
-        return _Left.INPUT, ""
-    places = region.tensors[tensor]
-    if not _takes_above(sizes, region, maker, tensor, places):
-        region.at = maker.name
-        return _Left.MADE, maker.op
-    for reader in dict.fromkeys(model.consumers(tensor)):
-        if reader.op != "Shape" and not _takes_below(sizes, region, reader, tensor, places):
-            region.at = reader.name
-            return _Left.READ, reader.op
-    return None
+    def __init__(self, shapes: TensorShapes, tensor: str, channels: int, *, whole: bool) -> None:
+        """Grow the region from a tensor.
 
+        Args:
+            shapes: Shapes of the network's tensors.
+            tensor: First tensor, with s along its last axis.
+            channels: Length of s.
+            whole: Whether all parts of a tensor are divided if one part is.
+        """
+        self.model = shapes.model
+        self.channels = channels
+        self.tensors: dict[str, Places] = {tensor: np.arange(channels)}
+        self.linears: list[Node] = []
+        self.producers: list[Node] = []
+        self.skip_reason: tuple[_SkipReason, str] | None = None
+        self.blocking_node = ""
+        self._shapes = shapes
+        self._whole = whole
+        # Powers of s to multiply a constant with, by node and input, with the places of s in it.
+        self._folds: dict[tuple[int, int], list[tuple[Places, int]]] = {}
+        visited = 0
+        while visited < len(self.tensors) and not self.skip_reason:
+            self._visit(list(self.tensors)[visited])
+            visited += 1
 
-def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places: Places) -> bool:
-    """Whether a node that makes a tensor of a region can make it divided by s; notes what that takes."""
-    model, known = sizes.model, node.domain in DOMAINS
-    if is_linear(model, node):
-        if places.ndim > 1 or (node.input(2) and not _is_vector(model, node.input(2), places)):
+    def apply(self, factors: npt.NDArray[np.float64], constants: _Constants) -> bool:
+        """Multiply the region's constants, unless one would not be finite then."""
+        changes: _Constants = {}
+        for (index, position), powers in self._folds.items():
+            name = skip_identities(self.model, self.model.nodes[index].input(position))
+            before = constants.get((index, position), self.model.constant(name))
+            if before is None:
+                return False
+            product = before.astype(np.float64)
+            for places, power in powers:
+                product = product * np.where(places < 0, 1.0, factors[places] ** power)
+            with np.errstate(over="ignore"):
+                changes[index, position] = product.astype(before.dtype)
+        if not all(np.isfinite(value).all() for value in changes.values()):
             return False
-        transposed = _channels_axis(node)
-        region.made_by(node, [1], places[:, None] if transposed else places, -1)
-        return region.made_by(node, [2] if node.input(2) else [], places, -1)
-    fixed = _fixed(model, node)
-    if node.op == "LayerNormalization" and known and tensor == node.output and places.ndim == 1:
-        positions = [p for p in (1, 2) if node.input(p)]
-        fits = all(
-            model.constant_shape(skip_identities(model, node.input(p))) == places.shape
-            for p in positions
-        )
-        return bool(positions) and fits and region.made_by(node, positions, places, -1)
-    if known and _multiplies(node, fixed):
-        return _is_vector(model, node.input(fixed[0]), places) and region.made_by(
-            node, fixed, places, 1 if node.op == "Div" else -1
-        )
-    if not known:
-        return False
-    if _sums(node):
-        return _adds(sizes, region, node, places)
-    if node.op == "MatMul":
-        # Of a product of two operands the one takes it over whose channels it does not sum over.
-        taken = [p for p in (1, 0) if node.input(p) in region.tensors] or [1, 0]
-        return any(
-            _mixes(places, p)
-            and sizes.has_axes(node.input(p), places)
-            and region.join(node.input(p), places)
-            for p in taken
-        )
-    return _handed_on(sizes, region, node, node.outputs.index(tensor), places, up=True)
-
-
-def _takes_below(sizes: Sizes, region: _Region, node: Node, tensor: str, places: Places) -> bool:
-    """Whether a node that reads a tensor of a region can make up for s, or hand it on; notes what that takes."""
-    model, positions = sizes.model, [p for p, t in enumerate(node.inputs) if t == tensor]
-    if is_linear(model, node):
-        if positions != [0] or places.ndim > 1:
-            return False
-        region.linears.append(node)
-        region.fold(node, 1, places if _channels_axis(node) else places[:, None], 1)
+        constants.update(changes)
         return True
-    fixed = _fixed(model, node)
-    if node.domain not in DOMAINS:
+
+    def _visit(self, tensor: str) -> None:
+        """Add the neighbors of a tensor, or set the reason why it cannot be divided."""
+        model, places = self.model, self.tensors[tensor]
+        producer = model.producer(tensor)
+        if model.is_output(tensor):
+            self.skip_reason = _SkipReason.OUTPUT, ""
+        elif producer is None:
+            self.skip_reason = _SkipReason.INPUT, ""
+        elif not self._divide_output(producer, tensor, places):
+            self.skip_reason = _SkipReason.PRODUCER, producer.op
+            self.blocking_node = producer.name
+        else:
+            for consumer in dict.fromkeys(model.consumers(tensor)):
+                if consumer.op != "Shape" and not self._divide_input(consumer, tensor, places):
+                    self.skip_reason = _SkipReason.CONSUMER, consumer.op
+                    self.blocking_node = consumer.name
+                    break
+
+    def _divide_output(self, node: Node, tensor: str, places: Places) -> bool:
+        """Divide an output of a node by s, with its constants or its inputs, if that is possible."""
+        model = self.model
+        if is_linear(model, node):
+            bias = [2] if node.input(2) else []
+            if places.ndim > 1 or not self._fit(node, bias, places):
+                return False
+            is_transposed = _input_channel_axis(node) == 1
+            self._fold_into_producer(node, [1], places[:, None] if is_transposed else places, -1)
+            return self._fold_into_producer(node, bias, places, -1)
+        if node.domain not in DOMAINS:
+            return False
+        if node.op == "LayerNormalization":
+            parameters = [p for p in (1, 2) if node.input(p)]
+            names = [skip_identities(model, node.input(p)) for p in parameters]
+            fits = all(model.constant_shape(name) == places.shape for name in names)
+            if not parameters or not fits or tensor != node.output or places.ndim != 1:
+                return False
+            return self._fold_into_producer(node, parameters, places, -1)
+        factor = _find_factor(model, node)
+        if factor is not None:
+            power = 1 if node.op == "Div" else -1
+            return self._fit(node, [factor], places) and self._fold_into_producer(
+                node, [factor], places, power
+            )
+        if _is_sum(node):
+            return self._divide_summands(node, places)
+        if node.op == "MatMul":
+            return self._divide_product_operand(node, places)
+        moved = None
+        if self._preserves_channels(node, places):
+            moved = [places] * (len(node.inputs) if operator_of(node).joins else 1)
+        if moved is None or not self._whole:
+            moved = self._shapes.map_upstream(node, node.outputs.index(tensor), places) or moved
+        return self._join_all(node.inputs, moved)
+
+    def _divide_input(self, node: Node, tensor: str, places: Places) -> bool:
+        """Compensate for a divided input of a node, or divide its output, if that is possible."""
+        positions = [p for p, t in enumerate(node.inputs) if t == tensor]
+        if is_linear(self.model, node):
+            if positions != [0] or places.ndim > 1:
+                return False
+            self.linears.append(node)
+            self._fold(node, 1, places if _input_channel_axis(node) else places[:, None], 1)
+            return True
+        if node.domain not in DOMAINS:
+            return False
+        factor = _find_factor(self.model, node)
+        if factor is not None:
+            self._fold(node, factor, places, 1 if node.op == "Mul" else -1)
+            return self._fit(node, [factor], places)
+        if _is_sum(node):
+            return self._divide_summands(node, places) and self._join(node.output, places)
+        if node.op == "MatMul":
+            return (
+                node.input(1 - positions[0]) not in self.tensors
+                and _keeps_product_axis(places, positions[0])
+                and self._join(node.output, places)
+            )
+        return all(self._divide_moved(node, position, places) for position in positions)
+
+    def _divide_moved(self, node: Node, position: int, places: Places) -> bool:
+        """Divide the outputs of a node that only moves its input."""
+        moved = None
+        if self._preserves_channels(node, places) and (operator_of(node).joins or position == 0):
+            moved = [places] * len(node.outputs)
+        if moved is None or not self._whole:
+            moved = self._shapes.map_downstream(node, position, places) or moved
+        return self._join_all(node.outputs, moved)
+
+    def _divide_summands(self, node: Node, places: Places) -> bool:
+        """Divide the constant of a sum, and add its other operands to the region."""
+        constant = _find_constant_operands(self.model, node)
+        if len(node.inputs) != 2 or not self._fit(node, constant, places):
+            return False
+        if constant and (node.index, constant[0]) not in self._folds:
+            self._fold(node, constant[0], places, -1)
+        tensors = [t for p, t in enumerate(node.inputs) if p not in constant]
+        return all(self._shapes.has_axes(t, places) and self._join(t, places) for t in tensors)
+
+    def _divide_product_operand(self, node: Node, places: Places) -> bool:
+        """Divide the operand of a MatMul of two tensors whose channels the MatMul keeps."""
+        positions = [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]
+        for position in positions:
+            tensor = node.input(position)
+            if _keeps_product_axis(places, position) and self._shapes.has_axes(tensor, places):
+                if self._join(tensor, places):
+                    return True
         return False
-    if _multiplies(node, fixed):
-        region.fold(node, fixed[0], places, 1 if node.op == "Mul" else -1)
-        return _is_vector(model, node.input(fixed[0]), places)
-    if _sums(node):
-        return _adds(sizes, region, node, places) and region.join(node.output, places)
-    if node.op == "MatMul":
-        other = node.input(1 - positions[0])
-        return (
-            other not in region.tensors
-            and _mixes(places, positions[0])
-            and region.join(node.output, places)
-        )
-    return all(_handed_on(sizes, region, node, p, places, up=False) for p in positions)
+
+    def _fit(self, node: Node, positions: Iterable[int], places: Places) -> bool:
+        """Return whether constants are single numbers, or have the axes of s in a float type."""
+        for position in positions:
+            tensor = node.input(position)
+            shape = self.model.constant_shape(skip_identities(self.model, tensor))
+            if shape is None or self.model.elem_type(tensor) not in QUANTIZABLE:
+                return False
+            if any(size != 1 for size in shape) and not fits_shape(shape, places):
+                return False
+        return True
+
+    def _fold(self, node: Node, position: int, places: Places, power: int) -> None:
+        """Multiply a constant by a power of s, in addition to earlier powers."""
+        self._folds.setdefault((node.index, position), []).append((places, power))
+
+    def _fold_into_producer(
+        self, node: Node, positions: Iterable[int], places: Places, power: int
+    ) -> bool:
+        for position in positions:
+            self._fold(node, position, places, power)
+        if node not in self.producers:
+            self.producers.append(node)
+        return True
+
+    def _join_all(self, tensors: Iterable[str], places: Sequence[Places] | None) -> bool:
+        if places is None:
+            return False
+        return all(self._join(t, p) for t, p in zip(tensors, places, strict=False) if t)
+
+    def _join(self, tensor: str, places: Places) -> bool:
+        """Add a tensor if a part of it is divided; return False if it has other places already."""
+        if (places < 0).all():
+            return True
+        return np.array_equal(self.tensors.setdefault(tensor, places), places)
+
+    def _preserves_channels(self, node: Node, places: Places) -> bool:
+        """Return whether a node treats all channels alike and leaves them in their places."""
+        model, operator = self.model, operator_of(node)
+        if node.op == "Cast":
+            target = node.integer("to", 0)
+            return target in QUANTIZABLE and model.elem_type(node.input(0)) in QUANTIZABLE
+        if node.op == "Pad":
+            amounts = self._shapes.value(node.input(1))
+            return amounts is not None and not amounts.any()
+        if operator.averages and node.op != "ReduceMean":  # over height and width
+            rank = self._shapes.rank(node.input(0))
+            return places.shape[1:] == (1, 1) and rank == places.ndim + 1
+        if node.op == "Relu" or operator.kind == LayerKind.IDENTITY:
+            return not any(node.outputs[1:])
+        return places.ndim == 1 and self._preserves_last_axis(node, len(places))
+
+    def _preserves_last_axis(self, node: Node, channels: int) -> bool:
+        """Return whether a node leaves each entry at its place along the last axis."""
+        operator = operator_of(node)
+        if node.op == "Transpose":
+            perm = node.attributes.get("perm")
+            return isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
+        axes: Sequence[int] | None
+        if node.op == "Slice":
+            value = self._shapes.value(node.input(3)) if node.input(3) else None
+            axes = None if value is None else [int(axis) for axis in value.reshape(-1)]
+        elif node.op == "ReduceMean":
+            axes = reduced_axes(self.model, node)
+        elif node.op == "Gather" or operator.cuts or operator.joins:
+            axes = [node.integer("axis", 0)]
+        else:  # a Reshape works row by row if the last axis has one size before and after
+            tensors = (node.input(0), node.output)
+            sizes = [(self._shapes.shape(t) or (None,))[-1] for t in tensors]
+            return rearranges(node) and not operator.moves and sizes == [channels, channels]
+        rank = self._shapes.rank(node.input(0))
+        return bool(axes) and rank > 0 and all(a % rank != rank - 1 for a in axes or ())
 
 
-def _adds(sizes: Sizes, region: _Region, node: Node, places: Places) -> bool:
-    """Whether all that a sum adds can be divided alike; its constant is, and its other tensors join the region."""
-    fixed = _fixed(sizes.model, node)
-    if len(node.inputs) != 2 or not all(
-        _is_vector(sizes.model, node.input(p), places) for p in fixed
-    ):
-        return False
-    if fixed and (node.index, fixed[0]) not in region.folds:
-        region.fold(node, fixed[0], places, -1)
-    return all(
-        sizes.has_axes(t, places) and region.join(t, places)
-        for p, t in enumerate(node.inputs)
-        if p not in fixed
-    )
-
-
-def _handed_on(
-    sizes: Sizes, region: _Region, node: Node, place: int, places: Places, *, up: bool
-) -> bool:
-    """Whether a node that computes nothing of several channels hands s on, and what it makes of it joins."""
-    ends = node.inputs if up else node.outputs
-    kept = _keeps(sizes, node, places) and (up or operator_of(node).joins or not place)
-    moved = [places] * (len(ends) if operator_of(node).joins or not up else 1) if kept else None
-    if moved is None or not region.whole:
-        moved = sizes.across(node, place, places, up=up) or moved
-    return moved is not None and all(
-        region.join(t, p) for t, p in zip(ends, moved, strict=False) if t
-    )
-
-
-def _mixes(places: Places, position: int) -> bool:
-    """Whether an operand of a product can have these places, and its result then has: it sums over another axis."""
+def _keeps_product_axis(places: Places, position: int) -> bool:
+    """Return whether s in an operand of a MatMul is not along the axis that the MatMul sums over."""
     axis = 2 if position else 1
     return places.ndim < axis or places.shape[-axis] == 1
 
 
-def _fixed(model: Model, node: Node) -> list[int]:
-    """The inputs of an operator on two tensors that are constant, where the other is not."""
-    found = [p for p, t in enumerate(node.inputs) if model.is_constant(skip_identities(model, t))]
-    return found if len(found) == 1 and len(node.inputs) == 2 else []
+def _find_constant_operands(model: Model, node: Node) -> list[int]:
+    """Return the constant input of an operator on two tensors; empty if both or none are."""
+    if len(node.inputs) != 2:
+        return []
+    is_constant = [model.is_constant(skip_identities(model, t)) for t in node.inputs]
+    return [is_constant.index(True)] if sum(is_constant) == 1 else []
 
 
-def _is_vector(model: Model, tensor: str, places: Places) -> bool:
-    """Whether a constant is one number, or has axes where those along which s changes are, as long as these."""
-    shape = model.constant_shape(skip_identities(model, tensor))
-    if shape is None or model.elem_type(tensor) not in QUANTIZABLE:
-        return False
-    return all(d == 1 for d in shape) or (
-        len(shape) >= places.ndim
-        and all(n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False))
-    )
+def _find_factor(model: Model, node: Node) -> int | None:
+    """Return the input with the constant that a Mul or Div applies to the other input."""
+    constant = _find_constant_operands(model, node)
+    if constant and (node.op == "Mul" or (node.op == "Div" and constant == [1])):
+        return constant[0]
+    return None
 
 
-def _multiplies(node: Node, fixed: Sequence[int]) -> bool:
-    return (node.op == "Mul" and bool(fixed)) or (node.op == "Div" and fixed == [1])
-
-
-def _sums(node: Node) -> bool:
+def _is_sum(node: Node) -> bool:
     return operator_of(node).operation in ("SUM", "SUB")
 
 
-def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
-    """Whether a node does the same to each channel, and leaves them where they are; a Reshape and its like do where the
-    last axis has one size before and after, as they go row by row."""
-    model, last = sizes.model, places.ndim == 1
-    if node.op == "Cast":
-        return (
-            node.integer("to", 0) in QUANTIZABLE and model.elem_type(node.input(0)) in QUANTIZABLE
-        )
-    if node.op == "Transpose":
-        perm = node.attributes.get("perm")
-        return last and isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
-    if node.op == "Slice":
-        axes = sizes.value(node.input(3)) if node.input(3) else None
-        return last and axes is not None and _apart(sizes, node, [int(a) for a in axes.reshape(-1)])
-    if node.op == "Pad":
-        amounts = sizes.value(node.input(1))
-        return amounts is not None and not amounts.any()
-    if node.op == "ReduceMean":
-        return last and _apart(sizes, node, reduced_axes(model, node))
-    if operator_of(node).averages:  # height and width, behind the channels
-        return (
-            places.shape[1:] == (1, 1) and len(sizes.shape(node.input(0)) or ()) == places.ndim + 1
-        )
-    if node.op == "Gather" or operator_of(node).cuts or operator_of(node).joins:
-        return last and _apart(sizes, node, [node.integer("axis", 0)])
-    if node.op == "Relu" or operator_of(node).kind == LayerKind.IDENTITY:
-        return not any(node.outputs[1:])
-    ends = [(sizes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
-    return (
-        rearranges(node)
-        and not operator_of(node).moves
-        and last
-        and ends[0] == ends[1] == len(places)
-    )
-
-
-def _apart(sizes: Sizes, node: Node, axes: Sequence[int] | None) -> bool:
-    """Whether axes are known, and the last is none of them."""
-    rank = len(sizes.shape(node.input(0)) or ())
-    return bool(axes) and rank > 0 and all(a % rank != rank - 1 for a in axes or ())
-
-
-def _apply(
-    model: Model,
-    region: _Region,
-    factors: npt.NDArray[np.float64],
-    values: dict[tuple[int, int], _Array],
-) -> bool:
-    """Multiplies the constants of a region in ``values``; nothing is done where one would not be finite."""
-    made = {}
-    for (index, position), powers in region.folds.items():
-        name = skip_identities(model, model.nodes[index].input(position))
-        before = values.get((index, position), model.constant(name))
-        if before is None:
-            return False
-        changed = before.astype(np.float64)
-        for places, power in powers:
-            changed = changed * np.where(places < 0, 1.0, factors[places] ** power)
-        with np.errstate(over="ignore"):
-            made[index, position] = changed.astype(before.dtype)
-    if not all(np.isfinite(v).all() for v in made.values()):
-        return False
-    values.update(made)
-    return True
-
-
-def _write(model: Model, values: dict[tuple[int, int], _Array]) -> None:
-    """Gives nodes their new constants; one that others read as well stays for those."""
+def _write_constants(model: Model, constants: _Constants) -> None:
+    """Set new constants of nodes; a constant with other consumers is kept for them."""
     editor = Editor(model)
-    for (index, position), value in values.items():
+    for (index, position), value in constants.items():
         node = model.nodes[index]
         name = node.input(position)
-        if (
-            name in model.initializers
-            and len(model.consumers(name)) == 1
-            and not model.is_output(name)
-        ):
+        is_shared = len(model.consumers(name)) != 1 or model.is_output(name)
+        if name in model.initializers and not is_shared:
             editor.set_constant(name, value)
         else:
             editor.set_input(node, position, editor.constant(f"{name}_smoothed", value))

@@ -82,7 +82,7 @@ def quantized_variant(model: Model, target: Target) -> Model:
         ModelError: Nothing can be quantized.
     """
     from qdqtool.insertion.api import prepared
-    from qdqtool.insertion.halfprecision import to_half
+    from qdqtool.insertion.fp16 import convert_to_fp16
     from qdqtool.insertion.options import PlacementOptions
     from qdqtool.insertion.rules import choose_placement, sketch
     from qdqtool.insertion.scales import find_scale_groups
@@ -96,18 +96,18 @@ def quantized_variant(model: Model, target: Target) -> Model:
         for tensor in variant.proto.graph.initializer:
             if not has_data(tensor):
                 tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
-        to_half(variant)
+        convert_to_fp16(variant)
     return variant
 
 
 def fp16_variant(model: Model, target: Target) -> Model | None:
     """Return a float network in FP16 as ``insert`` would write it; None if it cannot be converted."""
     from qdqtool.insertion.api import prepared
-    from qdqtool.insertion.halfprecision import to_half
+    from qdqtool.insertion.fp16 import convert_to_fp16
 
     try:
         work, half, _, _ = prepared(model, model, target, "float", None)
-        return work if half and to_half(work) else None
+        return work if half and convert_to_fp16(work) else None
     except QdqtoolError:
         return None
 

@@ -18,9 +18,8 @@ from calibration.options import Preprocess
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
-from qdqtool.insertion import losses
+from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.api import prepared, said_of_half, too_large
-from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -29,6 +28,7 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
@@ -296,7 +296,7 @@ class _TuningRun:
             text = f"ranges from {room} of {images} images: more would exceed the time limit"
             notes.append(Note(text, code="ranges-on", room=room, images=images))
             data = _take_samples(self.sets, room)
-        statistics, self.ranges_report = collect_for(
+        statistics, self.ranges_report = collect_statistics(
             planner.model,
             data,
             planner.possible_groups(),
@@ -322,7 +322,7 @@ class _TuningRun:
             return 0
         start, few = time.monotonic(), _take_samples(self.sets, _TIMED_SAMPLES)
         groups = self.planner.possible_groups()
-        collect_for(self.model, few, groups, max_images=len(few), cluster=cluster)
+        collect_statistics(self.model, few, groups, max_images=len(few), cluster=cluster)
         seconds_per_sample = (time.monotonic() - start) / len(few)
         return count_fitting_samples(_RANGES_TIME * limit, seconds_per_sample)
 
@@ -331,7 +331,7 @@ class _TuningRun:
         recipe = self.planner.plan(Configuration()).recipe
         model, quantized = recipe.build(self.planner.model)
         largest = {t: s.absmax for t, s in self.planner.statistics.items()}
-        samples = _take_samples(self.sets, losses.FEW)
+        samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
         return too_large(model, quantized, largest, samples, self.warnings)
 
     def make_search(
@@ -369,13 +369,13 @@ class _TuningRun:
     def make_result(self, search: PlacementSearch) -> Tuning:
         """Choose a placement, judge it, and build its model."""
         planner, gpu, weights = self.planner, self.gpu, self.options.placement.weights
-        chosen, reached = search.choose()
-        front = summary.thin_front(search.list_front(), chosen)
-        search.judge_points([chosen])
-        bought = [] if search.stopped else search.judge_in_time(chosen, front)
-        model, quantized = planner.build(planner.plan(chosen.configuration), weights)
+        placement, reached = search.choose()
+        front = summary.thin_front(search.list_front(), placement)
+        search.judge_points([placement])
+        bought = [] if search.stopped else search.judge_in_time(placement, front)
+        model, quantized = planner.build(planner.plan(placement.configuration), weights)
         if planner.half:
-            self._compare_fp16(chosen, model, search.fp16_samples)
+            self._compare_fp16(placement, model, search.fp16_samples)
         model.path, model.sha256 = "", None
         started, cpu_started = self.started
         base_warnings = planner.plan(Configuration()).warnings
@@ -386,11 +386,11 @@ class _TuningRun:
             reached=reached,
             keep=search.keep,
             budget_ms=search.budget,
-            chosen=chosen,
+            chosen=placement,
             bought=bought,
             front=front,
             others=[p for p in search.list_points() if not any(p is s for s in front)],
-            sites=summary.build_site_results(search, chosen),
+            sites=summary.build_site_results(search, placement),
             base=planner.cost(search.start),
             metric={
                 "name": self.metric.name,
@@ -410,7 +410,7 @@ class _TuningRun:
             notes=[
                 *self.notes,
                 *search.notes,
-                *summary.compare_with_float_model(search, chosen),
+                *summary.compare_with_float_model(search, placement),
             ],
             warnings=[
                 *self.warnings,
@@ -426,12 +426,12 @@ class _TuningRun:
             float32=dict(planner.wide),
         )
 
-    def _compare_fp16(self, chosen: PlacementResult, model: Model, samples: int) -> None:
+    def _compare_fp16(self, placement: PlacementResult, model: Model, samples: int) -> None:
         """Add a note about the output error of a placement in FP32 and in FP16."""
-        fp32_model = self.planner.plan(chosen.configuration).recipe.build(self.model)[0]
+        fp32_model = self.planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = _take_samples(self.sets, samples)
         try:
-            errors = losses.compare(self.model, [fp32_model, model], data, samples=samples)
+            errors = losses.compare_outputs(self.model, [fp32_model, model], data, samples=samples)
         except ModelError as error:
             text = f"agreement of the FP16 model with the float model was not measured: {error}"
             self.warnings.append(Note(text, code="half-not-measured"))

@@ -1,4 +1,4 @@
-"""From a choice of sites to a placement with scales, and to the cost that is predicted for it."""
+"""Plans of placements: from a choice of sites to scales and a predicted cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.insertion import halfprecision
+from qdqtool.insertion import fp16
 from qdqtool.insertion.placement import (
     Placement,
     PlacementRules,
@@ -86,6 +86,7 @@ class PlacementCost:
 
     @staticmethod
     def from_prediction(predicted: Prediction, ms: float | None) -> PlacementCost:
+        """Return the cost of a prediction with a time."""
         summary = predicted.summary()
         return PlacementCost(
             summary["convolutions"], summary["int8"], summary["conversions"] or 0, ms
@@ -233,7 +234,7 @@ class Planner:
         else:
             model, quantized = self.model.copy(), []
         if self.half:
-            halfprecision.to_half(model, self.wide)
+            fp16.convert_to_fp16(model, self.wide)
         return model, quantized
 
     def cost(self, configuration: Configuration) -> PlacementCost:
@@ -252,12 +253,13 @@ class Planner:
         return self._costs[configuration]
 
     def predict_cost(self, recipe: Recipe) -> PlacementCost:
+        """Predict the cost of a recipe, without a cache."""
         if recipe.pairs:
             model, _ = recipe.build(self.light_model, "sketch")
         else:
             model = self.light_model.copy()
         if self.half:
-            halfprecision.to_half(model, self.wide)
+            fp16.convert_to_fp16(model, self.wide)
         predicted = prediction.predict(model, self.target, advice=False)
         if self.gpu is None:
             return PlacementCost.from_prediction(predicted, None)

@@ -13,9 +13,9 @@ from calibration.runner import CacheMismatch
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
-from qdqtool.insertion.inputs import write_table
-from qdqtool.insertion.losses import Losses
+from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
+from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
@@ -338,7 +338,7 @@ def test_json_without_losses_and_prediction() -> None:
 
 def test_json_with_losses_and_prediction() -> None:
     result = insertion()
-    result.losses = Losses(0.5, [], 1, 2)
+    result.losses = ActivationLosses(0.5, [], 1, 2)
     result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     data = result.as_json()
     assert data["losses"] == {"error": 0.5, "samples": 1, "tried": 2, "tensors": []}

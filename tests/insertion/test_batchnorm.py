@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.insertion.prepare import fold_batch_normalization, fold_leading
+from qdqtool.insertion.batchnorm import fold_batch_normalization, fold_leading_batch_normalization
 from qdqtool.ir.graph import Model
 from tests.insertion.nets import Net, assert_same_outputs, copied, set_value, value_of
 
@@ -39,7 +39,10 @@ def test_fold_leading_leaves_normalization(net: Net, kernel: int, outputs: list[
     if "relu.out" in outputs:
         net.op("Relu", "relu", "norm.out")
     proto = net.output(*outputs).model()
-    assert fold_leading(Model(proto)) == 0 and ops(proto)[0] == "BatchNormalization"
+    assert (
+        fold_leading_batch_normalization(Model(proto)) == 0
+        and ops(proto)[0] == "BatchNormalization"
+    )
 
 
 def test_fold_leading_with_shared_weights(net: Net) -> None:
@@ -47,7 +50,10 @@ def test_fold_leading_with_shared_weights(net: Net) -> None:
         net.conv("c0", net.norm("n0", "x"), kernel=1),
         net.conv("c1", net.norm("n1", "x"), kernel=1, weight="c0.weight"),
     ).model()
-    assert fold_and_compare(proto, fold_leading) == 2 and ops(proto) == ["Conv", "Conv"]
+    assert fold_and_compare(proto, fold_leading_batch_normalization) == 2 and ops(proto) == [
+        "Conv",
+        "Conv",
+    ]
 
 
 def leading(
@@ -86,7 +92,7 @@ SAME = {"auto_pad": "SAME_UPPER"}
     ],
 )
 def test_fold_leading_needs_no_padding_or_no_shift(proto: onnx.ModelProto, folds: bool) -> None:
-    assert fold_and_compare(proto, fold_leading) == folds
+    assert fold_and_compare(proto, fold_leading_batch_normalization) == folds
     assert ops(proto) == ["BatchNormalization"] * (not folds) + ["Conv"]
 
 
@@ -139,7 +145,7 @@ UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
 
 
 @pytest.mark.parametrize("change", UNSUITABLE.values(), ids=UNSUITABLE)
-@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
+@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading_batch_normalization])
 def test_unsuitable_normalization_is_not_folded(
     change: Callable[[onnx.ModelProto], object], fold: Callable[[Model], int]
 ) -> None:
@@ -157,7 +163,7 @@ def test_normalization_that_is_not_finite_is_folded_into_convolution_before_it(
     """Quantization then names the weights or the bias; before a convolution the normalization stays."""
     proto = between(bias=False)
     set_value(proto, name, np.full(16, value, np.float32))
-    assert fold_leading(Model(copied(proto))) == 0
+    assert fold_leading_batch_normalization(Model(copied(proto))) == 0
     assert fold_batch_normalization(Model(proto)) == 1
     assert np.isnan(value_of(proto, "a.weight_folded")).all() == (name == "n.var")
     assert not np.isfinite(value_of(proto, "a.weight_folded_bias")).any()
@@ -178,7 +184,7 @@ def test_fold_leading_leaves_damaged_convolutions(
     net = Net()
     normed, weights = net.norm("n", "x", channels), net.const("w", np.ones(weight))
     model = net.output(net.op("Conv", "c", normed, weights, group=group)).open_model()
-    assert fold_leading(Model(model)) == 0
+    assert fold_leading_batch_normalization(Model(model)) == 0
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,9 @@ def test_fold_leaves_impossible_groups_of_transposed_weights(group: int, channel
 
 
 @pytest.mark.parametrize("position", [1, 2], ids=["weights", "bias"])
-@pytest.mark.parametrize(("fold", "node"), [(fold_batch_normalization, "a"), (fold_leading, "b")])
+@pytest.mark.parametrize(
+    ("fold", "node"), [(fold_batch_normalization, "a"), (fold_leading_batch_normalization, "b")]
+)
 def test_fold_leaves_computed_weights_and_biases(
     position: int, fold: Callable[[Model], int], node: str
 ) -> None:
@@ -219,7 +227,7 @@ def test_fold_leaves_computed_weights_and_biases(
     assert fold(Model(proto)) == 0
 
 
-@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
+@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading_batch_normalization])
 def test_fold_leaves_normalization_without_convolution_next_to_it(
     net: Net, fold: Callable[[Model], int]
 ) -> None:
@@ -231,7 +239,7 @@ def test_fold_leaves_normalization_without_convolution_next_to_it(
     assert fold(Model(proto)) == 0 and len(proto.graph.node) == 5
 
 
-@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
+@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading_batch_normalization])
 def test_fold_leaves_network_without_normalization(fold: Callable[[Model], int]) -> None:
     net = Net(channels=1)
     values = {"starts": 1, "ends": 8, "axes": 3, "steps": 2}

@@ -17,10 +17,10 @@ from calibration import Preprocess
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings import left_float
-from qdqtool.insertion.halfprecision import to_half
-from qdqtool.insertion.inputs import write_table
+from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.util.notes import note_codes
@@ -55,7 +55,7 @@ def test_half_keeps_constant_nodes_with_consumers(net: Net) -> None:
     back = net.op("Reshape", "back", flat, net.const("shape_back", [1, 16, 16, 16], np.int64))
     before = with_constant_nodes(net.output(net.conv("d", back)).model(19, ir=9))
     after = copied(before)
-    to_half(Model(after))
+    convert_to_fp16(Model(after))
     check(after)
     left = {n.output[0] for n in after.graph.node if n.op_type == "Constant"}
     assert {"scales", "shape", "shape_back"} <= left

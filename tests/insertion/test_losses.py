@@ -14,15 +14,15 @@ from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.errors import ModelError
 from qdqtool.formats.insertion_text import render
 from qdqtool.insertion.losses import (
-    LITTLE,
-    Compared,
-    Losses,
+    SMALL_ERROR,
+    ActivationLosses,
+    ReferenceOutputs,
     TensorLoss,
-    candidates,
-    compared_tensors,
-    measure,
-    with_predictions,
-    without_pair,
+    comparison_tensors,
+    measure_losses,
+    predict_changes,
+    rank_activations,
+    remove_pair,
 )
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.switchable_network import NetworkSegment
@@ -51,7 +51,7 @@ def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
 def without(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
     """Return the model without the Q/DQ pairs of some activations."""
     for entry in entries:
-        model = without_pair(Model(model), entry).proto
+        model = remove_pair(Model(model), entry).proto
     check(model)
     return model
 
@@ -98,7 +98,7 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(opset: int, ir:
     next(n for n in model.graph.node if n.name == "e").input[0] = second.output[0]
     model.graph.node.insert(list(model.graph.node).index(first) + 1, second)
     check(model)
-    losses = measure(Model(model), result.activations, data, activations=result.activations)
+    losses = measure_losses(Model(model), result.activations, data, activations=result.activations)
     total = mean_error(without(model, *result.activations), model, data)
     assert losses is not None and losses.error == pytest.approx(total, rel=2e-3)
     assert type(losses.error) is float
@@ -152,10 +152,12 @@ def chained() -> Insertion:
     return qdqtool.insert(chain(), images(3), predict=False)
 
 
-def measured(result: Insertion, data: object, **options: Any) -> Losses | None:
+def measured(result: Insertion, data: object, **options: Any) -> ActivationLosses | None:
     """Measure all activations of an insertion."""
     activations = result.activations
-    return measure(Model(result.model), activations, data, activations=activations, **options)
+    return measure_losses(
+        Model(result.model), activations, data, activations=activations, **options
+    )
 
 
 def test_measure_gives_same_losses_on_one_and_two_threads(
@@ -201,7 +203,7 @@ def test_measure_tries_activations_only_for_large_error(
         chain(), images(3), predict=False, method="percentile", percentile=percentile
     )
     losses = result.losses = measured(result, images(3), samples=None)
-    assert losses is not None and (losses.error > LITTLE) == bool(tried)
+    assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
     assert (losses.samples, losses.tried, len(runs.samples)) == (2, tried, segments)
     assert ("--losses 2 does" in render(result, 400)) == (not tried)
 
@@ -233,7 +235,7 @@ def test_losses_leave_out_activation_without_error(
 def test_measure_limits_samples_and_named_tensors(
     whole_steps: tuple[Insertion, list[dict[str, np.ndarray]]],
 ) -> None:
-    losses = measured(*whole_steps, samples=3, named=2)
+    losses = measured(*whole_steps, samples=3, reported=2)
     assert losses is not None and losses.samples == 3 and len(losses.tensors) == 2
 
 
@@ -242,7 +244,7 @@ def test_measure_returns_none_without_error(
 ) -> None:
     result, data = whole_steps
     exact = result.activations[:1]
-    assert measure(Model(result.model), exact, data, activations=exact) is None
+    assert measure_losses(Model(result.model), exact, data, activations=exact) is None
 
 
 def test_losses_name_clipped_tensor_and_consumers_first() -> None:
@@ -286,15 +288,15 @@ def test_candidates_are_sorted_by_error() -> None:
     statistics = {t: TensorStatistics.of(v.astype(np.float32)) for t, v in values.items()}
     entries = [QuantizedTensor(t, scales[t], "max", None, f"{t}/Q") for t in values]
     with np.errstate(all="raise"):
-        ranked = candidates(entries, statistics, sources)
+        ranked = rank_activations(entries, statistics, sources)
     assert [e.tensor for e in ranked] == sorted(worst, key=lambda t: -worst[t])
-    assert candidates(entries, statistics, sources, 2) == ranked[:2]
+    assert rank_activations(entries, statistics, sources, 2) == ranked[:2]
 
 
 def test_candidates_of_equal_error_keep_graph_order() -> None:
     zeros = [QuantizedTensor("zero", 1.0, "max", None, f"{i}") for i in range(12)]
     statistics = {"zero": TensorStatistics.of(np.zeros(10, np.float32))}
-    assert candidates(zeros, statistics, {"zero": ["zero"]}) == zeros[:8]
+    assert rank_activations(zeros, statistics, {"zero": ["zero"]}) == zeros[:8]
 
 
 def test_candidates_with_values_below_normal_float32() -> None:
@@ -304,7 +306,7 @@ def test_candidates_with_values_below_normal_float32() -> None:
         "b": TensorStatistics.of(np.ones(9)),
     }
     with np.errstate(all="raise"):
-        ranked = candidates(entries, statistics, {"a": ["a"], "b": ["b"]})
+        ranked = rank_activations(entries, statistics, {"a": ["a"], "b": ["b"]})
     assert [e.tensor for e in ranked] == ["b", "a"]
 
 
@@ -315,7 +317,7 @@ ZERO = np.zeros((1, 2, 2, 2), np.float32)
     ("before", "after"), [(ZERO, ZERO), (ZERO, ZERO + 1.0), (ZERO[:0], ZERO[:0])]
 )
 def test_compared_error_of_constant_output_is_zero(before: np.ndarray, after: np.ndarray) -> None:
-    assert Compared({"a": before}, None).error({"a": after}) == 0.0
+    assert ReferenceOutputs({"a": before}, None).error({"a": after}) == 0.0
 
 
 def test_compared_error_counts_focused_positions() -> None:
@@ -324,27 +326,27 @@ def test_compared_error_counts_focused_positions() -> None:
     masks = rng.random((2, 4, 4)) < 0.4
     focus = FocusMap(list(masks))
     at = np.broadcast_to(masks[:, None], before.shape)
-    compared = Compared({"map": before}, focus)
+    compared = ReferenceOutputs({"map": before}, focus)
     expected = relative_error(before[at].astype(np.float64), after[at].astype(np.float64))
     assert compared.error({"map": after}) == pytest.approx(expected, rel=1e-9)
     assert compared.nbytes == 8 * at.sum()
     row = rng.normal(size=(2, 5)).astype(np.float32)  # no map: every value counts
-    assert Compared({"row": row}, focus).error({"row": 3.0 - row}) == pytest.approx(
+    assert ReferenceOutputs({"row": row}, focus).error({"row": 3.0 - row}) == pytest.approx(
         relative_error(row, 3.0 - row), rel=1e-6
     )
-    assert Compared({"map": before, "row": row}, None).error(
+    assert ReferenceOutputs({"map": before, "row": row}, None).error(
         {"map": after, "row": row}
     ) == pytest.approx(relative_error(before, after) / 2)
 
 
 def test_compared_tensors_of_yolov8_are_box_and_class_outputs() -> None:
-    assert len(compared_tensors(Model(detector()))) == 6  # two of each of three levels
+    assert len(comparison_tensors(Model(detector()))) == 6  # two of each of three levels
 
 
 def test_compared_tensors_of_classifier_are_outputs(net: Net) -> None:
     flat = net.op("Flatten", "flat", net.op("Relu", "r", net.conv("c", "x")))
     scores = net.op("Gemm", "fc", flat, net.const("w", np.ones((1024, 4))))
-    assert compared_tensors(net.output(net.op("Softmax", "s", scores)).index()) == ["s.out"]
+    assert comparison_tensors(net.output(net.op("Softmax", "s", scores)).index()) == ["s.out"]
 
 
 def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
@@ -389,10 +391,10 @@ def test_with_predictions_counts_difference(
     """An activation without a pair, as that of an integer input, has no difference."""
     result = qdqtool.insert(chain(), images(1), predict=False, method="max")
     kept, removed = result.activations[:2]
-    losses = Losses(0.1, [TensorLoss(t.tensor, (), 0.5) for t in (kept, removed)], 1, 2)
+    losses = ActivationLosses(0.1, [TensorLoss(t.tensor, (), 0.5) for t in (kept, removed)], 1, 2)
     old, new = (prediction(int8, int8, conversions) for int8, conversions in (before, after))
-    model = without_pair(Model(result.model), removed)
-    priced = with_predictions(losses, model, result.activations, old, lambda _: new)
+    model = remove_pair(Model(result.model), removed)
+    priced = predict_changes(losses, model, result.activations, old, lambda _: new)
     assert [(t.convolutions, t.conversions) for t in priced.tensors] == [expected, (None, None)]
 
 

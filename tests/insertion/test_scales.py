@@ -11,8 +11,8 @@ from calibration.methods import choose_range
 from calibration.statistics import Histogram, TensorStatistics
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
 from qdqtool.insertion.options import CacheOptions
+from qdqtool.insertion.ranges import collect_statistics, read_table_scales, write_table
 from qdqtool.insertion.scales import (
     METHODS,
     MethodChoice,
@@ -275,7 +275,7 @@ GROUP = ScaleGroup(("joined",), ("joined", "a", "b"), ("a", "b"))
 def test_scale_from_table_is_largest_of_group(
     scales: dict[str, float], expected: dict[str, float], tmp_path: Path
 ) -> None:
-    (chosen,) = scales_from_table(table(tmp_path, **scales), [GROUP])
+    (chosen,) = read_table_scales(table(tmp_path, **scales), [GROUP])
     assert (chosen.scale, chosen.method, chosen.power) == (max(expected.values()), "table", None)
     members = [(m.tensor, m.amax, m.bits_lost) for m in chosen.members]
     assert members == [(tensor, scale * 127, 0.0) for tensor, scale in expected.items()]
@@ -295,11 +295,11 @@ def test_table_without_scale_is_refused(scales: dict[str, float], tmp_path: Path
     path = table(tmp_path, **scales, other=1.0)
     refused = has("missing-scale", path=str(path), parameter="calib_table", node="joined")
     with pytest.raises(DataError, check=refused):
-        scales_from_table(path, [GROUP])
+        read_table_scales(path, [GROUP])
 
 
 def test_scale_from_table_is_positive(tmp_path: Path) -> None:
-    (chosen,) = scales_from_table(table(tmp_path, a=1e-45), [GROUP])
+    (chosen,) = read_table_scales(table(tmp_path, a=1e-45), [GROUP])
     assert chosen.scale == TINY
 
 
@@ -310,7 +310,7 @@ def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any
     model = net.output(net.op("Sigmoid", "s", net.conv("heat", body, cout=3))).index()
     groups = [ScaleGroup(("x",), ("x",), ("x",)), ScaleGroup((body,), (body,), (body, "x"))]
     options = CacheOptions(calib_cache=cache)
-    _, report = collect_for(model, data, groups, max_images=3, cache=options)
+    _, report = collect_statistics(model, data, groups, max_images=3, cache=options)
     return report
 
 

@@ -13,7 +13,7 @@ import qdqtool
 from qdqtool.commands.cli import run as command
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.placement import PlacementRules, place
-from qdqtool.insertion.smoothing import Smoothed, smooth
+from qdqtool.insertion.smoothing import ScaleMigration, smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import smoothed_tensors
 from qdqtool.util.notes import note_codes
@@ -45,7 +45,9 @@ def heavy(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
     return result
 
 
-def smoothed(model: onnx.ModelProto, alpha: float = 0.5) -> tuple[onnx.ModelProto, list[Smoothed]]:
+def smoothed(
+    model: onnx.ModelProto, alpha: float = 0.5
+) -> tuple[onnx.ModelProto, list[ScaleMigration]]:
     """Return the float model after smoothing, and the smoothed places."""
     work = Model(model).copy()
     places, _ = smooth(work, place(work, PlacementRules()), alpha, samples(model))

@@ -10,7 +10,7 @@ from onnx import helper
 
 import qdqtool
 from qdqtool.errors import ModelError
-from qdqtool.insertion.losses import without_pair
+from qdqtool.insertion.losses import remove_pair
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.switchable_network import NetworkSegment, SwitchableNetwork
 from qdqtool.ir.graph import Model
@@ -85,7 +85,7 @@ def recorded_network(
 def without(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
     """Return the model without the Q/DQ pairs of some activations."""
     for entry in entries:
-        model = without_pair(Model(model), entry).proto
+        model = remove_pair(Model(model), entry).proto
     return model
 
 

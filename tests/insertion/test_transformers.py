@@ -12,8 +12,8 @@ import qdqtool
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings.left_float import Part
 from qdqtool.formats.predict_text import render, verdict
-from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_coordinates, find_head

@@ -33,7 +33,7 @@ def predicted_once() -> Iterator[None]:
     collections: dict[Any, tuple[Statistics, Json]] = {}
     predict_cost, predict = Planner.predict_cost, prediction.predict
     settled, choose_scale = rules.simulate_without_alternatives, planner.choose_scale
-    collect_for = api.collect_for
+    collect_statistics = api.collect_statistics
 
     def cached_cost(self: Planner, recipe: Recipe) -> PlacementCost:
         model = self.light_model.proto.SerializeToString(deterministic=True)
@@ -72,16 +72,16 @@ def predicted_once() -> Iterator[None]:
         whole = getattr(data.source, "whole", None)
         in_memory = isinstance(whole, MemorySource) and whole.repeatable
         if not in_memory or options["cluster"].cluster is not None:
-            return collect_for(model, data, groups, **options)
+            return collect_statistics(model, data, groups, **options)
         samples = tuple((n, v.tobytes()) for sample in data for n, v in sorted(sample.items()))
         proto = model.proto.SerializeToString(deterministic=True)
         key = (proto, samples, tuple(groups), options["max_images"])
         if key not in collections:
-            collections[key] = collect_for(model, data, groups, **options)
+            collections[key] = collect_statistics(model, data, groups, **options)
         return collections[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "collect_for", cached_statistics)
+        patch.setattr(api, "collect_statistics", cached_statistics)
         patch.setattr(Planner, "predict_cost", cached_cost)
         patch.setattr(planner, "choose_scale", cached_scale)
         patch.setattr(rules, "simulate_without_alternatives", cached_settled)

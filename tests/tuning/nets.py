@@ -9,10 +9,10 @@ import onnx
 from calibration.arrays import open_data
 from calibration.dataset import Dataset
 from calibration.session import input_specs
-from qdqtool.insertion.inputs import collect_for
-from qdqtool.insertion.losses import compared_tensors
+from qdqtool.insertion.losses import comparison_tensors
 from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
@@ -96,7 +96,7 @@ def planner_of(
     planner = Planner(
         model, PlacementRules(residual=residual), target_named("trt8.5"), MethodChoice("mse")
     )
-    statistics, _ = collect_for(model, data, planner.possible_groups(), max_images=99)
+    statistics, _ = collect_statistics(model, data, planner.possible_groups(), max_images=99)
     planner.statistics = statistics.tensors
     return planner
 
@@ -115,7 +115,7 @@ def job_of(planner: Planner, data: list[dict[str, Array]]) -> TuningJob:
     return TuningJob(
         model.proto.SerializeToString(),
         dataset_of(model, data),
-        tuple(compared_tensors(model)),
+        tuple(comparison_tensors(model)),
         (),
         metric_for(model, None),
     )

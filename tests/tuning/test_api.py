@@ -367,7 +367,7 @@ def test_tune_refuses_another_state_before_it_collects_ranges(
     state: Path, options: dict[str, Any], newer: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "REVISION", store.REVISION + newer)
-    monkeypatch.setattr(api, "collect_for", None)
+    monkeypatch.setattr(api, "collect_statistics", None)
     with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")):
         tune(keep=KEEP, state=state, **options)
 

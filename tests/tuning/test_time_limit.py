@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.insertion.losses import FEW
+from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api
@@ -41,13 +41,13 @@ def test_ranges_take_a_quarter_of_the_time(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each sample takes a second for ranges, everything else takes no time."""
-    collect_for = api.collect_for
+    collect_statistics = api.collect_statistics
 
     def collect_slowly(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:
         clock.now += len(data)
-        return collect_for(model, data, *arguments, **options)
+        return collect_statistics(model, data, *arguments, **options)
 
-    monkeypatch.setattr(api, "collect_for", collect_slowly)
+    monkeypatch.setattr(api, "collect_statistics", collect_slowly)
     data, options = images(48, 16, 16), {"method": "mse", "state": tmp_path / "state"}
     results = []
     for limit in (40.0, 20.0, None, 40.0):
@@ -107,7 +107,7 @@ def test_reserve_time_keeps_time_to_judge_and_write(limited: PlacementSearch, cl
         68.5,
         64.0,
     )
-    assert limited.fp16_samples == FEW
+    assert limited.fp16_samples == FP16_SAMPLES
     clock.now = 0.0
     assert limited.sweep_end == 34.0
     clock.now = 55.0
@@ -115,7 +115,7 @@ def test_reserve_time_keeps_time_to_judge_and_write(limited: PlacementSearch, cl
 
 
 @pytest.mark.parametrize(
-    ("each", "samples", "end"), [(0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FEW, 81.76)]
+    ("each", "samples", "end"), [(0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FP16_SAMPLES, 81.76)]
 )
 def test_reserve_time_keeps_time_to_compare_fp16(
     limited: PlacementSearch, each: float, samples: int, end: float
@@ -138,7 +138,7 @@ def test_fp16_is_compared_on_samples_that_there_is_time_for(
     monkeypatch.setattr(
         api, "reserve_time", lambda search, each: setattr(search, "fp16_samples", 5)
     )
-    monkeypatch.setattr(api.losses, "compare", compare)
+    monkeypatch.setattr(api.losses, "compare_outputs", compare)
     options: Any = {"method": "mse", "keep": 0.1, "target": "trt11", "say": lambda line: None}
     tuning = qdqtool.tune(branchy(), images(16, 16, 16), **options)
     assert calls == [(2, 5, 5)] and "measured-in-fp32" in note_codes(tuning.notes)
@@ -184,12 +184,12 @@ class EndingMeasurements(CandidateEvaluator):
         self.early = iter(runs)
         self.sweeps: list[str] = []
 
-    def sweep(self, recipes: Any, what: str, until: Any = None, images: Any = None) -> bool:
-        self.sweeps.append(what)
-        for runs in self.early if what == "Sensitivity" else ():
+    def sweep(self, recipes: Any, images: Any, title: str, until: Any = None) -> bool:
+        self.sweeps.append(title)
+        for runs in self.early if title == "Sensitivity" else ():
             self.runs += runs
             return False
-        return super().sweep(recipes, what, until, images)
+        return super().sweep(recipes, images, title, until)
 
 
 @pytest.mark.parametrize(("runs", "rounds"), [((3, 2), 3), ((3, 0, 1), 2)])

@@ -5,7 +5,7 @@ from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
-from qdqtool.insertion.halfprecision import has_half, to_float, to_half
+from qdqtool.insertion.fp16 import convert_to_fp16, convert_to_fp32, has_fp16
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.half import float32_inputs
 from tests.errors import has
@@ -33,7 +33,7 @@ def small_net(opset: int = 19) -> onnx.ModelProto:
 
 def as_half(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = copied(model)
-    to_half(Model(copy))
+    convert_to_fp16(Model(copy))
     check(copy)
     return copy
 
@@ -156,7 +156,7 @@ def test_half_leaves_integers_other_domains_and_unknown_types(net: Net) -> None:
     late = net.op("Relu", "late", mixed)
     net.output(net.conv("b", net.op("Relu", "r", inner)), net.conv("c", late))
     proto = net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64).open_model(19)
-    assert to_half(Model(proto)) == 5  # a, r, b, late and c
+    assert convert_to_fp16(Model(proto)) == 5  # a, r, b, late and c
     index = Model(proto)
     assert {index.node(n).inputs[0] for n in ("strange", "mixed", "shape")} == {"a.out"}
     assert index.producer("a.out").op == "Cast"  # type: ignore[union-attr]
@@ -241,7 +241,7 @@ def test_high_precision_fp16_is_refused_for_tensorrt_8() -> None:
 
 def test_float16_model_is_widened_for_tensorrt_8() -> None:
     model = in_half(small_net(17), keep=["scales"])
-    assert has_half(Model(model))
+    assert has_fp16(Model(model))
     result = insert(model, half_images(), target="trt8.5", method="max", predict=False)
     check(result.model)
     index = Model(result.model)
@@ -279,7 +279,7 @@ def test_has_half(where: str) -> None:
     if where == "Identity":  # a type that follows from another is none of its own
         graph.node[0].op_type = "Strange"
     model = Model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
-    assert has_half(model) is (where in ("initializer", "input", "value_info", "Constant"))
+    assert has_fp16(model) is (where in ("initializer", "input", "value_info", "Constant"))
 
 
 def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
@@ -306,7 +306,7 @@ def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
     model = net.model()
     feeds = {**half_images()[0], "i": np.int32([3])}
     before = copied(model)
-    to_float(Model(model))
+    convert_to_fp32(Model(model))
     check(model)
     assert Model(model).node("cast").attributes == {"to": TensorProto.FLOAT}
     assert [v.type.tensor_type.elem_type for v in model.graph.output] == [10, 11, 10]
@@ -327,7 +327,7 @@ def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
 def test_to_float_widens_type_attributes(net: Net, attribute: str, before: int, after: int) -> None:
     net.op("Any", "n", "x", **{attribute: before})
     model = net.open_model()
-    to_float(Model(model))
+    convert_to_fp32(Model(model))
     assert model.graph.node[0].attribute[0].i == after
 
 

@@ -1,0 +1,217 @@
+"""BatchNormalizations folded into the weights of convolutions.
+
+The weights that are quantized are then those that TensorRT computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.insertion.structure import is_convolution
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import LayerKind, operator_of, output_axis
+
+_Array = npt.NDArray[Any]
+_Floats = npt.NDArray[np.float64]
+_TEXT_KINDS = "OSU"  # numpy's kinds of texts
+
+
+class _ConvWeights(NamedTuple):
+    """Constant weights of a convolution, and its bias if it has one."""
+
+    weight: _Array
+    bias: _Array | None
+
+
+class _NormParameters(NamedTuple):
+    """A BatchNormalization as ``(x - mean) * factor + beta``, one number for each channel."""
+
+    factor: _Floats
+    beta: _Floats
+    mean: _Floats
+
+
+def fold_batch_normalization(model: Model) -> int:
+    """Fold BatchNormalizations into the convolutions before them, in place, and count them.
+
+    The BatchNormalization has to be the convolution's only consumer.
+    """
+    editor = Editor(model)
+    count = 0
+    for norm in model.nodes:
+        conv = model.producer(norm.input(0))
+        if conv is None or not _can_fold(model, conv, norm):
+            continue
+        folded = _fold_into_producer(model, conv, norm)
+        if folded is None:
+            continue
+        _set_weights(editor, conv, "folded", folded)
+        editor.set_output(conv, 0, norm.output)
+        editor.remove(norm)
+        count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def fold_leading_batch_normalization(model: Model) -> int:
+    """Fold BatchNormalizations into the convolutions after them, in place, and count them.
+
+    All consumers of the BatchNormalization have to be convolutions with constant weights.
+    """
+    editor = Editor(model)
+    count = 0
+    for norm in model.nodes:
+        consumers = model.consumers(norm.output)
+        if not _is_inference_norm(norm) or not consumers or model.is_output(norm.output):
+            continue
+        folded = _fold_into_consumers(model, norm, consumers)
+        if folded is None:
+            continue
+        for conv, weights in zip(consumers, folded, strict=True):
+            editor.set_input(conv, 0, norm.input(0))
+            _set_weights(editor, conv, "folded_norm", weights)
+        editor.remove(norm)
+        count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def _is_inference_norm(node: Node) -> bool:
+    if operator_of(node).kind != LayerKind.SCALE or node.integer("training_mode", 0):
+        return False
+    return not any(node.outputs[1:])
+
+
+def _can_fold(model: Model, conv: Node, norm: Node) -> bool:
+    return (
+        _is_inference_norm(norm)
+        and is_convolution(conv)
+        and len(model.consumers(conv.output)) == 1
+        and not model.is_output(conv.output)
+    )
+
+
+def _set_weights(editor: Editor, conv: Node, suffix: str, weights: _ConvWeights) -> None:
+    name = f"{conv.input(1)}_{suffix}"
+    assert weights.bias is not None
+    editor.set_input(conv, 1, editor.constant(name, weights.weight))
+    editor.set_input(conv, 2, editor.constant(f"{name}_bias", weights.bias))
+
+
+def _fold_into_producer(model: Model, conv: Node, norm: Node) -> _ConvWeights | None:
+    """Return a convolution's new weights; None if a parameter is computed or does not fit."""
+    weights, parameters = _read_weights(model, conv), _read_parameters(model, norm)
+    if weights is None or parameters is None:
+        return None
+    weight, bias = weights
+    factor, beta, mean = parameters
+    if _count_output_channels(conv, weight) != len(factor):
+        return None
+    if bias is not None and bias.shape != factor.shape:
+        return None
+    old_bias = 0.0 if bias is None else bias.astype(np.float64)
+    with np.errstate(all="ignore"):  # quantizing the weights reports a NaN in the result
+        new_bias = beta + (old_bias - mean) * factor
+    if output_axis(conv, weight.ndim) == 0:
+        factors = factor[:, None]
+    else:  # [in, out / groups, ...]: the channels of each group follow one another
+        groups = conv.integer("group", 1)
+        factors = factor.reshape(groups, -1).repeat(weight.shape[0] // groups, axis=0)
+    factors = factors.reshape(*factors.shape, *(1,) * (weight.ndim - 2))
+    new_weight = weight.astype(np.float64) * factors
+    return _ConvWeights(new_weight.astype(weight.dtype), new_bias.astype(weight.dtype))
+
+
+def _count_output_channels(conv: Node, weight: _Array) -> int | None:
+    """Return the number of output channels; None for weights that no convolution can have."""
+    if weight.ndim < 3 or weight.dtype.kind in _TEXT_KINDS:
+        return None
+    first, second = int(weight.shape[0]), int(weight.shape[1])
+    if output_axis(conv, weight.ndim) == 0:
+        return first
+    groups = conv.integer("group", 1)
+    return second * groups if groups > 0 and first % groups == 0 else None
+
+
+def _fold_into_consumers(
+    model: Model, norm: Node, convs: Sequence[Node]
+) -> list[_ConvWeights] | None:
+    """Return new weights for each convolution; None if one of them cannot be folded exactly."""
+    parameters = _read_parameters(model, norm)
+    if parameters is None:
+        return None
+    factor, beta, mean = parameters
+    with np.errstate(all="ignore"):
+        shift = beta - mean * factor
+    if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
+        return None
+    folded = []
+    for conv in convs:
+        weights = _fold_input_map(model, conv, factor, shift)
+        if weights is None:
+            return None
+        folded.append(weights)
+    return folded
+
+
+def _fold_input_map(
+    model: Model, conv: Node, factor: _Floats, shift: _Floats
+) -> _ConvWeights | None:
+    """Return the weights of a convolution that reads ``x`` instead of ``x * factor + shift``."""
+    if operator_of(conv).kind != LayerKind.CONVOLUTION:
+        return None
+    weights = _read_weights(model, conv)
+    if weights is None or weights.weight.dtype.kind != "f" or weights.weight.ndim < 3:
+        return None
+    weight, bias = weights
+    if shift.any() and _has_padding(conv):  # padded zeros would be shifted as well
+        return None
+    groups = conv.integer("group", 1)
+    if weight.shape[1] * groups != len(factor) or weight.shape[0] % groups:
+        return None
+    outputs_per_group = weight.shape[0] // groups
+    # Shape [out, in / groups]: the input channel of each weight.
+    channels = np.arange(len(factor)).reshape(groups, -1).repeat(outputs_per_group, axis=0)
+    flat = weight.astype(np.float64).reshape(*weight.shape[:2], -1)
+    new_bias = (flat * shift[channels][..., None]).sum(axis=(1, 2))
+    if bias is not None:
+        new_bias = new_bias + bias.astype(np.float64)
+    new_weight = (flat * factor[channels][..., None]).reshape(weight.shape)
+    return _ConvWeights(new_weight.astype(weight.dtype), new_bias.astype(weight.dtype))
+
+
+def _has_padding(conv: Node) -> bool:
+    pads = conv.attributes.get("pads", [])
+    if not isinstance(pads, list) or any(pads):
+        return True
+    return conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+
+
+def _read_parameters(model: Model, norm: Node) -> _NormParameters | None:
+    """Return the parameters, perhaps not finite; None if they are computed or do not fit."""
+    arrays = [model.constant(t) for t in norm.inputs[1:]]
+    values = [a for a in arrays if a is not None and a.dtype.kind not in _TEXT_KINDS]
+    if len(values) != 4 or len(norm.inputs) != 5:
+        return None
+    if {v.shape for v in values} != {(values[0].size,)}:
+        return None
+    gamma, beta, mean, variance = (v.astype(np.float64) for v in values)
+    epsilon = float(norm.attributes.get("epsilon", 1e-5))
+    with np.errstate(all="ignore"):
+        return _NormParameters(gamma / np.sqrt(variance + epsilon), beta, mean)
+
+
+def _read_weights(model: Model, conv: Node) -> _ConvWeights | None:
+    """Return the constant weights and bias; None if one of them is computed."""
+    weight = model.constant(conv.input(1))
+    bias = model.constant(conv.input(2)) if conv.input(2) else None
+    if weight is None or (conv.input(2) and bias is None):
+        return None
+    return _ConvWeights(weight, bias)

@@ -1,0 +1,174 @@
+"""Places of channels in tensors: which entry of a tensor belongs to which channel.
+
+An array of places has the number of a channel for each entry of a tensor, -1 for none. Axes along which
+the number does not change have size 1; leading axes of size 1 are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.insertion.options import ImageOptions
+from qdqtool.insertion.sample_runs import sample_values
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import operator_of
+from qdqtool.ir.sizes import MOVES, find_size_constants
+from qdqtool.proto.subgraphs import STANDARD, copy_node
+
+Places = npt.NDArray[np.int64]
+_MAX_ENTRIES = 1 << 25  # of a tensor whose every entry is followed
+_SHAPE_SUFFIX = "/qdqtool/shape"
+
+
+def compact_places(places: Places) -> Places:
+    """Reduce axes along which places do not change to size 1, and drop leading ones."""
+    for axis in range(places.ndim):
+        first = places.take([0], axis)
+        if places.shape[axis] > 1 and (places == first).all():
+            places = first
+    while places.ndim > 1 and len(places) == 1:
+        places = places[0]
+    return places
+
+
+class TensorShapes:
+    """Shapes of tensors, and values computed from shapes, of a network whose inputs have fixed sizes.
+
+    They are taken from a run with one sample. If an input has an open size, or if sizes depend on
+    the data, only the shapes in the model are available.
+
+    Attributes:
+        has_open_inputs: Whether an input has an open size.
+    """
+
+    def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
+        """Run the model if that shows more shapes.
+
+        Raises:
+            ModelError: onnxruntime cannot run the model.
+        """
+        self.model = model
+        self._shapes: dict[str, tuple[int | None, ...]] = {}
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        sizes = [size for t in model.inputs for size in model.shape(t) or (None,)]
+        self.has_open_inputs = any(size is None or size <= 0 for size in sizes)
+        if self.has_open_inputs:
+            return
+        constants, open_shapes = find_size_constants(model)
+        if open_shapes:
+            names = {t: t + _SHAPE_SUFFIX for t in open_shapes}
+            values = sample_values(model, constants, names, data, images)
+            self._values = {t: values[t] for t in constants}
+            self._shapes = {t: tuple(map(int, values[name])) for t, name in names.items()}
+
+    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+        """Return the sizes of a tensor, None for open ones; None if nothing is known."""
+        return self._shapes.get(tensor) or self.model.shape(tensor)
+
+    def value(self, tensor: str) -> npt.NDArray[Any] | None:
+        """Return the values of a tensor if they are the same for all data."""
+        return self._values[tensor] if tensor in self._values else self.model.constant(tensor)
+
+    def rank(self, tensor: str) -> int:
+        """Return the number of axes of a tensor, 0 if unknown."""
+        return len(self.shape(tensor) or ())
+
+    def has_axes(self, tensor: str, places: Places) -> bool:
+        """Return whether a tensor has each axis along which places change."""
+        return fits_shape(self.shape(tensor) or (), places)
+
+    def map_upstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
+        """Return the places in a node's inputs from those in one of its outputs.
+
+        None for a node that does more than move values, and if an entry would belong to two
+        channels.
+        """
+        trace = self._trace_entries(node)
+        if trace is None:
+            return None
+        shapes, outputs = trace
+        entries = outputs[position]
+        sizes = [math.prod(shape) for shape in shapes]
+        flat = np.full(sum(sizes), -1)
+        expanded = np.broadcast_to(places, entries.shape)
+        flat[entries] = expanded
+        if (flat[entries] != expanded).any():
+            return None
+        parts = np.split(flat, np.cumsum(sizes)[:-1])
+        return [
+            compact_places(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)
+        ]
+
+    def map_downstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
+        """Return the places in a node's outputs from those in one of its inputs.
+
+        None for a node that does more than move values.
+        """
+        trace = self._trace_entries(node)
+        if trace is None or position >= len(trace[0]):
+            return None
+        shapes, outputs = trace
+        parts = [np.full(math.prod(shape), -1) for shape in shapes]
+        parts[position] = np.broadcast_to(places, shapes[position]).ravel()
+        flat = np.concatenate(parts)
+        return [compact_places(flat[entries]) for entries in outputs]
+
+    def _trace_entries(self, node: Node) -> tuple[list[tuple[int, ...]], list[Places]] | None:
+        """Return the shapes of a node's data inputs, and which of their entries each output holds.
+
+        Entries are numbered through all inputs. None if that is unknown.
+        """
+        from onnx.reference import ReferenceEvaluator
+
+        operator = operator_of(node)
+        if node.domain not in STANDARD or not (operator.joins or operator.cuts or node.op in MOVES):
+            return None
+        count = len(node.inputs) if operator.joins else 1
+        shapes = self._complete_shapes(node.inputs[:count])
+        feeds: dict[str, npt.NDArray[Any]] = {}
+        for position, tensor in enumerate(node.inputs[count:], count):
+            value = self.value(tensor)
+            if value is not None:
+                feeds[f"{position}"] = value
+            elif tensor:
+                return None
+        if shapes is None:
+            return None
+        start = 0
+        for position, shape in enumerate(shapes):
+            size = math.prod(shape)
+            feeds[f"{position}"] = np.arange(start, start + size).reshape(shape)
+            start += size
+        names = [f"{p}" if t else "" for p, t in enumerate(node.inputs)]
+        try:
+            evaluator = ReferenceEvaluator(
+                copy_node(node.proto, names, node.outputs), opsets={"": self.model.opset}
+            )
+            outputs = evaluator.run(None, feeds)
+        except Exception:  # an unsupported operator, or impossible values of a damaged model
+            return None
+        return (shapes, [np.asarray(o) for o in outputs]) if outputs else None
+
+    def _complete_shapes(self, tensors: Sequence[str]) -> list[tuple[int, ...]] | None:
+        """Return the shapes of tensors; None if one has an open size, no entry or too many."""
+        shapes = []
+        for tensor in tensors:
+            shape = self.shape(tensor) or ()
+            sizes = tuple(size for size in shape if size is not None)
+            if not shape or len(sizes) < len(shape) or not 0 < math.prod(sizes) <= _MAX_ENTRIES:
+                return None
+            shapes.append(sizes)
+        return shapes
+
+
+def fits_shape(shape: tuple[int | None, ...], places: Places) -> bool:
+    """Return whether a shape has each axis along which places change."""
+    if len(shape) < places.ndim:
+        return False
+    axes = zip(reversed(places.shape), reversed(shape), strict=False)
+    return all(size in (1, length) for size, length in axes)

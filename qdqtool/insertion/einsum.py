@@ -1,0 +1,311 @@
+"""Matrix products of Einsums written as MatMuls, which TensorRT runs in INT8.
+
+A product is only written as a MatMul if the sizes of its operands show that both compute the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+
+from qdqtool.findings.left_float import Unwritten
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.sizes import Contraction, contraction
+from qdqtool.patterns.view import View
+from qdqtool.proto.shapes import infer_types
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.subgraphs import DOMAINS
+
+_AxisSizes = Mapping[tuple[str, int], str | int]
+"""Size or symbolic size by tensor and axis."""
+
+
+class MatMulOperand(NamedTuple):
+    """Operand of a MatMul, made of an operand of an Einsum.
+
+    Attributes:
+        position: Input of the Einsum.
+        axes: Letters of its axes in their new order.
+        shape: Shape after that; empty if it stays.
+    """
+
+    position: int
+    axes: str
+    shape: list[int]
+
+
+class MatMulForm(NamedTuple):
+    """A MatMul that computes the same as an Einsum.
+
+    Attributes:
+        operands: Left and right operand.
+        axes: Letters of the axes of the result.
+        shape: Shape of the result, with these axes; empty if it stays.
+    """
+
+    operands: tuple[MatMulOperand, MatMulOperand]
+    axes: str
+    shape: list[int]
+
+
+class EinsumConverter:
+    """Finds the MatMul that computes exactly the same as an Einsum, for tensors that are not empty."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._view = View(model)
+
+    def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | Unwritten:
+        """Return the MatMul with the fewest Transposes and Reshapes, or the reason for none."""
+        shapes = [
+            self._model.shape(tensor) or (None,) * len(axes)
+            for tensor, axes in zip(node.inputs, product.operands, strict=True)
+        ]
+        sizes: dict[str, int | None] = {}
+        for axes, shape in zip(product.operands, shapes, strict=True):
+            if not product.exact or len(shape) != len(axes):
+                return Unwritten.RANK
+            sizes.update(zip(axes, shape, strict=True))
+        if not all(product.free):
+            return Unwritten.VECTOR
+        for letter in product.summed:
+            left, right = (axes.index(letter) for axes in product.operands)
+            if not self._is_same_size(node, left, right):
+                return Unwritten.SUMMED
+        is_constant = [t in self._view.constants for t in node.inputs]
+        forms = []
+        for order in ((0, 1), (1, 0)):
+            if any(is_constant) and not is_constant[order[1]]:
+                continue
+            for axes in product.operands:
+                summed = "".join(c for c in axes if c in product.summed)
+                form = _build_form(product, order, summed, sizes)
+                if form is not None:
+                    forms.append(form)
+
+        def count_moves(form: MatMulForm) -> tuple[int, int]:
+            transposes = int(form.axes != product.result)
+            reshapes = int(bool(form.shape))
+            for operand in form.operands:
+                if not is_constant[operand.position]:
+                    transposes += operand.axes != product.operands[operand.position]
+                    reshapes += bool(operand.shape)
+            return transposes, reshapes
+
+        return min(forms, key=count_moves, default=Unwritten.SIZES)
+
+    def _is_same_size(self, node: Node, left: int, right: int) -> bool:
+        """Return whether an axis of the first input always has the size of one of the second."""
+        axes = tuple(zip(node.inputs, (left, right), strict=True))
+        sizes = []
+        for tensor, axis in axes:
+            shape = self._model.shape(tensor)
+            sizes.append(shape[axis] if shape else None)
+        if None not in sizes:
+            return sizes[0] == sizes[1]
+        for symbols in self._axis_sizes:
+            names = {n or symbols.get(a) or a for n, a in zip(sizes, axes, strict=True)}
+            if len(names) == 1:
+                return True
+        return False
+
+    @functools.cached_property
+    def _axis_sizes(self) -> tuple[_AxisSizes, _AxisSizes]:
+        """Sizes as the file states them, and as shape inference derives them from the inputs."""
+        slim = without_large_weights(self._model.proto)
+        inputs = {v.name: v.type for v in slim.graph.input}
+        stated = inputs | {v.name: v.type for v in slim.graph.value_info}
+        del slim.graph.value_info[:]
+        inferred = inputs | (infer_types(slim) or {})
+        slim.graph.value_info.extend(_infer_reshape_sizes(slim, inferred))
+        inferred = inputs | (infer_types(slim) or {})
+        return _index_sizes(stated), _index_sizes(inferred)
+
+
+def _index_sizes(types: Mapping[str, onnx.TypeProto]) -> _AxisSizes:
+    return {
+        (tensor, axis): size
+        for tensor, tensor_type in types.items()
+        for axis, size in enumerate(_read_sizes(tensor_type))
+        if size
+    }
+
+
+def _read_sizes(tensor_type: onnx.TypeProto) -> list[str | int]:
+    """Return the size or symbolic size of each axis; an empty text if it has neither."""
+    return [d.dim_value or d.dim_param for d in tensor_type.tensor_type.shape.dim]
+
+
+def _infer_reshape_sizes(
+    proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]
+) -> list[onnx.ValueInfoProto]:
+    """Return outputs of Reshapes with one new symbolic size that the number of elements decides."""
+    results = []
+    for node in proto.graph.node:
+        if node.op_type != "Reshape" or node.domain not in DOMAINS:
+            continue
+        ends = [types[t] for t in (*node.input[:1], *node.output[:1]) if t in types]
+        if len(ends) < 2 or not all(e.tensor_type.HasField("shape") for e in ends):
+            continue
+        before, after = _read_sizes(ends[0]), _read_sizes(ends[1])
+        dimension = _solve_new_size(before, after)
+        if dimension is not None:
+            axis, size = dimension
+            result = onnx.ValueInfoProto(name=node.output[0], type=ends[1])
+            result.type.tensor_type.shape.dim[axis].dim_value = size
+            results.append(result)
+    return results
+
+
+def _solve_new_size(
+    before: Sequence[str | int], after: Sequence[str | int]
+) -> tuple[int, int] | None:
+    """Return the axis and value of the one size that a Reshape introduces; None if undetermined."""
+    symbols_before = Counter(n for n in before if isinstance(n, str))
+    symbols_after = Counter(n for n in after if isinstance(n, str))
+    new = symbols_after - symbols_before
+    if new.total() != 1 or symbols_after - new != symbols_before or "" in before:
+        return None
+    elements = math.prod(n for n in before if isinstance(n, int))
+    rest = math.prod(n for n in after if isinstance(n, int))
+    if elements % rest:
+        return None
+    return after.index(next(iter(new))), elements // rest
+
+
+def _build_form(
+    product: Contraction, order: tuple[int, int], summed: str, sizes: Mapping[str, int | None]
+) -> MatMulForm | None:
+    """Return the MatMul of two operands in an order; None if it needs a size that is unknown."""
+    rows, columns = (product.free[position] for position in order)
+    outer, inner, batch = rows[:-1] + product.batch, rows[-1], product.batch
+    depth, width = _merge_sizes(summed, sizes), _merge_sizes(columns, sizes)
+    merges_summed, merges_columns = len(summed) > 1, len(columns) > 1
+    left: list[int] | None = []
+    right: list[int] | None = []
+    result: list[int] | None = []
+    if merges_summed:
+        left = _reshape_target(len(outer) + 1, [depth])
+        right = _reshape_target(len(batch), [depth, width])
+    elif merges_columns:
+        right = _reshape_target(len(batch) + 1, [width])
+    if merges_columns:
+        result = _reshape_target(len(outer) + 1, [sizes[c] for c in columns])
+    if left is None or right is None or result is None:
+        return None
+    operands = (
+        MatMulOperand(order[0], outer + inner + summed, left),
+        MatMulOperand(order[1], batch + summed + columns, right),
+    )
+    return MatMulForm(operands, outer + inner + columns, result)
+
+
+def _merge_sizes(axes: str, sizes: Mapping[str, int | None]) -> int | None:
+    product = 1
+    for axis in axes:
+        size = sizes[axis]
+        if size is None:
+            return None
+        product *= size
+    return product
+
+
+def _reshape_target(kept: int, sizes: Sequence[int | None]) -> list[int] | None:
+    """Return the shape input of a Reshape that keeps the first axes; None if there is none."""
+    if list(sizes).count(None) > 1 or 0 in sizes:
+        return None
+    return [0] * kept + [-1 if n is None else n for n in sizes]
+
+
+def replace_einsums(model: Model) -> int:
+    """Replace Einsums of varying data by MatMuls that compute the same, in place, and count them.
+
+    The node itself becomes the MatMul, or the last node after it. Weights become the second operand,
+    with two dimensions if the Einsum has no other axis of both operands.
+    """
+    editor, converter, varying, count = (
+        Editor(model),
+        EinsumConverter(model),
+        View(model).varying,
+        0,
+    )
+    for node in model.nodes:
+        product = contraction(model, node)
+        if product is None or node.output not in varying:
+            continue
+        form = converter.find_matmul(node, product)
+        if isinstance(form, MatMulForm):
+            _replace_einsum(editor, node, product, form)
+            count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def _replace_einsum(editor: Editor, node: Node, product: Contraction, form: MatMulForm) -> None:
+    operands = [
+        _insert_operand(editor, node, operand, product.operands[operand.position])
+        for operand in form.operands
+    ]
+    steps: list[tuple[str, list[str], dict[str, Any]]] = [("MatMul", operands, {})]
+    if form.shape:
+        shape = editor.constant(f"{node.name}/shape", np.array(form.shape, np.int64))
+        steps.append(("Reshape", [shape], {}))
+    if form.axes != product.result:
+        steps.append(("Transpose", [], {"perm": [form.axes.index(c) for c in product.result]}))
+    source: list[str] = []
+    for op, inputs, attributes in steps[:-1]:
+        source = [editor.insert(node, op, f"{node.name}/{op}", source + inputs, attributes)]
+    op, inputs, attributes = steps[-1]
+    editor.rewrite(node, op, source + inputs, attributes)
+
+
+def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: str) -> str:
+    """Transpose and reshape an operand of an Einsum, and return the result; a constant is stored."""
+    tensor, shape = node.input(operand.position), operand.shape
+    perm = [axes.index(c) for c in operand.axes]
+    is_transposed = perm != sorted(perm)
+    value = editor.model.constant(tensor) if is_transposed or shape else None
+    if value is not None:
+        value = value.transpose(perm)
+        if shape:
+            value = value.reshape([n or value.shape[i] for i, n in enumerate(shape)])
+        return editor.constant(f"{tensor}_turned", np.ascontiguousarray(value))
+    if is_transposed:
+        name = f"{node.name}/Transpose"
+        tensor = editor.insert(node, "Transpose", name, [tensor], {"perm": perm})
+    if not shape:
+        return tensor
+    stated = editor.constant(f"{node.name}/shape", np.array(shape, np.int64))
+    return editor.insert(node, "Reshape", f"{node.name}/Reshape", [tensor, stated])
+
+
+def lower_equations(nodes: Iterable[onnx.NodeProto]) -> int:
+    """Write equations of Einsums without capitals, in place, and count the changes.
+
+    ONNX has no capitals there, but exporters write them. An equation without an output part stays,
+    because its output has the letters in their order.
+    """
+    return sum(map(_lower_equation, nodes))
+
+
+def _lower_equation(node: onnx.NodeProto) -> bool:
+    attribute = next((a for a in node.attribute if a.name == "equation"), None)
+    if attribute is None:
+        return False
+    equation = attribute.s.decode("utf-8", "replace")
+    letters = [c for c in dict.fromkeys(equation) if c.isalpha()]
+    free = iter([c for c in string.ascii_lowercase if c not in letters])
+    replacements = {ord(c): new for c in letters if c.isupper() and (new := next(free, ""))}
+    if not replacements or "->" not in equation:
+        return False
+    attribute.s = equation.translate(replacements).encode()
+    return True

@@ -1,0 +1,256 @@
+"""The float remainder of a model in FP16 or FP32.
+
+A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types of the ONNX file, so an
+FP32 remainder runs in FP32 and costs about a sixth of the speed. TensorRT 8 chooses the type itself and
+takes no FP16 scales, so a float16 model is widened for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from qdqtool.insertion.rewrite import round_up_to_half
+from qdqtool.insertion.scales import GroupScale
+from qdqtool.ir import qdq
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.patterns.half import find_fp16_nodes, keeps_float32
+from qdqtool.patterns.layernorm import fuse_layer_norms
+from qdqtool.proto.external_data import to_array
+from qdqtool.proto.subgraphs import nested_graphs, rename_tensors
+from qdqtool.types import QuantizedTensor
+from qdqtool.util.notes import Note, Remark
+
+_MIN_RAISE = 1.01  # ratio from which on a scale rounded to FP16 is reported
+_SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
+
+
+def convert_to_fp16(model: Model, wide: Collection[str] = ()) -> int:
+    """Convert the float remainder of a Q/DQ model to FP16, in place.
+
+    Graph inputs and outputs keep their types. Nodes after the last convolutions, DFL included, stay
+    FP32: they do little work, and FP16 resolves pixel coordinates above 512 to half a pixel only. A
+    decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32, or stays FP32
+    if none computes the same.
+
+    Args:
+        model: Opset 19 or newer.
+        wide: Tensors that FP16 cannot hold. Their producers and consumers stay FP32.
+
+    Returns:
+        The number of nodes that compute in FP16 now.
+    """
+    fuse_layer_norms(model)
+    return _Fp16Converter(model, wide).run()
+
+
+class _Fp16Converter:
+    def __init__(self, model: Model, wide: Collection[str]) -> None:
+        self.model = model
+        self.editor = Editor(model)
+        self.half = find_fp16_nodes(model, wide)
+        self.half_names: dict[str, str] = {}
+        # Whether each tensor has consumers in FP16, and in FP32.
+        self.consumer_types: dict[str, tuple[bool, bool]] = {}
+
+    def run(self) -> int:
+        model, editor = self.model, self.editor
+        for tensor in model.inputs:  # a Cast without consumers is dropped in the end
+            if model.elem_type(tensor) == TensorProto.FLOAT:
+                editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, suffix="_to_fp16")
+        retyped: list[str] = []
+        for node in model.ordered:
+            if node.index in self.half:
+                self._convert_inputs(node)
+            elif qdq.is_qdq(node):
+                self._round_scale(node.input(1))
+            if node.op != "Constant":
+                retyped += self._convert_outputs(node)
+        editor.set_type(retyped, TensorProto.FLOAT16)
+        editor.finish()
+        return len(self.half)
+
+    def _convert_outputs(self, node: Node) -> list[str]:
+        """Insert Casts after a node, and return the outputs that become FP16 without one."""
+        editor, retyped = self.editor, []
+        for position, tensor in enumerate(node.outputs):
+            if not tensor or self.model.elem_type(tensor) != TensorProto.FLOAT:
+                continue
+            if node.index not in self.half:
+                if self._has_consumers(tensor, half=True):
+                    name = self._half_name(tensor)
+                    editor.cast(tensor, name, TensorProto.FLOAT16, node, "_to_fp16")
+            elif self._is_needed_as_float(tensor):
+                name = self._half_name(tensor)
+                editor.set_output(node, position, name)
+                editor.cast(name, tensor, TensorProto.FLOAT, node, "_to_fp32")
+            else:
+                retyped.append(tensor)
+        return retyped
+
+    def _is_needed_as_float(self, tensor: str) -> bool:
+        return self.model.is_output(tensor) or self._has_consumers(tensor, half=False)
+
+    def _has_consumers(self, tensor: str, *, half: bool) -> bool:
+        """Return whether a node reads a float tensor as FP16 (or as FP32)."""
+        if tensor not in self.consumer_types:  # a tensor may have thousands of consumers
+            stays_float: list[bool] = []
+            for node in dict.fromkeys(self.model.consumers(tensor)):
+                positions = [i for i, t in enumerate(node.inputs) if t == tensor]
+                if not positions:  # a body reads it
+                    stays_float.append(True)
+                for position in positions:
+                    is_float = node.index not in self.half
+                    stays_float.append(is_float or keeps_float32(self.model, node, position))
+            self.consumer_types[tensor] = not all(stays_float), any(stays_float)
+        return self.consumer_types[tensor][0 if half else 1]
+
+    def _convert_inputs(self, node: Node) -> None:
+        model = self.model
+        for position, tensor in enumerate(node.inputs):
+            if not tensor or keeps_float32(model, node, position):
+                continue
+            if model.elem_type(tensor) != TensorProto.FLOAT:
+                continue
+            if model.is_constant(tensor):
+                is_scale = node.op in (qdq.Q, qdq.DQ) and position == 1
+                self.editor.set_input(node, position, self._convert_constant(tensor, is_scale))
+                continue
+            producer = model.producer(tensor)
+            is_half = producer is not None and producer.index in self.half
+            if not is_half or self._is_needed_as_float(tensor):
+                self.editor.set_input(node, position, self._half_name(tensor))
+
+    def _round_scale(self, tensor: str) -> None:
+        """Round the scale of a pair that stays FP32, as FP16 rounds it.
+
+        Pairs with one scale then still have one scale.
+        """
+        value = self.model.constant(tensor)
+        if value is not None and value.size == 1 and value.dtype == np.float32:
+            rounded = round_up_to_half(value).astype(np.float32)
+            if np.isfinite(rounded).all() and bool(np.all(rounded <= 1.001 * value)):
+                self.editor.set_constant(tensor, rounded)
+
+    def _half_name(self, tensor: str) -> str:
+        if tensor not in self.half_names:
+            self.half_names[tensor] = self.editor.unique_name(f"{tensor}_fp16")
+        return self.half_names[tensor]
+
+    def _convert_constant(self, tensor: str, is_scale: bool) -> str:
+        """Return a constant in FP16: itself if no node reads it as FP32, else a copy."""
+        if tensor in self.half_names:
+            return self.half_names[tensor]
+        name = tensor
+        value = self.model.constant(tensor)
+        if value is None:  # a placeholder in a model for simulation, for all consumers
+            self.editor.retype_constant(tensor, TensorProto.FLOAT16)
+        else:
+            half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
+            if self._is_needed_as_float(tensor):
+                name = self.editor.constant(f"{tensor}_fp16", half)
+            else:
+                self.editor.set_constant(tensor, half)
+        self.half_names[tensor] = name
+        return name
+
+
+def update_scales(
+    model: Model, quantized: Sequence[QuantizedTensor], groups: Sequence[GroupScale]
+) -> tuple[list[GroupScale], list[Note]]:
+    """Replace the scales of quantized tensors by those that an FP16 model holds.
+
+    Returns:
+        The groups with their new scales, and notes.
+    """
+    nodes = {n.name: n for n in model.nodes}
+    raised: list[tuple[float, str]] = []
+    by_tensor = {s.group.quantized[0]: s for s in groups}
+    for entry in quantized:
+        node = nodes.get(entry.node)
+        scale = None if node is None else model.constant(node.input(1))
+        if scale is None:
+            continue  # an int8 input, which replaces the first Q
+        factor = float(np.max(scale.astype(np.float64) / np.asarray(entry.scale)))
+        entry.scale = [float(s) for s in scale] if scale.ndim else float(scale)
+        if factor > _MIN_RAISE:
+            raised.append((factor, entry.tensor))
+        if entry.tensor in by_tensor and not scale.ndim:
+            by_tensor[entry.tensor] = replace(by_tensor[entry.tensor], scale=float(scale))
+    notes = []
+    if raised:
+        factor, tensor = max(raised)
+        notes.append(
+            Remark.SCALES_RAISED(count=len(raised), least=_SMALLEST, tensor=tensor, factor=factor)
+        )
+    return list(by_tensor.values()), notes
+
+
+def has_fp16(model: Model) -> bool:
+    """Return whether a model has float16 weights or tensors."""
+    graph = model.proto.graph
+    types = {t.data_type for t in graph.initializer}
+    types.update(v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info))
+    types.update(model.elem_type(n.output) for n in model.nodes if n.op == "Constant")
+    return TensorProto.FLOAT16 in types
+
+
+def convert_to_fp32(model: Model) -> None:
+    """Convert a float16 model to float32, in place.
+
+    Graph inputs and outputs keep their types, with a Cast next to them.
+    """
+    graph = model.proto.graph
+    editor = Editor(model)
+    renamed: dict[str, str] = {}
+    for name in model.inputs:
+        if model.elem_type(name) == TensorProto.FLOAT16:
+            renamed[name] = editor.unique_name(f"{name}_fp32")
+            editor.cast(name, renamed[name], TensorProto.FLOAT)
+    for name in model.outputs:
+        if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
+            renamed[name] = editor.unique_name(f"{name}_fp32")
+            editor.cast(renamed[name], name, TensorProto.FLOAT16, model.producer(name))
+    for changed in model.nodes:
+        editor.edit_proto(changed)
+    rename_tensors(graph.node, renamed)
+    for tensor in graph.initializer:  # an output may be one
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    # Old exporters list initializers among the inputs.
+    stored = [v for v in graph.input if v.name in model.initializers]
+    _widen_graph(graph, stored)
+    for body in nested_graphs(graph.node):
+        _widen_graph(body, [*body.input, *body.output])
+    editor.finish()
+    model.reindex()
+
+
+def _widen_graph(graph: onnx.GraphProto, values: Iterable[onnx.ValueInfoProto]) -> None:
+    for node in graph.node:
+        _widen_attributes(node)
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for value in (*graph.value_info, *values):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+def _widen_attributes(node: onnx.NodeProto) -> None:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            _widen_tensor(attribute.t)
+        elif (
+            attribute.name in ("to", "dtype", "output_dtype") and attribute.i == TensorProto.FLOAT16
+        ):
+            attribute.i = TensorProto.FLOAT
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type == TensorProto.FLOAT16:
+        array = to_array(tensor).astype(np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

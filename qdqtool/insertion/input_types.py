@@ -1,0 +1,250 @@
+"""Network inputs as integers, so that a deployment need not write floats.
+
+* ``int8``: the first Q is removed, and the input holds its result: ``rint(x / scale)`` from -128 to 127.
+  Only a DequantizeLinear remains between the input and the convolution, as in ModelOpt's
+  ``--direct_io_types``.
+* ``uint8``: the input holds pixels from 0 to 255, as a decoder returns them. A Cast makes them float
+  (TensorRT takes UINT8 at the network's boundary only, from 8.5 on). The factor of the preprocessing
+  (1/255) becomes part of the scale of the first Q, so that it costs nothing. A mean or a standard
+  deviation cannot be part of it; they become one Mul and one Add.
+
+The caller still has to order the channels, and to resize and letterbox the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import QUANTIZABLE
+from qdqtool.trt.targets import Target
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
+
+if TYPE_CHECKING:
+    from calibration.options import Preprocess
+
+_MAX_PIXEL = 255.0
+
+
+def _only_scales(preprocess: Preprocess) -> bool:
+    """Return whether pixels are multiplied by one number and nothing else."""
+    return not any(preprocess.mean) and all(s == 1.0 for s in preprocess.std)
+
+
+def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> None:
+    """Check that the calibration data of an input can be pixels under this preprocessing.
+
+    Arrays do not tell how they were made.
+
+    Raises:
+        ModelError: The values from `low` to `high` are outside.
+    """
+    pixels = np.array([[0.0], [_MAX_PIXEL]])
+    values = (pixels * preprocess.scale - np.asarray(preprocess.mean)) / np.asarray(preprocess.std)
+    least, most = float(values.min()), float(values.max())
+    slack = 1e-3 * (most - least)
+    if low < least - slack or high > most + slack:
+        raise ModelError(
+            said(
+                "{`input_type`:'uint8'}: the calibration data has values from {low:.6g} to {high:.6g} in "
+                "'{name}', and pixels become {least:.6g} to {most:.6g}; give the {`scale`}, {`mean`} and "
+                "{`std`} that it was made with",
+                low=low,
+                high=high,
+                name=name,
+                least=least,
+                most=most,
+            ),
+            code="out-of-range",
+            parameter="input_type",
+            node=name,
+        )
+
+
+def check_input_type(input_type: str, target: Target) -> None:
+    """Check that a target accepts inputs of a type.
+
+    Raises:
+        QdqtoolError: It does not.
+    """
+    if input_type == "uint8" and not target.uint8_inputs:
+        raise QdqtoolError(
+            said(
+                "{`input_type`:'uint8'}: {name} has no UINT8 inputs (8.5 has); use int8 or float",
+                name=target.name,
+            ),
+            code="unsupported",
+            parameter="input_type",
+        )
+
+
+def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list[Note]:
+    """Change the quantized float inputs of a Q/DQ model into integers, in place.
+
+    Args:
+        model: A model that :func:`qdqtool.insertion.rewrite.insert_pairs` made.
+        input_type: ``int8`` or ``uint8``.
+        preprocess: How images become the float inputs.
+
+    Returns:
+        How to feed each input, one sentence each.
+
+    Raises:
+        ModelError: No input is a quantized image, or it is needed as float as well (``int8``).
+    """
+    editor = Editor(model)
+    notes: list[Note] = []
+    for name in model.inputs:
+        tensor = _find_float_values(model, name)
+        if model.elem_type(tensor) not in QUANTIZABLE or not _find_quantizers(model, tensor):
+            continue
+        if input_type == "int8":
+            notes.append(_change_to_int8(editor, name, tensor, preprocess))
+        else:
+            notes.append(_change_to_uint8(editor, name, tensor, preprocess))
+    if not notes:
+        raise ModelError(
+            said(
+                "{`input_type`:{kind!r}}: no float input of the model is quantized; leave the option "
+                "out",
+                kind=input_type,
+            ),
+            code="option-without-effect",
+            parameter="input_type",
+        )
+    editor.finish()
+    return notes
+
+
+def _find_float_values(model: Model, name: str) -> str:
+    """Return the result of a Cast if it alone reads a float16 input, else the input itself."""
+    consumers = model.consumers(name)
+    if model.elem_type(name) != TensorProto.FLOAT16 or model.is_output(name):
+        return name
+    return consumers[0].output if [n.op for n in consumers] == ["Cast"] else name
+
+
+def _find_quantizers(model: Model, tensor: str) -> list[Node]:
+    consumers = model.consumers(tensor)
+    return [n for n in consumers if n.op == "QuantizeLinear" and n.input(0) == tensor]
+
+
+def _read_scale(model: Model, quantizer: Node) -> float:
+    value = model.constant(quantizer.input(1))
+    assert value is not None and value.size == 1
+    return float(value.reshape(-1)[0])
+
+
+def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
+    model = editor.model
+    quantizers = _find_quantizers(model, tensor)
+    indices = {q.index for q in quantizers}
+    others = [n.name for n in model.consumers(tensor) if n.index not in indices]
+    scales = {_read_scale(model, q) for q in quantizers}
+    if others or len(scales) != 1 or model.is_output(tensor):
+        reason = "it is needed as float or with several scales"
+        if others:
+            reason = said("'{other}' reads it as float", other=others[0])
+        raise ModelError(
+            said(
+                "{`input_type`:'int8'}: input '{name}': {reader}; use uint8 or float",
+                name=name,
+                reader=reason,
+            ),
+            code="needed-as-float",
+            parameter="input_type",
+            node=name,
+        )
+    for quantizer in quantizers:
+        editor.redirect(quantizer.output, name)
+        editor.remove(quantizer)
+    if tensor != name:
+        editor.remove(model.consumers(name)[0])
+    editor.set_type([name], TensorProto.INT8)
+    scale = scales.pop()
+    if _only_scales(preprocess):
+        return Remark.FEED_INT8_PIXELS(name=name, scale=scale, factor=preprocess.scale / scale)
+    return Remark.FEED_INT8(name=name, scale=scale)
+
+
+def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
+    model = editor.model
+    if model.is_output(name):
+        raise ModelError(
+            said(
+                "{`input_type`:'uint8'}: input '{name}' is an output as well; leave the option out",
+                name=name,
+            ),
+            code="input-is-output",
+            parameter="input_type",
+            node=name,
+        )
+    pixels, float_type = tensor, model.elem_type(tensor)
+    if tensor == name:  # otherwise the Cast of the float16 input also turns pixels into floats
+        pixels = editor.unique_name(f"{name}_pixels")
+        editor.cast(name, pixels, float_type)
+    only_scales = _only_scales(preprocess)
+    quantizers: list[Node] = []  # their scales include the factor of the preprocessing
+    floats: list[Node] = []
+    for consumer in model.consumers(tensor):
+        is_folded = only_scales and consumer.op == "QuantizeLinear"
+        (quantizers if is_folded else floats).append(consumer)
+    for quantizer in quantizers:
+        scale = _read_scale(model, quantizer) / preprocess.scale
+        array = np.asarray(scale, helper.tensor_dtype_to_np_dtype(float_type))
+        editor.set_input(quantizer, 1, editor.constant(f"{quantizer.input(1)}_pixels", array))
+    if pixels != tensor:
+        editor.redirect(tensor, pixels, quantizers)
+    if floats:
+        editor.redirect(tensor, _insert_preprocessing(editor, tensor, pixels, preprocess), floats)
+    editor.set_type([name], TensorProto.UINT8)
+    if only_scales:
+        return Remark.FEED_UINT8_SCALED(name=name, scale=preprocess.scale)
+    return Remark.FEED_UINT8(name=name, scale=preprocess.scale)
+
+
+def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
+    """Insert a Mul, and an Add if there is a mean, and return the values that the network expects."""
+    first = editor.model.consumers(name)[0]
+    dtype = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
+
+    def insert(op: str, source: str, suffix: str, value: object) -> str:
+        constant = editor.constant(f"{name}_{suffix}", np.asarray(value, dtype))
+        return editor.insert(first, op, f"{name}/{op}", [source, constant])
+
+    if _only_scales(preprocess):
+        return insert("Mul", pixels, "factor", preprocess.scale)
+    rank = len(editor.model.shape(name) or (1, 1, 1, 1))
+    shape = (1, -1, *(1,) * (rank - 2))  # [1, channels, 1, 1]
+    mean = _expand_channels(editor.model, name, preprocess.mean)
+    std = _expand_channels(editor.model, name, preprocess.std)
+    product = insert("Mul", pixels, "factor", (preprocess.scale / std).reshape(shape))
+    return insert("Add", product, "shift", (-mean / std).reshape(shape))
+
+
+def _expand_channels(model: Model, name: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return one value if all are the same, else one for each channel of the input."""
+    if len(set(values)) == 1:
+        return np.asarray(values[:1], np.float64)
+    shape = model.shape(name)
+    if shape is None or len(shape) != 4 or shape[1] != len(values):
+        raise ModelError(
+            said(
+                "{`input_type`:'uint8'}: input '{name}' has not the {count} channels of {`mean`} and "
+                "{`std`}",
+                name=name,
+                count=len(values),
+            ),
+            code="wrong-shape",
+            parameter="input_type",
+            node=name,
+        )
+    return np.asarray(values, np.float64)

@@ -1,0 +1,166 @@
+"""Values of a network's tensors on a few calibration samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.insertion.options import ImageOptions
+from qdqtool.ir.editor import with_nodes
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.half import find_fp16_nodes
+from qdqtool.runtime.sessions import core_count
+
+DEFAULT_IMAGES = ImageOptions()
+FP16_SAMPLES = 8  # in addition to the calibration's ranges, to find values that FP16 cannot hold
+_SUFFIX = "/qdqtool/largest"
+_MIN_AXES_OPSET = 18  # the first in which the axes of a ReduceMax are an input
+
+
+def largest_values(
+    model: Model,
+    data: object,
+    *,
+    images: ImageOptions = DEFAULT_IMAGES,
+    samples: int = FP16_SAMPLES,
+) -> dict[str, float]:
+    """Return the largest magnitude of each tensor of a Q/DQ model that FP16 would hold.
+
+    Empty if the data cannot be read a second time.
+
+    Args:
+        samples: Number of samples, spread evenly over the data.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+    """
+    if isinstance(data, Iterator):
+        return {}
+    half = find_fp16_nodes(model)
+    tensors = dict.fromkeys(
+        tensor
+        for node in model.ordered
+        if node.index in half
+        for tensor in (*node.inputs, *node.outputs)
+        if tensor and _is_float_variable(model, tensor)
+    )
+    maxima = _reduce_samples(model, list(tensors), data, images, samples)
+    return {t: float(v) if np.isfinite(v) else float("inf") for t, v in maxima.items()}
+
+
+def _is_float_variable(model: Model, tensor: str) -> bool:
+    if model.elem_type(tensor) != TensorProto.FLOAT or model.is_constant(tensor):
+        return False
+    return 0 not in (model.shape(tensor) or ())
+
+
+def channel_maxima(
+    model: Model,
+    channels: Mapping[str, int],
+    data: object,
+    *,
+    images: ImageOptions = DEFAULT_IMAGES,
+    samples: int = FP16_SAMPLES,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the largest magnitudes of tensors along their last axis, of shape [channels].
+
+    Args:
+        channels: Length of the last axis of each tensor.
+        samples: Number of samples, spread evenly over the data.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+    """
+    return _reduce_samples(model, list(channels), data, images, samples, channels)
+
+
+def sample_values(
+    model: Model,
+    tensors: Sequence[str],
+    shapes: Mapping[str, str],
+    data: object,
+    images: ImageOptions,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of tensors for the first sample.
+
+    Args:
+        shapes: Tensors whose shapes are returned as well, and the names for these.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+    """
+    nodes = [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()]
+    outputs = [*tensors, *shapes.values()]
+    (values,) = next(run_samples([with_nodes(model, nodes)], outputs, data, images, 1, exact=True))
+    return values
+
+
+def _reduce_samples(
+    model: Model,
+    tensors: Sequence[str],
+    data: object,
+    images: ImageOptions,
+    samples: int,
+    channels: Mapping[str, int] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the largest magnitudes of tensors, or of each channel of their last axis.
+
+    A NaN remains one.
+    """
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
+    for tensor in tensors:
+        source, name = tensor, f"{tensor}{_SUFFIX}"
+        axes: list[str] = []
+        attributes: dict[str, Any] = {}
+        if channels is not None:
+            source = f"{name}/rows"
+            shape = np.array([-1, channels[tensor]], np.int64)
+            constants.append(numpy_helper.from_array(shape, f"{source}/shape"))
+            nodes.append(helper.make_node("Reshape", [tensor, f"{source}/shape"], [source]))
+            if model.opset >= _MIN_AXES_OPSET:
+                axes = [f"{source}/axes"]
+                constants.append(numpy_helper.from_array(np.array([0], np.int64), axes[0]))
+            else:
+                attributes["axes"] = [0]
+        nodes.append(helper.make_node("Abs", [source], [f"{name}/abs"]))
+        inputs = [f"{name}/abs", *axes]
+        nodes.append(helper.make_node("ReduceMax", inputs, [name], keepdims=0, **attributes))
+    watched = with_nodes(model, nodes, constants)
+    maxima: dict[str, npt.NDArray[Any]] = {}
+    for (values,) in run_samples([watched], [t + _SUFFIX for t in tensors], data, images, samples):
+        for tensor in tensors:
+            value = values[tensor + _SUFFIX]
+            maxima[tensor] = np.maximum(maxima[tensor], value) if tensor in maxima else value
+    return maxima
+
+
+def run_samples(
+    models: Sequence[Model],
+    tensors: Sequence[str],
+    data: object,
+    images: ImageOptions,
+    samples: int,
+    *,
+    exact: bool = False,
+) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
+    """Yield the tensors of each model for one sample after another.
+
+    Args:
+        exact: Whether tensors keep their types; otherwise they become float32.
+    """
+    from calibration import Preprocess, open_data
+    from calibration.session import TensorFetcher, input_specs, open_session
+
+    fetchers = [TensorFetcher(open_session(model, tensors, core_count())) for model in models]
+    preprocess = images.preprocess or Preprocess()
+    for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
+        yield [
+            {t: np.array(v, None if exact else np.float32) for t, v in f.run(sample).items()}
+            for f in fetchers
+        ]
