@@ -25,6 +25,8 @@ from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import UnionFind, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis
+from qdqtool.qat.calls import as_call
+from qdqtool.qat.graph_cleanup import fold_constants
 from qdqtool.qat.networks import (
     can_merge_branches,
     copy_network,
@@ -35,7 +37,7 @@ from qdqtool.qat.networks import (
 )
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, WEIGHTED_MODULES, QuantizerSite
-from qdqtool.qat.trace import NetworkTrace, as_call, fold_constants, trace
+from qdqtool.qat.trace import NetworkTrace, trace
 from qdqtool.trt import detect
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
@@ -89,7 +91,7 @@ class Plan:
         arguments: How many arguments the sample had.
         keywords: Its keyword arguments.
         dimensions: Dimensions of its first tensor.
-        sample: Its tensors, as :attr:`qdqtool.qat.trace.Call.description` says them.
+        sample: Its tensors, as :attr:`qdqtool.qat.calls.NetworkCall.description` says them.
     """
 
     target: str
