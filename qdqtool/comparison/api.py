@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from qdqtool.buildlog.costs import EngineReport, analyze, compare_engines
+from qdqtool.buildlog.costs import EngineReport, analyze
+from qdqtool.buildlog.engine_comparison import compare_engines
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
@@ -321,7 +322,7 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
     result = Comparison(
         summarize_build(first, titles[0]),
         summarize_build(second, titles[1]),
-        matched_by=engines.by,
+        matched_by=engines.aligned_by,
         engines=engines,
     )
     for node in pair_layers(engines):

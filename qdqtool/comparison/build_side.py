@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from qdqtool.buildlog.costs import NUMBERED_NAME, EngineComparison, EngineReport, align, main_node
+from qdqtool.buildlog.costs import EngineReport, main_node
+from qdqtool.buildlog.engine_comparison import NUMBERED_NAME, EngineComparison, align
 from qdqtool.buildlog.names import NameSet
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import find_truncations

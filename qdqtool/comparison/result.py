@@ -19,7 +19,7 @@ from qdqtool.util.outputs import Saved
 from qdqtool.util.records import published
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.costs import EngineComparison
+    from qdqtool.buildlog.engine_comparison import EngineComparison
 
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
