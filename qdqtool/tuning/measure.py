@@ -120,13 +120,13 @@ class MeasurementTask:
         key: Name of the task.
         images: Numbers of the samples.
         candidates: The candidates.
-        whole: Whether to measure the metric in addition to the error.
+        with_metric: Whether to measure the metric in addition to the error.
     """
 
     key: str
     images: tuple[int, ...]
     candidates: tuple[Recipe, ...]
-    whole: bool = False
+    with_metric: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
         if sample is None:
             yield TaskResult(task.key, {r.key: {number: None} for r in task.candidates})
             continue
-        for key, row in network.measure(number, sample, task.candidates, task.whole):
+        for key, row in network.measure(number, sample, task.candidates, task.with_metric):
             yield TaskResult(task.key, {key: {number: row}})
 
 
@@ -354,7 +354,7 @@ class PartitionedNetwork:
         self._runs_of: dict[str, list[PartRun]] = {}
 
     def measure(
-        self, number: int, sample: _Arrays, candidates: Sequence[Recipe], whole: bool
+        self, number: int, sample: _Arrays, candidates: Sequence[Recipe], with_metric: bool
     ) -> Iterator[tuple[str, Measurement]]:
         """Measure candidates on one sample, and yield each with its key.
 
@@ -362,7 +362,7 @@ class PartitionedNetwork:
             number: Number of the sample.
             sample: Inputs of the network.
             candidates: The candidates.
-            whole: Whether to measure the metric in addition to the error.
+            with_metric: Whether to measure the metric in addition to the error.
         """
         sample = {**sample, **self._constants}
         floats = [r for r in candidates if r.is_float]
@@ -373,12 +373,12 @@ class PartitionedNetwork:
                 reference = self._make_reference(tensors)
                 self.references.add(number, reference)
             for recipe in floats:
-                yield recipe.key, self._compare(number, reference, tensors, whole)
+                yield recipe.key, self._compare(number, reference, tensors, with_metric)
             del tensors
         others = [r for r in candidates if not r.is_float]
-        names = self._tensors if whole else self.job.compared
+        names = self._tensors if with_metric else self.job.compared
         for recipe, tensors in self._run(sample, others, names):
-            yield recipe.key, self._compare(number, reference, tensors, whole)
+            yield recipe.key, self._compare(number, reference, tensors, with_metric)
 
     def _make_reference(self, tensors: _Arrays) -> FloatReference:
         job = self.job
@@ -389,10 +389,10 @@ class PartitionedNetwork:
         )
 
     def _compare(
-        self, number: int, reference: FloatReference, tensors: _Arrays, whole: bool
+        self, number: int, reference: FloatReference, tensors: _Arrays, with_metric: bool
     ) -> Measurement:
         error = reference.compared.error(tensors)
-        if not whole:
+        if not with_metric:
             return Measurement(error)
         metric = self.job.metric
         outputs = {t: tensors[t] for t in metric.tensors}

@@ -112,7 +112,7 @@ def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
         search.notes.append(_limit_note("judged", len(sets.judged_on), judged_on))
     judging = seconds_per_run * len(sets.judged_on)
     writing = max(_WRITING_TIME * limit, _WRITING_FACTOR * _time_writing(search))
-    if search.planner.half:
+    if search.planner.fp16:
         comparing = 3 * seconds_per_run
         search.fp16_samples = min(
             FP16_SAMPLES, count_fitting_samples(_FP16_TIME * limit, comparing)
