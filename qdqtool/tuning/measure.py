@@ -63,7 +63,8 @@ class Measurement:
     """One candidate on one sample.
 
     Attributes:
-        error: Error of the compared tensors, see :class:`qdqtool.insertion.losses.ReferenceOutputs`.
+        error: Error of the compared tensors, see
+            :class:`qdqtool.insertion.losses.ReferenceOutputs`.
         evidence: Evidence of the metric; None if the task does not ask for it.
     """
 
@@ -197,11 +198,6 @@ class FloatReference:
     compared: ReferenceOutputs
     metric_reference: Any
 
-    @property
-    def nbytes(self) -> int:
-        """Size in memory."""
-        return self.compared.nbytes + _count_bytes(self.metric_reference)
-
 
 def _count_bytes(content: Any) -> int:
     if isinstance(content, Mapping):
@@ -230,10 +226,11 @@ class ReferenceCache:
 
     def add(self, number: int, reference: FloatReference) -> None:
         """Add the reference of a sample if there is space for it."""
+        size = _count_bytes([reference.compared, reference.metric_reference])
         with self._lock:
-            if number not in self._references and reference.nbytes <= self._bytes_left:
+            if number not in self._references and size <= self._bytes_left:
                 self._references[number] = reference
-                self._bytes_left -= reference.nbytes
+                self._bytes_left -= size
 
 
 class ActivationCache:

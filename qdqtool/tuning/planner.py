@@ -122,7 +122,8 @@ class Planner:
         unify: Whether tied tensors share a scale.
         gpu: GPU to predict times for. None counts float convolutions and conversions.
         fp16: Whether layers that are not quantized will be FP16.
-        fp32_tensors: Tensors too large for FP16, with their largest value. Set it before the first cost.
+        fp32_tensors: Tensors too large for FP16, with their largest value. Set it before the first
+            cost.
         statistics: Statistics of the network's tensors. Set them before the first plan.
     """
 

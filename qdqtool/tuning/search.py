@@ -129,7 +129,8 @@ class PlacementSearch:
 
     def _cost(self, configuration: Configuration) -> PlacementCost:
         """Predict the cost if there is time left. This is called very often."""
-        self.evaluator.require_time()
+        if self.evaluator.is_late:
+            raise OutOfTime
         return self.planner.cost(configuration)
 
     def list_measured_decisions(self) -> list[CandidateDecision]:
@@ -414,14 +415,12 @@ class PlacementSearch:
     def _list_head_floats(self) -> list[tuple[str, Configuration]]:
         heads = [s for s in self.sites if s.kind == HEAD and s.default == INT8]
         nodes = frozenset(name for site in heads for name in site.nodes)
-        placements = {}
-        for site in heads:
-            if site.name == LAST_CONVOLUTIONS:
-                placements[f"{site.name} float"] = site.as_float()
         whole = Configuration(floats=nodes)
-        if nodes and whole not in placements.values():
-            placements["whole head float"] = whole
-        return [(name, self.start.merge(floats)) for name, floats in placements.items()]
+        last = [site.as_float() for site in heads if site.name == LAST_CONVOLUTIONS]
+        placements = [(f"{LAST_CONVOLUTIONS} float", self.start.merge(site)) for site in last]
+        if nodes and whole not in last:
+            placements.append(("whole head float", self.start.merge(whole)))
+        return placements
 
     def _list_worst(
         self, ranked: Sequence[Configuration], reason: str

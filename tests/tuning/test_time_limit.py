@@ -154,7 +154,7 @@ def test_placements_measured_before_the_deadline_are_kept() -> None:
 
     evaluator = SimpleNamespace(
         deadline=1e12,
-        require_time=lambda: None,
+        is_late=False,
         measure_metric=measure_metric,
         value=lambda *_: 0.5,
         sets=SimpleNamespace(chosen_on=(0,)),
