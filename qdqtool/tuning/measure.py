@@ -5,11 +5,11 @@ Tasks run on threads of this process or on workers elsewhere.
 The network runs in parts (:mod:`qdqtool.tuning.partition`). A part has one session for each way to
 quantize the inputs of its nodes, however many candidates share it. The result of a part depends on
 how it and everything upstream are quantized, and is computed once for all candidates that agree in
-that: a part that a change does not reach, such as another branch of the head, does not run again.
+that: a part that a change does not reach, such as another branch of the head, runs only once.
 
-Kernels are onnxruntime's, with Q/DQ computed in float on one thread each. Parts do not depend on the
-other candidates of a task. A candidate therefore gives the same bits in any task and on any number
-of workers.
+Kernels are onnxruntime's, with Q/DQ computed in float on one thread each. Parts do not depend on
+the other candidates of a task. A candidate therefore gives the same bits in any task and on any
+number of workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import onnx
@@ -46,7 +46,7 @@ from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.util import limits
 from qdqtool.util.threads import SharedTasks, run_threads
 
-# Increase it if a recipe and a sample give other measurements than before. Those of a file are not mixed.
+# Increase it if a recipe and a sample give other measurements: a file must not mix them.
 REVISION = 2
 
 _MAX_WORKERS = 8  # each holds samples and a session
@@ -55,7 +55,7 @@ _SESSION_BYTES = 128 << 10  # a session without weights
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
-# Jobs and tasks --------------------------------------------------------------------------------------------
+# Jobs and tasks -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Measurement:
     """One candidate on one sample.
 
     Attributes:
-        error: Error of the compared tensors, see :class:`qdqtool.insertion.losses.ReferenceOutputs`.
+        error: Error of the compared tensors, see
+            :class:`qdqtool.insertion.losses.ReferenceOutputs`.
         evidence: Evidence of the metric; None if the task does not ask for it.
     """
 
@@ -71,6 +72,7 @@ class Measurement:
     evidence: Evidence = None
 
     def as_json(self) -> list[Any]:
+        """Return the entry of a state file."""
         return [self.error, self.evidence]
 
 
@@ -119,13 +121,13 @@ class MeasurementTask:
         key: Name of the task.
         images: Numbers of the samples.
         candidates: The candidates.
-        whole: Whether to measure the metric in addition to the error.
+        with_metric: Whether to measure the metric in addition to the error.
     """
 
     key: str
     images: tuple[int, ...]
     candidates: tuple[Recipe, ...]
-    whole: bool = False
+    with_metric: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,15 +138,11 @@ class TaskResult:
     rows: dict[str, SampleMeasurements]
 
 
-class TaskMapper(Protocol):
-    """Runs tasks somewhere.
+TaskMapper = Callable[[TuningJob, Sequence[MeasurementTask]], Iterator[TaskResult]]
+"""Runs tasks somewhere.
 
-    It yields results in any order and in any parts. Together they have each candidate and sample.
-    """
-
-    def __call__(
-        self, job: TuningJob, tasks: Sequence[MeasurementTask]
-    ) -> Iterator[TaskResult]: ...
+It yields results in any order and in any parts. Together they have each candidate and sample.
+"""
 
 
 def run_task(
@@ -181,11 +179,11 @@ def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
         if sample is None:
             yield TaskResult(task.key, {r.key: {number: None} for r in task.candidates})
             continue
-        for key, row in network.measure(number, sample, task.candidates, task.whole):
+        for key, row in network.measure(number, sample, task.candidates, task.with_metric):
             yield TaskResult(task.key, {key: {number: row}})
 
 
-# Caches ----------------------------------------------------------------------------------------------------
+# Caches -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -200,10 +198,6 @@ class FloatReference:
     compared: ReferenceOutputs
     metric_reference: Any
 
-    @property
-    def nbytes(self) -> int:
-        return self.compared.nbytes + _count_bytes(self.metric_reference)
-
 
 def _count_bytes(content: Any) -> int:
     if isinstance(content, Mapping):
@@ -216,8 +210,8 @@ def _count_bytes(content: Any) -> int:
 class ReferenceCache:
     """References by sample, up to a limit in bytes.
 
-    Tasks go through all samples again and again. The first references are therefore worth as much as
-    any others.
+    Tasks go through all samples again and again. The first references are therefore worth as much
+    as any others.
     """
 
     def __init__(self) -> None:
@@ -226,14 +220,17 @@ class ReferenceCache:
         self._lock = threading.Lock()
 
     def get(self, number: int) -> FloatReference | None:
+        """Return the reference of a sample, None if there is none."""
         with self._lock:
             return self._references.get(number)
 
     def add(self, number: int, reference: FloatReference) -> None:
+        """Add the reference of a sample if there is space for it."""
+        size = _count_bytes([reference.compared, reference.metric_reference])
         with self._lock:
-            if number not in self._references and reference.nbytes <= self._bytes_left:
+            if number not in self._references and size <= self._bytes_left:
                 self._references[number] = reference
-                self._bytes_left -= reference.nbytes
+                self._bytes_left -= size
 
 
 class ActivationCache:
@@ -256,6 +253,7 @@ class ActivationCache:
         self._bytes_left = limits.TUNING_HELD
 
     def add(self, run: PartRun, outputs: _Arrays) -> None:
+        """Add the outputs of a run."""
         self.outputs[run] = outputs
         self._bytes_left -= _count_bytes(outputs)
 
@@ -285,6 +283,7 @@ class SessionCache:
 
     @property
     def count(self) -> int:
+        """Number of open sessions."""
         return len(self._sessions)
 
     def get(
@@ -309,7 +308,7 @@ class SessionCache:
             return entry[0]
 
 
-# Networks --------------------------------------------------------------------------------------------------
+# Networks -----------------------------------------------------------------------------
 
 
 class PartitionedNetwork:
@@ -352,7 +351,7 @@ class PartitionedNetwork:
         self._runs_of: dict[str, list[PartRun]] = {}
 
     def measure(
-        self, number: int, sample: _Arrays, candidates: Sequence[Recipe], whole: bool
+        self, number: int, sample: _Arrays, candidates: Sequence[Recipe], with_metric: bool
     ) -> Iterator[tuple[str, Measurement]]:
         """Measure candidates on one sample, and yield each with its key.
 
@@ -360,7 +359,7 @@ class PartitionedNetwork:
             number: Number of the sample.
             sample: Inputs of the network.
             candidates: The candidates.
-            whole: Whether to measure the metric in addition to the error.
+            with_metric: Whether to measure the metric in addition to the error.
         """
         sample = {**sample, **self._constants}
         floats = [r for r in candidates if r.is_float]
@@ -371,12 +370,12 @@ class PartitionedNetwork:
                 reference = self._make_reference(tensors)
                 self.references.add(number, reference)
             for recipe in floats:
-                yield recipe.key, self._compare(number, reference, tensors, whole)
+                yield recipe.key, self._compare(number, reference, tensors, with_metric)
             del tensors
         others = [r for r in candidates if not r.is_float]
-        names = self._tensors if whole else self.job.compared
+        names = self._tensors if with_metric else self.job.compared
         for recipe, tensors in self._run(sample, others, names):
-            yield recipe.key, self._compare(number, reference, tensors, whole)
+            yield recipe.key, self._compare(number, reference, tensors, with_metric)
 
     def _make_reference(self, tensors: _Arrays) -> FloatReference:
         job = self.job
@@ -387,10 +386,10 @@ class PartitionedNetwork:
         )
 
     def _compare(
-        self, number: int, reference: FloatReference, tensors: _Arrays, whole: bool
+        self, number: int, reference: FloatReference, tensors: _Arrays, with_metric: bool
     ) -> Measurement:
         error = reference.compared.error(tensors)
-        if not whole:
+        if not with_metric:
             return Measurement(error)
         metric = self.job.metric
         outputs = {t: tensors[t] for t in metric.tensors}
@@ -431,7 +430,7 @@ class PartitionedNetwork:
     def _collect_inputs(
         self, sources: Iterable[PartRun], sample: _Arrays, cache: ActivationCache
     ) -> _Arrays:
-        """Return the sample and the outputs of runs. Outputs that were dropped are computed again."""
+        """Return the sample and the outputs of runs, which may have to be computed again."""
         tensors = dict(sample)
         for source in sources:
             if source not in cache.outputs:
@@ -500,10 +499,11 @@ def _order_by_sharing(
     )
 
 
-# Mappers ---------------------------------------------------------------------------------------------------
+# Mappers ------------------------------------------------------------------------------
 
 
 def count_default_workers() -> int:
+    """Return one worker for each core, up to a limit."""
     return max(1, min(_MAX_WORKERS, core_count()))
 
 
