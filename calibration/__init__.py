@@ -1,9 +1,12 @@
-"""Calibration: from images to the ranges of a network's activations. Knows nothing of TensorRT or Q/DQ nodes.
+"""Ranges of a network's activations from calibration images.
 
-    statistics = calibration.collect("yolov8n.onnx", "images/", ["images", "/model.0/act/Mul_output_0"])
+This package depends neither on TensorRT nor on Q/DQ nodes::
+
+    tensors = ["images", "/model.0/act/Mul_output_0"]
+    statistics = calibration.collect("yolov8n.onnx", "images/", tensors)
     amax = calibration.amax_of(statistics["images"], "mse")
 
-One pass collects everything that all methods need; see :func:`collect` and :data:`METHODS`.
+One pass collects the statistics for all methods; see :func:`collect` and :data:`METHODS`.
 """
 
 from calibration.arrays import open_data

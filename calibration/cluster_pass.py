@@ -37,7 +37,7 @@ from qdqtool.errors import ClusterError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.sizes import linear_inputs
 
-# Workers ---------------------------------------------------------------------------------------------
+# Workers ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -144,6 +144,11 @@ class VerifiedSource(SubsetSource):
         return VerifiedSource, (self.whole, self.identities)
 
     def load(self, index: int) -> Sample:
+        """Return a sample.
+
+        Raises:
+            ClusterError: It is not the client's.
+        """
         identity = self.whole.identity(index)
         if identity != self.identities[index]:
             unreadable = identity.endswith(UNREADABLE)
@@ -194,7 +199,7 @@ def count_portion(
         }
 
 
-# Client ----------------------------------------------------------------------------------------------
+# Client -------------------------------------------------------------------------------------------
 
 # Samples of a portion: their names travel, and a scheduler remembers its messages for a while.
 _MAX_SAMPLES = 256

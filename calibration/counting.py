@@ -142,10 +142,10 @@ class SampleCounter:
 
 
 def counting_turns(counters: int) -> threading.Semaphore:
-    """Return a semaphore that lets half of the counters count while the others run the network.
+    """Return a semaphore that lets half of the counters count at the same time.
 
-    Counting takes many short steps. Between two of them a thread waits for the interpreter if another
-    one counts.
+    The others run the network meanwhile. Counting takes many short steps. Between two of them a
+    thread waits for the interpreter if another one counts.
     """
     return threading.Semaphore(max(1, counters // 2))
 
@@ -160,7 +160,7 @@ class _ThreadBuffers(threading.local):
 _buffers = _ThreadBuffers()
 
 
-# One pass by the threads of this process -------------------------------------------------------------
+# One pass by the threads of this process ----------------------------------------------------------
 
 
 class ThreadPass:

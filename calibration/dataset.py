@@ -65,27 +65,49 @@ class DataQuality:
         if not total:
             return
         if self.broken:
-            images = total + self.broken
-            text = f"{self.broken} of {images} images could not be read and were skipped"
-            yield Note(text, code="broken-images", broken=self.broken, total=images)
+            yield Note(
+                f"{self.broken} of {total + self.broken} images could not be read and were skipped",
+                code="broken-images",
+                broken=self.broken,
+                total=total + self.broken,
+            )
         if total < FEW_IMAGES:
-            text = f"only {counted(total, 'calibration image')}"
-            text = f"{text}; {FEW_IMAGES} or more give steadier ranges"
-            yield Note(text, code="few-images", images=total, enough=FEW_IMAGES)
+            yield Note(
+                f"only {counted(total, 'calibration image')}; {FEW_IMAGES} or more give steadier "
+                "ranges",
+                code="few-images",
+                images=total,
+                enough=FEW_IMAGES,
+            )
         if max(-low, high) > _FAR_INPUT:  # minus infinity if nothing was finite
-            text = f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1"
-            text = f"{text}: is the division by 255 missing (scale 1/255)?"
-            yield Note(text, code="far-inputs", low=low, high=high)
+            yield Note(
+                f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division "
+                "by 255 missing (scale 1/255)?",
+                code="far-inputs",
+                low=low,
+                high=high,
+            )
         elif low >= 0 and 0 < high < _SMALL_INPUT:
-            text = f"inputs never exceed {high:g}; YOLO models take 0 to 1"
-            text = f"{text}: were they divided by 255 twice?"
-            yield Note(text, code="small-inputs", high=high)
+            yield Note(
+                f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 "
+                "twice?",
+                code="small-inputs",
+                high=high,
+            )
         if self.constant:
-            text = f"{self.constant} of {total} images are constant (every value the same)"
-            yield Note(text, code="constant-images", constant=self.constant, total=total)
+            yield Note(
+                f"{self.constant} of {total} images are constant (every value the same)",
+                code="constant-images",
+                constant=self.constant,
+                total=total,
+            )
         if self.nonfinite:
-            text = f"{self.nonfinite} of {total} samples contain NaN or infinities"
-            yield Note(text, code="nonfinite-samples", nonfinite=self.nonfinite, total=total)
+            yield Note(
+                f"{self.nonfinite} of {total} samples contain NaN or infinities",
+                code="nonfinite-samples",
+                nonfinite=self.nonfinite,
+                total=total,
+            )
 
 
 @dataclass(frozen=True)
@@ -104,6 +126,7 @@ class InputSpec:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the input."""
         return np.dtype(self.dtype)
 
     @property
@@ -112,6 +135,7 @@ class InputSpec:
         return (self.shape[0] or 1) if self.shape else 1
 
     def shape_text(self) -> str:
+        """Return the shape for a message; open dimensions are question marks."""
         return "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
 
     def fit(self, array: Array, what: str) -> Array:
@@ -130,17 +154,26 @@ class InputSpec:
         sizes = zip(self.shape[1:], array.shape[1:], strict=False)
         if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
             shape = "[" + ", ".join(map(str, array.shape)) + "]"
-            reason = f"{what} is {shape}, {takes} {self.shape_text()}"
-            raise DataError(reason, code="wrong-shape", node=self.name)
+            raise DataError(
+                f"{what} is {shape}, {takes} {self.shape_text()}",
+                code="wrong-shape",
+                node=self.name,
+            )
         if not array.size:
-            reason = f"{what} holds no values: its shape is {list(array.shape)}"
-            raise DataError(reason, code="empty", node=self.name)
+            raise DataError(
+                f"{what} holds no values: its shape is {list(array.shape)}",
+                code="empty",
+                node=self.name,
+            )
         dtype = self.numpy_dtype
         if array.dtype != dtype:
             rounds = dtype.kind in "iub" and array.dtype.kind == "f"
             if array.dtype.kind not in "fiub" or rounds:
-                reason = f"{what} holds {array.dtype}, {takes} {dtype}"
-                raise DataError(reason, code="wrong-type", node=self.name)
+                raise DataError(
+                    f"{what} holds {array.dtype}, {takes} {dtype}",
+                    code="wrong-type",
+                    node=self.name,
+                )
             # Infinities are counted and reported with the tensor's name.
             with np.errstate(over="ignore"):
                 array = array.astype(dtype)
@@ -179,6 +212,7 @@ class SampleSource(ABC):
         """Return bytes that change if the sample changes; empty if unknown."""
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return f"sample {index}"
 
     def settings(self) -> str:
@@ -206,13 +240,13 @@ class SampleSource(ABC):
         """Prepare for another pass."""
 
 
-def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -> Sample:
+def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Sample:
     """Return one sample for all inputs.
 
     Args:
         arrays: Arrays by input name; a single array fits a single input under any name.
         inputs: Inputs of the model.
-        what: Name of the sample for messages.
+        label: Name of the sample for messages.
 
     Raises:
         DataError: An input has no array, or one that does not fit.
@@ -223,12 +257,12 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str
     if missing:
         names = ", ".join(f"'{name}'" for name in arrays) or "nothing"
         raise DataError(
-            f"{what} has no array for the model's input '{missing[0]}'; it has {names}",
+            f"{label} has no array for the model's input '{missing[0]}'; it has {names}",
             code="missing-input",
             node=missing[0],
         )
     return {
-        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{what}: array '{spec.name}'")
+        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
         for spec in inputs
     }
 
@@ -240,18 +274,22 @@ class FilesSource(SampleSource):
     root: Path
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.paths)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         path = self.paths[index]
         if path.is_relative_to(self.root):
             return escape_path(path.relative_to(self.root).as_posix())
         return escape_path(str(path))
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         return self.name(index).encode() + file_digest(self.paths[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
+        """Return some samples for another process."""
         part = copy.copy(self)
         part.root = Path(os.path.abspath(self.root))
         part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
@@ -259,7 +297,7 @@ class FilesSource(SampleSource):
 
 
 def escape_path(path: str) -> str:
-    """Return a file name as valid UTF-8; other bytes are written ``\\xff``."""
+    r"""Return a file name as valid UTF-8; other bytes are written ``\xff``."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -275,16 +313,20 @@ class SubsetSource(SampleSource):
         self.is_images = whole.is_images
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.indices)
 
     def load(self, index: int) -> Sample:
+        """Return a sample with a batch dimension."""
         return self.whole.load(self.indices[index])
 
     def digest(self, index: int) -> bytes:
+        """Return bytes that change if the sample changes."""
         # A digest may cover the file only with its first sample.
         return self.whole.identity(self.indices[index])
 
     def portion(self, indices: Sequence[int]) -> SampleSource:
+        """Return some samples for another process."""
         return self.whole.portion([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -295,9 +337,11 @@ class SubsetSource(SampleSource):
             return SubsetSource, (self.whole, self.indices)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return self.whole.name(self.indices[index])
 
     def settings(self) -> str:
+        """Return further settings on which the samples depend."""
         return self.whole.settings()
 
 
@@ -306,7 +350,10 @@ def _unpickle_source(source: SampleSource) -> SampleSource:
 
 
 def spread_indices(total: int, count: int) -> Sequence[int]:
-    """Return at most `count` of `total` indices: ascending, evenly spread, with first and last."""
+    """Return at most `count` of `total` indices, ascending and evenly spread.
+
+    They include the first and the last one.
+    """
     if total <= count:
         return range(total)
     gaps = max(count - 1, 1)

@@ -1,14 +1,14 @@
 """Positions of a detector's map at which its class outputs are highest.
 
 An object detector answers at a few positions of its map, and only the values on which these answers
-depend have to survive INT8. A range that is best for all values is best for the background, which is
-most of every image, and clips the values of the rare objects. The share of objects differs between
-calibration data and deployment, and so does the best range for all values. The best range at the
-positions themselves hardly differs.
+depend have to survive INT8. A range that is best for all values is best for the background, which
+is most of every image, and clips the values of the rare objects. The share of objects differs
+between calibration data and deployment, and so does the best range for all values. The best range
+at the positions themselves hardly differs.
 
-A position is in focus in three cases: its highest class output reaches a threshold far below that of
-a detection; the output is among the highest `share` of the sample (so that a sample without objects
-still has positions); or the position is next to one of these.
+A position is in focus in three cases: its highest class output reaches a threshold far below that
+of a detection; the output is among the highest `share` of the sample (so that a sample without
+objects still has positions); or the position is next to one of these.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class FocusMap:
     """Positions in focus in one sample, for activations of any size.
 
     Attributes:
-        masks: Boolean maps [height, width] of each row of the batch, on the grid of the finest class
-            output.
+        masks: Boolean maps [height, width] of each row of the batch, on the grid of the finest
+            class output.
     """
 
     def __init__(self, masks: Sequence[_Mask]) -> None:

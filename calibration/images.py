@@ -25,7 +25,7 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
     ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
 )
-# Files are recognized by content. The other decoders of Pillow stay unused: that of EPS starts Ghostscript.
+# Files are recognized by content. Other decoders of Pillow are not used: EPS starts Ghostscript.
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,
     PngImagePlugin.PngImageFile.format,
@@ -47,7 +47,7 @@ _TRANSPOSITIONS = {
 ImageFile = str | os.PathLike[str] | IO[bytes]
 
 
-# Decoding --------------------------------------------------------------------------------------------
+# Decoding -----------------------------------------------------------------------------------------
 
 
 def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
@@ -61,8 +61,9 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
         RGB values, uint8 [height, width, 3].
 
     Raises:
-        DataError: It cannot be read, is damaged, is not a regular file, or is above one of the limits
-            :data:`qdqtool.util.limits.IMAGE_FILE` and :data:`qdqtool.util.limits.IMAGE_PIXELS`.
+        DataError: It cannot be read, is damaged, is not a regular file, or is above one of the
+            limits :data:`qdqtool.util.limits.IMAGE_FILE` and
+            :data:`qdqtool.util.limits.IMAGE_PIXELS`.
     """
     return np.array(read_image(source, name))
 
@@ -77,14 +78,17 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
             image = stack.enter_context(_open_image(source, name))
             width, height = image.size
             if width * height > limits.IMAGE_PIXELS:  # checked before the pixels are decoded
-                reason = f"{width}x{height} pixels; the limit is {limits.IMAGE_PIXELS}"
-                raise DataError(reason, code="image-too-large")
+                raise DataError(
+                    f"{width}x{height} pixels; the limit is {limits.IMAGE_PIXELS}",
+                    code="image-too-large",
+                )
             return _to_upright_rgb(image)
         except QdqtoolError:
             raise
         except Exception as error:  # the decoders raise nearly anything for a damaged file
-            reason = getattr(error, "strerror", None) or reason_of(error)
-            raise DataError(reason, code="file-damaged") from error
+            raise DataError(
+                getattr(error, "strerror", None) or reason_of(error), code="file-damaged"
+            ) from error
 
 
 def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -125,7 +129,7 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
     return image if transposition is None else image.transpose(transposition)
 
 
-# Preprocessing ---------------------------------------------------------------------------------------
+# Preprocessing ------------------------------------------------------------------------------------
 
 
 def prepare(
@@ -167,8 +171,8 @@ def prepare(
 def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.NDArray[np.uint8]:
     """Fit an image into the input like Ultralytics' LetterBox with auto=False.
 
-    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The odd
-    pixel of the padding is at the right and at the bottom.
+    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The
+    odd pixel of the padding is at the right and at the bottom.
     """
     if image.size == (width, height):
         return np.asarray(image)
@@ -183,7 +187,7 @@ def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.ND
 
 
 def _stretch(image: Image.Image, height: int, width: int, fill: int = 0) -> npt.NDArray[np.uint8]:
-    """Resize like OpenCV's INTER_LINEAR: bilinear without antialiasing, as for YOLO's training."""
+    """Resize like OpenCV's INTER_LINEAR: bilinear, without antialiasing."""
     if image.size != (width, height):
         extent = (0, 0, image.width, image.height)
         size, method = (width, height), Image.Transform.EXTENT
@@ -201,7 +205,7 @@ def describe(preprocess: Preprocess) -> str:
     return ", ".join(parts)
 
 
-# Image files as samples ------------------------------------------------------------------------------
+# Image files as samples ---------------------------------------------------------------------------
 
 
 class ImageSource(FilesSource):
@@ -255,9 +259,11 @@ class ImageSource(FilesSource):
         self.nhwc, self.channels, self.height, self.width = _find_layout(self.spec, size)
 
     def settings(self) -> str:
+        """Return further settings on which the samples depend."""
         return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
 
     def load(self, index: int) -> dict[str, Array]:
+        """Return a sample with a batch dimension."""
         return self.load_image(self.paths[index])
 
     def load_image(self, source: ImageFile, name: str = "") -> dict[str, Array]:
@@ -276,8 +282,11 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
     """Return whether the input is NHWC, its channels, height and width."""
     label = f"input '{spec.name}' {spec.shape_text()}"
     if len(spec.shape) != 4:
-        reason = f"{label} does not take images (rank 4 needed); give npz files"
-        raise DataError(reason, code="wrong-rank", node=spec.name)
+        raise DataError(
+            f"{label} does not take images (rank 4 needed); give npz files",
+            code="wrong-rank",
+            node=spec.name,
+        )
     nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
     _, *dims = spec.shape
     if nhwc:
@@ -287,8 +296,11 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
     if channels is None:
         channels = 3
     if channels not in (1, 3):
-        reason = f"{label} takes {channels} channels, images have 3 or 1; give npz files"
-        raise DataError(reason, code="wrong-channels", node=spec.name)
+        raise DataError(
+            f"{label} takes {channels} channels, images have 3 or 1; give npz files",
+            code="wrong-channels",
+            node=spec.name,
+        )
     if height is None or width is None:
         height, width = _complete_size(spec, height, width, size)
     if height < 1 or width < 1 or height * width > limits.INPUT_PIXELS:

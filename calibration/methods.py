@@ -62,9 +62,9 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
         stats: Statistics of one tensor, or merged over tensors that share a scale.
         method: One of METHODS. ``max``: the largest magnitude. ``percentile``: the magnitude that
             ``percentile`` per cent of the magnitudes do not exceed (the largest if that is zero).
-            ``mse``: the range with the least expected squared error. ``entropy``: the range with the
-            least KL divergence between the histogram and its 128-level version, searched over 2048
-            bins as TensorRT's entropy calibrator does. ``focus``: the range with the least
+            ``mse``: the range with the least expected squared error. ``entropy``: the range with
+            the least KL divergence between the histogram and its 128-level version, searched over
+            2048 bins as TensorRT's entropy calibrator does. ``focus``: the range with the least
             :func:`focused_error` to the power that :func:`choose_focus_range` chooses, moved to a
             range that rounds flat areas well. If no positions in focus are known, ``focus`` is
             ``mse`` with that last step.
@@ -100,9 +100,10 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
 
 
 def _percentile_range(stats: TensorStatistics, percentile: float) -> float:
-    """Return a percentile of the magnitudes, linear inside its bin, or the maximum if it is zero.
+    """Return a percentile of the magnitudes, or the maximum if the percentile is zero.
 
-    A tensor with few values other than zero (sparse activations) would otherwise lose all of them.
+    It is linear inside a bin. A tensor with few values other than zero (sparse activations) would
+    otherwise lose all of them.
     """
     histogram = stats.histogram
     cumulative = np.cumsum(histogram.counts)
@@ -129,7 +130,8 @@ def squared_error(
         levels: Positive integer levels; the scale is ``amax / levels``.
 
     Returns:
-        In squared units of the tensor, a float or float64 [n]; 0 for a tensor without finite values.
+        In squared units of the tensor, a float or float64 [n]; 0 for a tensor without finite
+        values.
 
     Raises:
         ValueError: A range is not above zero.
@@ -153,9 +155,9 @@ def focus_power(parts: Sequence[TensorStatistics]) -> float:
     """Return the power of the error that the method `focus` sums, from 2 to 3.
 
     If objects fill much of the map (text on a page), calibration shows their values well and the
-    squared error is the right measure. If objects are rare (people in photographs), calibration data
-    has few of them, and later ones differ more from these. A higher power keeps the range of the rare
-    values. The power is 2 if no positions in focus are known.
+    squared error is the right measure. If objects are rare (people in photographs), calibration
+    data has few of them, and later ones differ more from these. A higher power keeps the range of
+    the rare values. The power is 2 if no positions in focus are known.
 
     Args:
         parts: Statistics of the tensors that share a range.
@@ -179,11 +181,11 @@ def choose_focus_range(
     """Choose the range of the method `focus`.
 
     The power is :func:`focus_power`, lowered towards 2 if the integer step reaches the depth of the
-    negative side. SiLU and similar functions end at a small negative value (-0.28), and many of their
-    values lie between it and zero. A step of half that depth still distinguishes them; a step of the
-    whole depth makes them one of two levels. Then the errors are equal over flat areas, later layers
-    do not average them out, and a shorter step brings more than a longer range. Such tensors are the
-    first of a network, with large values for edges and colors of any object.
+    negative side. SiLU and similar functions end at a small negative value (-0.28), and many of
+    their values lie between it and zero. A step of half that depth still distinguishes them; a step
+    of the whole depth makes them one of two levels. Then the errors are equal over flat areas,
+    later layers do not average them out, and a shorter step brings more than a longer range. Such
+    tensors are the first of a network, with large values for edges and colors of any object.
 
     At last, the range may move a little for flat areas: see :func:`reduce_bias`.
 
@@ -210,9 +212,9 @@ def reduce_bias(
 
     Later layers average out noise, but not an error that is equal all over an image. In drawings on
     white paper it was nine tenths of the squared error of the first layers (see
-    :mod:`calibration.statistics`). A range of 0.7 times the length, with four times the squared error
-    in focus, more than halved the error of the class outputs there. In photographs the biased error
-    is a tenth and decides nothing, because its share counts squared.
+    :mod:`calibration.statistics`). A range of 0.7 times the length, with four times the squared
+    error in focus, more than halved the error of the class outputs there. In photographs the biased
+    error is a tenth and decides nothing, because its share counts squared.
 
     Args:
         parts: Statistics of the tensors that share the range. Those without `spots` do not count.
@@ -255,7 +257,7 @@ def focused_error(
     power: float = 2.0,
     bits: int | None = None,
 ) -> Floats:
-    """Return the expected error of one element, to a power, with more weight for values in focus.
+    """Return the expected error of one element to a power; values in focus weigh more.
 
     Args:
         stats: Statistics of the tensor.
@@ -310,13 +312,14 @@ def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
 def _sum_power_errors(
     histogram: Histogram, ranges: Floats, levels: int, power: float = 2.0
 ) -> Floats:
-    """Return the summed error to a power for each range; the values of a bin are spread evenly.
+    """Return the summed error to a power for each range.
 
-    With scale s and power p, the integral of the error from 0 to t is
-    ``k 2 (s/2)^q / q + sign(r) |r|^q / q`` where ``q = p + 1``, ``k = min(round(t / s), levels)`` and
-    ``r = t - k s``. Each level below t costs ``2 (s/2)^q / q``, and the rest beyond the last level is
-    the clipping error. A bin's mean is a difference of two such integrals. The lowest bin is left
-    out: its values are zeros, or too small to matter.
+    The values of a bin count as evenly spread. With scale s and power p, the integral of the error
+    from 0 to t is ``k 2 (s/2)^q / q + sign(r) |r|^q / q`` where ``q = p + 1``,
+    ``k = min(round(t / s), levels)`` and ``r = t - k s``. Each level below t costs
+    ``2 (s/2)^q / q``, and the rest beyond the last level is the clipping error. A bin's mean is a
+    difference of two such integrals. The lowest bin is left out: its values are zeros, or too small
+    to matter.
     """
     filled = np.flatnonzero(histogram.counts[1:])
     if not len(filled):
@@ -369,7 +372,8 @@ def _search_range(histograms: WeightedHistograms, absmax: float, power: float) -
 def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: float) -> float:
     """Return the first range of least error among descending ranges.
 
-    A shorter range clips more. The search ends when the clipping alone costs more than the best range.
+    A shorter range clips more. The search ends when the clipping alone costs more than the best
+    range.
     """
     best, least = float(ranges[0]), math.inf
     for start in range(0, len(ranges), _COARSE_STEPS):
@@ -405,7 +409,7 @@ def _sum_errors(histograms: WeightedHistograms, ranges: Floats, power: float) ->
 
 
 def entropy_range(bins: Floats, absmax: float) -> float:
-    """Return the range of least KL divergence, as TensorRT's entropy calibrator searches for it.
+    """Return the range of least KL divergence, like TensorRT's entropy calibrator.
 
     The search goes over every number of bins from 128 to all. For i bins, P is their counts with
     everything beyond added to the last; Q is the counts joined into 128 levels, each level's sum
@@ -436,7 +440,7 @@ def entropy_range(bins: Floats, absmax: float) -> float:
         p_entropy = entropies[sizes - 1] - _xlogx(last) + _xlogx(last + beyond)
         p_total = sums[-1]
         divergence = (p_entropy - cross) / p_total - np.log(p_total) + np.log(sums[sizes])
-    # If counts beyond the range meet an empty last bin, Q is zero there and the divergence infinite.
+    # If counts beyond the range meet an empty last bin, Q is zero there: infinite divergence.
     divergence[(beyond > 0) & (last <= 0)] = np.inf
     divergence[~np.isfinite(divergence)] = np.inf
     if not np.isfinite(divergence).any():

@@ -15,17 +15,18 @@ def _plain(number: float) -> float:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes a network input; the defaults are those of Ultralytics YOLO.
+    """Conversion of an image to a network input; the defaults are those of Ultralytics YOLO.
 
-    ``value = (pixel * scale - mean) / std`` for each channel, in the order the network takes them.
+    ``value = (pixel * scale - mean) / std`` for each channel, in the channel order of the network.
 
     Attributes:
-        resize: ``letterbox`` keeps the aspect ratio and pads both sides evenly; ``stretch`` does not.
+        resize: ``letterbox`` keeps the aspect ratio and pads both sides evenly; ``stretch`` does
+            not.
         bgr: Channel order blue, green, red instead of red, green, blue.
         scale: Factor for the 0 to 255 pixel values.
         mean: Subtracted after scaling, for each channel.
         std: Divided by after that.
-        fill: Grey level of the padding, 0 to 255.
+        fill: Gray level of the padding, 0 to 255.
     """
 
     resize: str = "letterbox"

@@ -1,4 +1,4 @@
-"""Partial models that compute some tensors, and onnxruntime sessions on them that take little memory."""
+"""Partial models that compute some tensors, and onnxruntime sessions on them."""
 
 from __future__ import annotations
 
@@ -45,21 +45,27 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
     except KeyError:
-        reason = f"{label} is not a tensor of numbers"
-        raise ModelError(reason, path, code="not-a-tensor", node=value.name) from None
+        raise ModelError(
+            f"{label} is not a tensor of numbers", path, code="not-a-tensor", node=value.name
+        ) from None
     if dtype.kind not in "fiub":
-        reason = f"{label} holds {dtype}, which cannot be fed"
-        raise ModelError(reason, path, code="wrong-type", node=value.name)
+        raise ModelError(
+            f"{label} holds {dtype}, which cannot be fed", path, code="wrong-type", node=value.name
+        )
     if not value.type.tensor_type.HasField("shape"):
-        reason = f"{label} has no known rank; export the model with shapes"
-        raise ModelError(reason, path, code="unknown-rank", node=value.name)
+        raise ModelError(
+            f"{label} has no known rank; export the model with shapes",
+            path,
+            code="unknown-rank",
+            node=value.name,
+        )
     # Some exporters write 0 or -1 for an open dimension.
     shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
     return InputSpec(value.name, shape, dtype.name)
 
 
 def metadata_size(model: Model) -> Size | None:
-    """Return height and width from the `imgsz` metadata of Ultralytics (`[640, 640]`), or None."""
+    """Return height and width from Ultralytics' metadata `imgsz` (`[640, 640]`), or None."""
     text = model.metadata.get("imgsz", "")[:1000]
     try:
         value = parse_json(text)
@@ -115,7 +121,7 @@ def partial_model(
     *,
     weights: bool = True,
 ) -> onnx.ModelProto:
-    """Return a model with some tensors as outputs, and only the nodes, weights and inputs for them.
+    """Return a model that computes some tensors, without unused nodes, weights and inputs.
 
     External data stays external. The IR version is at most the one that onnxruntime accepts: new
     exporters write newer ones, whatever is in the file.
@@ -177,7 +183,7 @@ def external_folder(model: Model) -> str:
     return folder
 
 
-# Sessions --------------------------------------------------------------------------------------------
+# Sessions -----------------------------------------------------------------------------------------
 
 _MAX_WORKERS = 4
 
@@ -272,8 +278,11 @@ def open_packed_session(source: bytes, threads: int, name: str, **options: Any) 
 
 
 def _session_error(path: str, error: BaseException) -> ModelError:
-    reason = f"onnxruntime cannot run it: {sessions.describe_failure(error)}"
-    return ModelError(reason, path or "model", code="onnxruntime-failed")
+    return ModelError(
+        f"onnxruntime cannot run it: {sessions.describe_failure(error)}",
+        path or "model",
+        code="onnxruntime-failed",
+    )
 
 
 def _embed_weights(model: Model, partial: onnx.ModelProto) -> None:
@@ -285,8 +294,8 @@ def _embed_weights(model: Model, partial: onnx.ModelProto) -> None:
 def return_freed_memory() -> None:
     """Return freed memory to the system, if the C library is glibc.
 
-    Opening a session copies all weights. glibc keeps the freed copies of a few megabytes: 110 MB with
-    YOLOv8s.
+    Opening a session copies all weights. glibc keeps the freed copies of a few megabytes: 110 MB
+    with YOLOv8s.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -313,6 +322,8 @@ class TensorFetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            reason = f"onnxruntime failed on a sample: {sessions.describe_failure(error)}"
-            raise ModelError(reason, code="onnxruntime-failed") from error
+            raise ModelError(
+                f"onnxruntime failed on a sample: {sessions.describe_failure(error)}",
+                code="onnxruntime-failed",
+            ) from error
         return dict(zip(self.outputs, values, strict=True))

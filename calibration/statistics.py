@@ -1,9 +1,9 @@
-"""Statistics of a tensor: exact minimum and maximum, a histogram, and values at a few positions.
+"""Statistics of a tensor: extremes, a histogram, and values at a few positions.
 
 The histogram counts magnitudes. It never loses a count and needs no range in advance. Its bins are
 those of the floating-point format: the exponent and the leading mantissa bits of a float32 are its
-bin, so that a bin number costs one integer subtraction and one shift. Each octave (power of two) has
-``bins // 2`` bins of equal width. The histogram covers ``OCTAVES`` octaves below the largest
+bin, so that a bin number costs one integer subtraction and one shift. Each octave (power of two)
+has ``bins // 2`` bins of equal width. The histogram covers ``OCTAVES`` octaves below the largest
 magnitude, and one lowest bin counts everything smaller, zeros included. Consequences:
 
 * no bin is wider than ``2 / bins`` of the largest magnitude, and bins get finer towards zero;
@@ -11,17 +11,17 @@ magnitude, and one lowest bin counts everything smaller, zeros included. Consequ
 * the counts are a function of the set of values alone, so that adding and merging are exact,
   associative and commutative.
 
-If maps are large and images are many, only evenly spread values are counted (:func:`sampling_step`),
-each with the weight of the values that it stands for.
+If maps are large and images are many, only evenly spread values are counted
+(:func:`sampling_step`), each with the weight of the values that it stands for.
 
-Every channel at a few positions of a few images (*spots*) shows what counts of single values cannot.
-Rounding errors pass for noise: zero on average, independent from one position to the next, so that
-later layers average them out. Over a flat area (paper, sky, a wall) this does not hold. There an
-activation has nearly the same value in a channel everywhere and is rounded the same way everywhere.
-The mean error of a channel over the image reaches the outputs undiminished: a biased error, as Nagel
-et al. (2019) call it. The scale decides which way a value is rounded, and a slightly smaller range
-may round most channels well. A histogram of all channels together does not show this; the values of
-every channel at a few positions do.
+Every channel at a few positions of a few images (*spots*) shows what counts of single values
+cannot. Rounding errors pass for noise: zero on average, independent from one position to the next,
+so that later layers average them out. Over a flat area (paper, sky, a wall) this does not hold.
+There an activation has nearly the same value in a channel everywhere and is rounded the same way
+everywhere. The mean error of a channel over the image reaches the outputs undiminished: a biased
+error, as Nagel et al. (2019) call it. The scale decides which way a value is rounded, and a
+slightly smaller range may round most channels well. A histogram of all channels together does not
+show this; the values of every channel at a few positions do.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def top_exponent(magnitude: float) -> int:
 
 
 class MagnitudeCounter:
-    """Counts of magnitudes in the window ``[2**(top - OCTAVES), 2**top)`` and in one bin below it.
+    """Counts of magnitudes in a window of octaves and in one bin below it.
+
+    The window is ``[2**(top - OCTAVES), 2**top)``.
 
     Attributes:
         bits: Leading mantissa bits in a bin number.
@@ -286,7 +288,7 @@ def _unit_edges(bits: int) -> Floats:
     return edges
 
 
-# Sampling of values ----------------------------------------------------------------------------------
+# Sampling of values -------------------------------------------------------------------------------
 
 _SAMPLE_VALUES = 1 << 16  # values of one sample that are counted, about
 _ALL_VALUES = 1 << 22  # values of all samples that are counted, about
@@ -312,7 +314,7 @@ def sampling_step(shape: Sequence[int], samples: int | None) -> int:
     raise AssertionError
 
 
-# Spots: every channel at a few positions -------------------------------------------------------------
+# Spots: every channel at a few positions ----------------------------------------------------------
 
 Spots = npt.NDArray[np.float32]
 
@@ -402,7 +404,7 @@ def _stack_spots(spots: Sequence[Spots], copies: int) -> Iterator[Spots]:
             yield stack.transpose(0, 2, 1)[:, None]
 
 
-# Statistics of one tensor ----------------------------------------------------------------------------
+# Statistics of one tensor -------------------------------------------------------------------------
 
 
 class TensorStatistics:
@@ -417,8 +419,8 @@ class TensorStatistics:
         focus: Statistics of the values in focus, see :mod:`calibration.focus`; None if unknown.
         spots: Every channel at a few positions of a few images, in any order; see
             :mod:`calibration.statistics`.
-        channels: float32 [2, c], the smallest and the largest value of each channel of the last axis;
-            None if that axis has no channels, or was not collected.
+        channels: float32 [2, c], the smallest and the largest value of each channel of the last
+            axis; None if that axis has no channels, or was not collected.
     """
 
     __slots__ = (
@@ -481,8 +483,8 @@ class TensorStatistics:
     def linear(self, bins: int = DEFAULT_BINS) -> Histogram:
         """Return counts (float64) in equal bins from 0 to the largest magnitude.
 
-        Bins that are split count as evenly filled. The bin of the largest magnitude may end a little
-        above it (1.0, white, begins a bin): the last bin has all its values.
+        Bins that are split count as evenly filled. The bin of the largest magnitude may end a
+        little above it (1.0, white, begins a bin): the last bin has all its values.
 
         Raises:
             DataError: `bins` is not from 1 to a million.
@@ -512,8 +514,8 @@ class TensorStatistics:
             array: Values.
             scratch: Work buffers of this thread, see
                 :func:`calibration.statistics.allocate_scratch`.
-            looked_at: Whether all values are in focus, so that `focus` gets them too. It is the same
-                as :meth:`add_focus` with all of them, at half the work.
+            looked_at: Whether all values are in focus, so that `focus` gets them too. It is the
+                same as :meth:`add_focus` with all of them, at half the work.
             every: Distance of the values that go into the histogram, each with this weight, in
                 addition to the smallest and the largest. All other numbers are those of all values.
         """

@@ -53,11 +53,15 @@ def open_url(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        reason = f"{' '.join(str(error).split())} (pip install it here and on every worker)"
-        raise DataError(reason, url, code="missing-package") from None
+        raise DataError(
+            f"{' '.join(str(error).split())} (pip install it here and on every worker)",
+            url,
+            code="missing-package",
+        ) from None
     except Exception as error:  # each file system has classes of its own
-        reason = f"cannot be opened: {reason_of(error)}"
-        raise DataError(reason, url, code="file-unreadable") from None
+        raise DataError(
+            f"cannot be opened: {reason_of(error)}", url, code="file-unreadable"
+        ) from None
     return system, str(path)
 
 
@@ -78,8 +82,9 @@ def open_url_source(
     except DataError:
         raise
     except Exception as error:
-        reason = f"cannot be listed: {reason_of(error)}"
-        raise DataError(reason, url, code="file-unreadable") from None
+        raise DataError(
+            f"cannot be listed: {reason_of(error)}", url, code="file-unreadable"
+        ) from None
     if not names:
         kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
         raise DataError(f"no images ({kinds}) under this URL", url, code="no-images")
@@ -127,12 +132,15 @@ class UrlSource(ImageSource):
         self.url, self.folder, self.names = url, folder, names
 
     def count(self) -> int:
+        """Return the number of samples."""
         return len(self.names)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
         return escape_path(self.names[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
+        """Return some samples for another process."""
         part = copy.copy(self)
         part.names = [self.names[i] for i in indices]
         return part
@@ -142,6 +150,7 @@ class UrlSource(ImageSource):
         return self.name(index).encode() + self._checksum(index)
 
     def load(self, index: int) -> dict[str, Array]:
+        """Return a sample with a batch dimension."""
         name = self.names[index].rpartition("/")[2]
         return self.load_image(io.BytesIO(self._read(index)), name)
 

@@ -1,4 +1,4 @@
-"""Work on the machine of a worker: facts that must be equal everywhere, and pieces of a job."""
+"""Code on the machine of a worker: facts that must be equal everywhere, and jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.runtime import sessions
 from qdqtool.types import TOOL_VERSION
 
-# Versions, source files, and computed numbers --------------------------------------------------------
+# Versions, source files, and computed numbers -----------------------------------------------------
 
 #: Packages that need the same version, in the order in which a difference is reported.
 VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
@@ -70,7 +70,8 @@ def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus
         return (
             "computes other numbers than here (a probe network's outputs differ; "
             f"'{theirs.get('processor')}' there, '{ours['processor']}' here), so that the result "
-            "would depend on who computes what; use equal processors, or permit it with `mixed_cpus`"
+            "would depend on who computes what; use equal processors, or permit it with "
+            "`mixed_cpus`"
         )
     return ""
 
@@ -111,13 +112,13 @@ def _hash_probe(threads: int) -> str:
     for count in sorted({1, max(1, threads)}):
         digest = hashlib.sha256(_probe_pixels())
         session = sessions.open_session(model, count)
-        for array in session.run(None, {"x": _fixed_numbers((1, 3, 48, 48), 1)}):
+        for array in session.run(None, {"x": _deterministic_numbers((1, 3, 48, 48), 1)}):
             digest.update(np.ascontiguousarray(array).tobytes())
         hashes.append(digest.hexdigest())
     return " ".join(dict.fromkeys(hashes))
 
 
-def _fixed_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
+def _deterministic_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
     """Return numbers from -0.5 to 0.5 by integer arithmetic, equal in every version of numpy."""
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed * 1_000_003)
     mixed = (index * np.uint64(2_654_435_761)) % np.uint64(1 << 24)
@@ -128,13 +129,13 @@ def _fixed_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]
 def probe_network() -> Any:
     """Return a network of convolutions, activations, matrix products and a normalization.
 
-    Kernels of different processors (width of vectors, fused multiplication) sum in different orders,
-    which shows in the last bits of long sums. The input `x` is float32 [1, 3, 48, 48].
+    Kernels of different processors (width of vectors, fused multiplication) sum in different
+    orders, which shows in the last bits of long sums. The input `x` is float32 [1, 3, 48, 48].
     """
     from onnx import TensorProto, helper, numpy_helper
 
     def weight(name: str, *shape: int, seed: int) -> Any:
-        return numpy_helper.from_array(_fixed_numbers(shape, seed), name)
+        return numpy_helper.from_array(_deterministic_numbers(shape, seed), name)
 
     node = helper.make_node
     nodes = [
@@ -192,7 +193,7 @@ def _probe_pixels() -> bytes:
     from PIL import Image, features
 
     ramp = np.arange(56, dtype=np.float32)[None, :, None] * 3
-    pixels = (_fixed_numbers((40, 56, 3), 12) + 0.5) * 64 + ramp
+    pixels = (_deterministic_numbers((40, 56, 3), 12) + 0.5) * 64 + ramp
     image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
     result = b""
     for image_format in ("JPEG", "WEBP"):
@@ -207,7 +208,7 @@ def _probe_pixels() -> bytes:
     return result
 
 
-# Jobs ------------------------------------------------------------------------------------------------
+# Jobs ---------------------------------------------------------------------------------------------
 
 #: Makes the state of a job in a process from the payload and the threads of the worker.
 Factory = Callable[[Any, int], Any]
@@ -242,6 +243,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
         self.expected, self.mixed_cpus = expected, mixed_cpus
 
     def setup(self, worker: Any) -> None:
+        """Check the worker when the plug-in arrives."""
         self.threads = int(worker.state.nthreads)
         facts = worker_facts(self.threads)
         self.rejection = describe_difference(facts, self.expected, self.mixed_cpus)
@@ -249,6 +251,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]
         _PLUGINS[self.name, worker.address] = self
 
     def teardown(self, worker: Any) -> None:
+        """End the job on the worker."""
         if _PLUGINS.pop((self.name, worker.address), None) is not None:
             self.stopped.set()
 

@@ -27,7 +27,7 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.util.json_text import TooManyValues, parse_json
-from qdqtool.util.notes import Remark
+from qdqtool.util.notes import Note
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
@@ -72,7 +72,8 @@ def read_json(data: bytes, path: str) -> Build:
             code="wrong-format",
         )
     if not is_complete:
-        build.notes.append(Remark.CUT_OFF(file=path))
+        text = f"{path} is truncated or damaged; its readable part was used"
+        build.notes.append(Note(text, code="cut-off", file=path))
         is_profile = build.source == BuildSource.PROFILE_JSON
         section = Section.PROFILE if is_profile else Section.LISTING
         build.gaps.append(Gap(section, GapKind.CUT_FILE, name=path))
@@ -138,12 +139,16 @@ def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
     """Return the last listing, else the last profile. Add the last profile to a listing."""
     listings = [document for document in documents if isinstance(document, dict)]
     profiles = [document for document in documents if isinstance(document, list)]
+    count = len(documents)
+    several = f"{path} contains {count} complete JSON documents"
+    if not listings or not profiles:
+        text = f"{several}; the last was read"
+        build.notes.append(Note(text, code="several-documents", file=path, count=count))
+    elif count > 2:
+        text = f"{several}; the last listing and the last profile were read"
+        build.notes.append(Note(text, code="several-of-both", file=path, count=count))
     if listings and profiles:
-        if len(documents) > 2:
-            build.notes.append(Remark.SEVERAL_OF_BOTH(file=path, count=len(documents)))
         _add_profile(build, profiles[-1])
-    else:
-        build.notes.append(Remark.SEVERAL_DOCUMENTS(file=path, count=len(documents)))
     return (listings or profiles)[-1]
 
 

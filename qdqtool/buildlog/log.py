@@ -17,7 +17,7 @@ from qdqtool.buildlog.lines import parse_number
 from qdqtool.buildlog.sections import UNSTAMPED, SectionReader
 from qdqtool.buildlog.types import Build, Gap, GapKind, Section, TunedLayer
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark
+from qdqtool.util.notes import Note
 
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
@@ -254,7 +254,11 @@ class LogReader:
                 self._stopped = True
                 gap = Gap(Section.ALL, GapKind.BEYOND_LINE, number)
                 self.build.gaps.append(gap)
-                self.build.notes.append(Remark.NOT_UNDERSTOOD(gap=gap, lines=_MAX_UNEXPLAINED))
+                text = (
+                    f"{gap} was not read, because {_MAX_UNEXPLAINED:,} lines before it were not "
+                    "recognized"
+                )
+                self.build.notes.append(Note(text, code="not-understood"))
                 break
         counts.total = number
         counts.blank += blank

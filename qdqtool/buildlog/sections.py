@@ -25,7 +25,7 @@ from qdqtool.buildlog.types import (
     Section,
 )
 from qdqtool.trt.trace import TraceReader
-from qdqtool.util.notes import Remark
+from qdqtool.util.notes import Note
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
 _BANNER = re.compile(
@@ -416,7 +416,11 @@ class SectionReader:
             return True
         if not self._full:
             self._full = True
-            self.build.notes.append(Remark.TOO_LONG(records=_MAX_RECORDS))
+            text = (
+                f"the log is too long: only its first {_MAX_RECORDS:,} records were read, later ones "
+                "were only counted"
+            )
+            self.build.notes.append(Note(text, code="too-long", records=_MAX_RECORDS))
             self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, _MAX_RECORDS))
         return False
 

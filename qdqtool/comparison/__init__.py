@@ -1,1 +1,1 @@
-"""What differs between two models, two builds, or a model and its build."""
+"""Comparison of two models, two builds, or a model and its build."""

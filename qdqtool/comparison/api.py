@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from qdqtool.buildlog.costs import EngineReport, analyze, compare_engines
+from qdqtool.buildlog.costs import EngineReport, analyze
+from qdqtool.buildlog.engine_comparison import compare_engines
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
@@ -168,11 +169,12 @@ def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, st
 def _compare_models(
     first: Model, second: Model, target: str | Target | None, gpu: str | None
 ) -> Comparison:
-    chosen = target_named(target if target is not None else DEFAULT_TARGET)
+    resolved = target_named(target if target is not None else DEFAULT_TARGET)
     titles = distinct_names([first.path or "first model"], [second.path or "second model"])
+    predictions = [_predict(model, resolved, gpu) for model in (first, second)]
     a, b = (
-        ModelSide(View(model), _predict(model, chosen, gpu), title)
-        for model, title in zip((first, second), titles, strict=True)
+        ModelSide(View(model), prediction, title)
+        for model, prediction, title in zip((first, second), predictions, titles, strict=True)
     )
     matching = match(a.view, b.view)
     _check_same_network(a, b, matching)
@@ -190,7 +192,7 @@ def _compare_models(
     # The prediction counts convolutions that are quantized to UINT8 as INT8.
     _count_int8(result.a, left.values())
     _count_int8(result.b, right.values())
-    explainer = _ChangeExplainer(b.prediction)
+    explainer = _ChangeExplainer(predictions[1])
     for index, partner in matching.pairs.items():
         if index in left or partner.index in right:
             node = first.nodes[index]
@@ -265,28 +267,31 @@ class _ChangeExplainer:
 
     def __init__(
         self,
-        prediction: Prediction | None,
+        prediction: Prediction,
         fallback: LossReason | None = None,
         verbs: tuple[str, str] = ("wrote", "writes"),
     ) -> None:
         self._fallback, self._verbs = fallback, verbs
-        convolutions = prediction.convolutions if prediction is not None else ()
-        # A finding explains a convolution that the prediction has in float. A finding about the output does not
-        # explain the type in which it computes.
-        self._int8 = {c.name for c in convolutions if c.is_int8}
-        self._int8_to_int8 = {c.name for c in convolutions if c.int8_in_int8_out}
+        # A finding explains a convolution that the prediction has in float. A finding about the
+        # output does not explain the type in which it computes.
+        self._int8 = {c.name for c in prediction.convolutions if c.is_int8}
+        self._int8_to_int8 = {c.name for c in prediction.convolutions if c.int8_in_int8_out}
         self._findings: dict[str, Finding] = {}
-        findings = prediction.findings if prediction is not None else ()
-        for finding in sorted(findings, key=lambda f: list(Severity).index(f.severity)):
+        severities = list(Severity)
+        for finding in sorted(prediction.findings, key=lambda f: severities.index(f.severity)):
             for name in finding.convolutions:
                 self._findings.setdefault(name, finding)
 
     def explain(self, node: NodeChange) -> NodeChange:
         """Set the reason and the description of a change, and return it."""
-        message = ""
-        name = node.b.name if node.b is not None else ""
+        name, message = node.b.name if node.b is not None else "", ""
         is_lost = ChangeKind.LOST_INT8 in node.changes
-        finding = self._find_finding(node, name)
+        is_output_lost = ChangeKind.LOST_INT8_OUTPUT in node.changes
+        finding = None
+        if (is_lost and name not in self._int8) or (
+            is_output_lost and name not in self._int8_to_int8
+        ):
+            finding = self._findings.get(name)
         if (
             node.lost == LossReason.UNKNOWN
             and self._fallback is not None
@@ -301,11 +306,6 @@ class _ChangeExplainer:
                 node.lost = LossReason.FINDING
         node.why = describe_changes(node, message, self._verbs)
         return node
-
-    def _find_finding(self, node: NodeChange, name: str) -> Finding | None:
-        lost_int8 = ChangeKind.LOST_INT8 in node.changes and name not in self._int8
-        lost_output = ChangeKind.LOST_INT8_OUTPUT in node.changes and name not in self._int8_to_int8
-        return self._findings.get(name) if lost_int8 or lost_output else None
 
 
 # Two builds
@@ -322,7 +322,7 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
     result = Comparison(
         summarize_build(first, titles[0]),
         summarize_build(second, titles[1]),
-        matched_by=engines.by,
+        matched_by=engines.aligned_by,
         engines=engines,
     )
     for node in pair_layers(engines):
@@ -375,8 +375,8 @@ def _compare_with_build(
     """Compare the Q/DQ of a model with the data types in its engine."""
     build = report.build
     check_not_empty(build)
-    chosen, notes = choose_target(build, target)
-    prediction = predict(model, chosen)
+    resolved, notes = choose_target(build, target)
+    prediction = predict(model, resolved)
     titles = distinct_names([model.path or "model in memory"], build.files)
     side = ModelSide(View(model), None, titles[0])
     requested = collect_nodes(side)
@@ -390,7 +390,7 @@ def _compare_with_build(
         )
     file, engine = summarize_model(side), _summarize_engine(report, titles[1], model)
     prediction, assumptions = _choose_assumptions(
-        model, prediction, chosen, realized, engine.conversions
+        model, prediction, resolved, realized, engine.conversions
     )
     weighted = [c for c in prediction.convolutions if c.index in requested]
     for conv in weighted:
@@ -452,7 +452,7 @@ def _choose_assumptions(
     realized: dict[int, NodeSide],
     conversions: int | None,
 ) -> tuple[Prediction, list[Note]]:
-    """Return the prediction under the assumption that fits the build best, and a note about it."""
+    """Return the prediction whose assumptions fit the build best, and a note about them."""
     best, notes = prediction, []
     fewest = _count_differences(best, realized, conversions)
     for assumption in prediction.assumptions:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from qdqtool.buildlog.costs import NUMBERED_NAME, EngineComparison, EngineReport, align, main_node
+from qdqtool.buildlog.costs import EngineReport, main_node
+from qdqtool.buildlog.engine_comparison import NUMBERED_NAME, EngineComparison, align
 from qdqtool.buildlog.names import NameSet
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import find_truncations
@@ -145,7 +146,7 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
 
 
 def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
-    """Match nodes with the layers that name their weights, then by kernel and channels in order."""
+    """Match nodes with layers by the names of weights, then by kernel and channels in order."""
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
     weights = {n.index: view.weights(n).source for n in nodes}

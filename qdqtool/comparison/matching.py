@@ -1,11 +1,13 @@
-"""Match the nodes of two ONNX graphs by structure, and by names if they agree with the structure.
+"""Match the nodes of two ONNX graphs by structure, and by names that agree with it.
 
-Exporters that number their nodes give one name to different nodes of two exports. Names therefore decide only
-what structure leaves open, and only if the nodes that structure alone distinguishes have equal names too.
+Exporters that number their nodes give one name to different nodes of two exports. Names therefore
+decide only what structure leaves open, and only if the nodes that structure alone distinguishes
+have equal names too.
 
-Q and DQ are skipped, so that a float model, its Q/DQ versions, and the output of an exporter or a simplifier
-have the same structure. Nodes with weights are the anchors. Each anchor has a color that starts with its own
-shape and is refined in rounds by the colors of its neighbors (Weisfeiler and Leman).
+Q and DQ are skipped, so that a float model, its Q/DQ versions, and the output of an exporter or a
+simplifier have the same structure. Nodes with weights are the anchors. Each anchor has a color that
+starts with its own shape and is refined in rounds by the colors of its neighbors (Weisfeiler and
+Leman).
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class AnchorGraph:
     Attributes:
         anchors: Nodes with weights, in order.
         signatures: Operator, shape of the weights, strides and groups of each anchor.
-        above: Nearest anchors upstream of each node, by node index; inputs of the network are negative.
+        above: Nearest anchors upstream of each node, by node index; inputs of the network are
+            negative.
         below: Nearest anchors downstream of each node, by node index.
     """
 
@@ -63,6 +66,7 @@ class AnchorGraph:
     below: dict[int, frozenset[int]]
 
     def name(self, index: int) -> str:
+        """Return the name of the node with this index."""
         return self.view.model.nodes[index].name
 
 
@@ -102,11 +106,13 @@ def _signature(view: View, node: Node) -> Hashable:
     shape = tuple(view.model.constant_shape(view.weights(node).source) or ())
     if node.op in _PRODUCTS:
         return "product", tuple(sorted(shape))
-    strides, dilations = (_per_axis(node, n, len(shape) - 2) for n in ("strides", "dilations"))
+    strides, dilations = (
+        _spatial_attribute(node, n, len(shape) - 2) for n in ("strides", "dilations")
+    )
     return node.op, shape, strides, dilations, node.integer("group", 1)
 
 
-def _per_axis(node: Node, name: str, axes: int) -> tuple[int, ...]:
+def _spatial_attribute(node: Node, name: str, axes: int) -> tuple[int, ...]:
     """Return an attribute of each spatial axis; its default is 1."""
     value = node.attributes.get(name)
     return tuple(value) if isinstance(value, list) else (1,) * axes
@@ -162,7 +168,7 @@ Colors = tuple[dict[int, int], dict[int, int]]
 
 
 def _refine_colors(first: AnchorGraph, second: AnchorGraph) -> list[Colors]:
-    """Return the colors after each round, the coarsest first; equal colors mean equal structure."""
+    """Return the colors after each round; equal colors mean equal structure."""
     numbers: dict[Hashable, int] = {}
 
     def number(key: Hashable) -> int:
@@ -193,7 +199,9 @@ def _refine_colors(first: AnchorGraph, second: AnchorGraph) -> list[Colors]:
     return rounds
 
 
-def _unpaired_classes(colors: Colors, pairs: dict[int, int]) -> list[tuple[list[int], list[int]]]:
+def _find_unpaired_classes(
+    colors: Colors, pairs: dict[int, int]
+) -> list[tuple[list[int], list[int]]]:
     """Return the unpaired nodes of each color that is as frequent in both graphs."""
     classes: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, paired in enumerate((set(pairs), set(pairs.values()))):
@@ -204,7 +212,7 @@ def _unpaired_classes(colors: Colors, pairs: dict[int, int]) -> list[tuple[list[
 
 
 def _pair_single_nodes(colors: Colors, pairs: dict[int, int]) -> None:
-    for left, right in _unpaired_classes(colors, pairs):
+    for left, right in _find_unpaired_classes(colors, pairs):
         if len(left) == 1:
             pairs[left[0]] = right[0]
 
@@ -217,7 +225,7 @@ def _pair_classes(
     use_names: bool,
 ) -> None:
     """Pair the nodes of each color: equal names first, if names are used, then in order."""
-    for left, right in _unpaired_classes(colors, pairs):
+    for left, right in _find_unpaired_classes(colors, pairs):
         names = {second.name(j): j for j in right} if use_names else {}
         by_name: dict[int, int] = {}
         for i in left:
@@ -233,7 +241,8 @@ def _pair_classes(
 def _names_agree(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> bool:
     """Return whether equal names mean equal nodes.
 
-    They are checked against the pairs of the structure, or if there are none, against the signatures.
+    They are checked against the pairs of the structure, or if there are none, against the
+    signatures.
     """
     indices = {n.name: n.index for n in second.anchors}
     if pairs:
@@ -245,7 +254,7 @@ def _names_agree(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, in
     return len(common) >= _MIN_COMMON_NAMES * min(len(first.anchors), len(second.anchors))
 
 
-def _unpaired_anchors(
+def _find_unpaired_anchors(
     first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]
 ) -> tuple[list[Node], list[Node]]:
     paired = set(pairs.values())
@@ -254,7 +263,7 @@ def _unpaired_anchors(
 
 
 def _pair_names(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]) -> None:
-    left, right = _unpaired_anchors(first, second, pairs)
+    left, right = _find_unpaired_anchors(first, second, pairs)
     indices = {n.name: n.index for n in right}
     for node in left:
         partner = indices.get(node.name)
@@ -263,7 +272,7 @@ def _pair_names(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]) 
 
 
 def _pair_in_order(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int]) -> None:
-    left, right = _unpaired_anchors(first, second, pairs)
+    left, right = _find_unpaired_anchors(first, second, pairs)
     if max(len(left), len(right)) > _MAX_SEQUENCE:
         return
     numbers: dict[Hashable, int] = {}

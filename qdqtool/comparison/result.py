@@ -19,7 +19,7 @@ from qdqtool.util.outputs import Saved
 from qdqtool.util.records import published
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.costs import EngineComparison
+    from qdqtool.buildlog.engine_comparison import EngineComparison
 
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
@@ -63,7 +63,8 @@ class QuantizerScales:
     Attributes:
         values: Shape [channels], or [1] for one scale. Invalid values of the file (0, negative,
             infinite, NaN) are kept.
-        axis: Axis of the channels; None for one scale, and if it follows from the operator (Gemm, MatMul).
+        axis: Axis of the channels; None for one scale, and if it follows from the operator (Gemm,
+            MatMul).
         type: Integer type that it quantizes to.
         zero: Its zero points, empty if all are 0.
     """
@@ -89,6 +90,7 @@ class QuantizerScales:
         return bool(np.all(np.isfinite(self.values) & (self.values > 0)))
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         # JSON has no infinity and no NaN.
         least, greatest = (v if math.isfinite(v) else None for v in self.ends)
         return {
@@ -135,6 +137,7 @@ class NodeSide:
 
     @property
     def is_int8(self) -> bool:
+        """Whether it computes in INT8 or UINT8."""
         return self.precision in BYTES
 
     @property
@@ -150,6 +153,7 @@ class NodeSide:
         return None if self.precision is None or len(self.inputs) < 2 else self.inputs[1]
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             **published(self, "name", "op", "precision", "inputs", "output"),
             "quantized": published(self, "data", "weights"),
@@ -187,6 +191,7 @@ class NodeChange:
 
     @property
     def name(self) -> str:
+        """Name on the first side that has the node."""
         return next((side.name for side in (self.a, self.b) if side is not None), "")
 
     @property
@@ -210,6 +215,7 @@ class NodeChange:
         return self.b.ms - self.a.ms
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             **published(self, "name", "a", "b", "changes", "lost", "finding", "why"),
             "scale_factor": self.factor,
@@ -265,6 +271,7 @@ class SideSummary:
         return [str(g) for g in self.gaps]
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         fields = published(
             self,
             "kind",
@@ -377,6 +384,7 @@ class Comparison(Saved):
         return self.b.ms / self.a.ms if self.a.ms and self.b.ms else None
 
     def summary(self) -> Json:
+        """Return the totals for the JSON result."""
         counts = self._counts
         return {
             "lost_int8": counts[ChangeKind.LOST_INT8],
@@ -413,6 +421,8 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
     """Compare the two sides of a node.
 
     Args:
+        a: The node on the first side.
+        b: The node on the second side.
         scales: Whether to compare Q/DQ pairs and scales too; both sides have to be models.
     """
     change = NodeChange(a, b)

@@ -32,6 +32,8 @@ _CHANGES = {
     ChangeKind.ONLY_IN_A: "only in A",
     ChangeKind.ONLY_IN_B: "only in B",
 }
+_ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
+_UNKNOWN = "unknown"
 _MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
@@ -39,56 +41,52 @@ _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 def summarize(comparison: Comparison) -> str:
     """Summarize the losses and gains of B against A in one line."""
     parts = [
-        *_missing_parts(comparison),
-        *_realized_int8(comparison),
-        *_lost_int8(comparison),
-        *_gained_int8(comparison),
-        *_changed_outputs(comparison),
-        *_changed_conversions(comparison),
-        *_changed_scales(comparison),
+        *_describe_obstacles(comparison),
+        *_describe_realized_int8(comparison),
+        *_describe_losses(comparison),
+        *_count_changes(comparison, {ChangeKind.GAINED_INT8: "gained INT8"}),
+        *_count_changes(comparison, _output_texts(comparison)),
+        *_describe_conversions(comparison),
+        *_describe_all_scales(comparison),
+        *_count_changes(comparison, {kind: _CHANGES[kind] for kind in _ONE_SIDED}),
     ]
-    for change, side in ((ChangeKind.ONLY_IN_A, "A"), (ChangeKind.ONLY_IN_B, "B")):
-        nodes = comparison.where(change)
-        if nodes:
-            parts.append(f"{_count_layers(nodes)} only in {side}")
-    if not parts:
-        if comparison.changed:
-            parts.append(f"{len(comparison.changed)} nodes differ")
-        elif comparison.nodes and not comparison.unknown:
-            parts.append("no difference")
-        else:
-            parts.append("data types are not known")
-    return "; ".join([*parts, *_changed_time(comparison)])
+    if not parts and comparison.changed:
+        parts = [f"{len(comparison.changed)} nodes differ"]
+    elif not parts:
+        is_equal = comparison.nodes and not comparison.unknown
+        parts = ["no difference" if is_equal else "data types are not known"]
+    return "; ".join([*parts, *_describe_time(comparison)])
 
 
-def _missing_parts(comparison: Comparison) -> list[str]:
+def _describe_obstacles(comparison: Comparison) -> list[str]:
     """Describe truncated builds, and models that TensorRT rejects."""
     sides = (("A", comparison.a), ("B", comparison.b))
-    return [
-        f"{label} is incomplete ({', '.join(side.missing)})"
-        for label, side in sides
-        if side.missing
-    ] + [f"{label} has {side.obstacle}" for label, side in sides if side.obstacle]
+    cut = [f"{name} is incomplete ({', '.join(s.missing)})" for name, s in sides if s.missing]
+    return cut + [f"{name} has {side.obstacle}" for name, side in sides if side.obstacle]
 
 
-def _realized_int8(comparison: Comparison) -> list[str]:
+def _describe_realized_int8(comparison: Comparison) -> list[str]:
     """Count the quantized convolutions of a model that run in INT8 in its build."""
-    if {comparison.a.kind, comparison.b.kind} != {"model", "build"}:
+    a, b = comparison.a, comparison.b
+    if {a.kind, b.kind} != {"model", "build"}:
         return []
-    model_first = comparison.a.kind == "model"
-    quantized: list[NodeChange] = []
-    realized = 0
-    for node in comparison.nodes:
-        if node.a and node.b and (node.a if model_first else node.b).is_int8:
-            quantized.append(node)
-            realized += (node.b if model_first else node.a).is_int8
-    text = f"{realized} of {_count_layers(quantized)} that the model quantizes run in INT8"
-    unknown = sum(node.is_unknown for node in quantized)
-    if NO_LISTING in (*comparison.a.gaps, *comparison.b.gaps):
+    both = [node for node in comparison.nodes if node.a and node.b]
+    models = [node.a if a.kind == "model" else node.b for node in both]
+    requested = [n for n, model in zip(both, models, strict=True) if model and model.is_int8]
+    realized = sum(node.a.is_int8 and node.b.is_int8 for node in requested if node.a and node.b)
+    text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
+    if NO_LISTING in (*a.gaps, *b.gaps):
         text += " by the optimizer's lines alone"
+    unknown = sum(node.is_unknown for node in requested)
     if unknown:
         text += f", {unknown} unknown: the build does not show their data types"
     return [text]
+
+
+def _count_changes(comparison: Comparison, texts: dict[ChangeKind, str]) -> list[str]:
+    """Return the number of layers with each change, in words."""
+    nodes = {kind: comparison.where(kind) for kind in texts}
+    return [f"{_count_layers(nodes[kind])} {text}" for kind, text in texts.items() if nodes[kind]]
 
 
 def _count_layers(nodes: Sequence[NodeChange]) -> str:
@@ -96,19 +94,17 @@ def _count_layers(nodes: Sequence[NodeChange]) -> str:
     return layers_counted(len(nodes) - products, products)
 
 
-def _lost_int8(comparison: Comparison) -> list[str]:
+def _describe_losses(comparison: Comparison) -> list[str]:
     nodes = comparison.where(ChangeKind.LOST_INT8)
-    if not nodes:
-        return []
     examples = {(n.lost, n.finding): n for n in nodes}
     counts = Counter((n.lost, n.finding) for n in nodes).most_common()
     reasons = [(count, _loss_reason(examples[key], many=count > 1)) for key, count in counts]
-    text = f"{_count_layers(nodes)} lost INT8"
+    if not reasons:
+        return []
+    text = f": {reasons[0][1]}" if reasons[0][1] else ""
     if len(reasons) > 1:
-        each = "; ".join(f"{count}: {reason or 'unknown'}" for count, reason in reasons)
-        return [f"{text} ({each})"]
-    reason = reasons[0][1]
-    return [f"{text}: {reason}" if reason else text]
+        text = f" ({'; '.join(f'{count}: {reason or _UNKNOWN}' for count, reason in reasons)})"
+    return [f"{_count_layers(nodes)} lost INT8{text}"]
 
 
 def _loss_reason(node: NodeChange, *, many: bool) -> str:
@@ -117,31 +113,18 @@ def _loss_reason(node: NodeChange, *, many: bool) -> str:
     return node.finding
 
 
-def _gained_int8(comparison: Comparison) -> list[str]:
-    nodes = comparison.where(ChangeKind.GAINED_INT8)
-    return [f"{_count_layers(nodes)} gained INT8"] if nodes else []
-
-
-def _changed_outputs(comparison: Comparison) -> list[str]:
+def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
     lost = "still in INT8 but writing float now"
     gained = "in INT8 as before and writing INT8 now"
     if comparison.a.kind != comparison.b.kind:
         lost = "write float where INT8 is predicted"
         gained = "write INT8 where float is predicted"
-        if comparison.a.kind == "build":
-            lost, gained = gained, lost
-    parts = []
-    for change, text in (
-        (ChangeKind.LOST_INT8_OUTPUT, lost),
-        (ChangeKind.GAINED_INT8_OUTPUT, gained),
-    ):
-        nodes = comparison.where(change)
-        if nodes:
-            parts.append(f"{_count_layers(nodes)} {text}")
-    return parts
+    if (comparison.a.kind, comparison.b.kind) == ("build", "model"):
+        lost, gained = gained, lost
+    return {ChangeKind.LOST_INT8_OUTPUT: lost, ChangeKind.GAINED_INT8_OUTPUT: gained}
 
 
-def _changed_conversions(comparison: Comparison) -> list[str]:
+def _describe_conversions(comparison: Comparison) -> list[str]:
     more, kinds = comparison.more_conversions, (comparison.a.kind, comparison.b.kind)
     if not more:
         return []
@@ -150,37 +133,38 @@ def _changed_conversions(comparison: Comparison) -> list[str]:
     return [f"{counted(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"]
 
 
-def _changed_scales(comparison: Comparison) -> list[str]:
-    activations = [n.factor for n in comparison.where(ChangeKind.SCALE)]
-    weights = [n.weights_factor for n in comparison.where(ChangeKind.WEIGHTS_SCALE)]
+def _describe_all_scales(comparison: Comparison) -> list[str]:
+    factors = {
+        "activations": [n.factor for n in comparison.where(ChangeKind.SCALE)],
+        "weights": [n.weights_factor for n in comparison.where(ChangeKind.WEIGHTS_SCALE)],
+    }
     return [
-        f"scales of {tensors} differ at {counted(len(factors), 'node')}{_describe_factors(factors)}"
-        for tensors, factors in (("activations", activations), ("weights", weights))
-        if factors
+        f"scales of {tensors} differ at {counted(len(values), 'node')}{_describe_factors(values)}"
+        for tensors, values in factors.items()
+        if values
     ]
 
 
 def _describe_factors(factors: list[float | None]) -> str:
     """Describe the factors if they are small or equal."""
-    known = [f for f in factors if f is not None]
-    if len(known) < len(factors):
+    valid = [f for f in factors if f is not None]
+    if len(valid) < len(factors):
         return ""
-    if all(abs(f - 1.0) < _ROUNDING for f in known):
+    if all(abs(f - 1.0) < _ROUNDING for f in valid):
         return f", by less than {_ROUNDING:.1%}"
-    if max(known) - min(known) > _ROUNDING * max(known):
+    if max(valid) - min(valid) > _ROUNDING * max(valid):
         return ""
-    factor = _format_factor(known[0])
-    return f", all by one factor ({factor})" if len(known) > 1 else f" ({factor})"
+    factor = _format_factor(valid[0])
+    return f", all by one factor ({factor})" if len(valid) > 1 else f" ({factor})"
 
 
-def _changed_time(comparison: Comparison) -> list[str]:
+def _describe_time(comparison: Comparison) -> list[str]:
     if comparison.times_as_long is None:
         return []
-    text = f"{comparison.times_as_long:.2f} times as long"
-    if comparison.a.measured and comparison.b.measured:
-        return [text]
     gpu = comparison.b.gpu or comparison.a.gpu
-    return [f"{text} on {gpu}, estimated" if gpu else f"{text}, estimated"]
+    estimated = f" on {gpu}, estimated" if gpu else ", estimated"
+    is_measured = comparison.a.measured and comparison.b.measured
+    return [f"{comparison.times_as_long:.2f} times as long{'' if is_measured else estimated}"]
 
 
 def describe_changes(
@@ -189,6 +173,7 @@ def describe_changes(
     """Describe all changes at one node.
 
     Args:
+        node: The two sides of the node.
         finding: Message of the finding that explains a lost INT8.
         verbs: Verbs for the outputs of A and B.
     """
@@ -253,7 +238,7 @@ def _format_factor(factor: float) -> str:
 def format_scales(scales: QuantizerScales | None) -> str:
     """Return a scale, or the smallest and the largest of several."""
     if scales is None:
-        return "unknown"
+        return _UNKNOWN
     least, greatest = scales.ends
     if scales.count == 1:
         return f"{least:.4g}"

@@ -12,7 +12,7 @@ from qdqtool.trt.targets import target_named
 from qdqtool.util.text import counted, layers_counted, middle
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.costs import EngineComparison, LayerPair
+    from qdqtool.buildlog.engine_comparison import EngineComparison, LayerPair
     from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
     from qdqtool.verification.lines import Verification
 
@@ -207,7 +207,7 @@ def engines(page: Page, comparison: EngineComparison) -> None:
         if not pairs:
             return
     order = "the largest changes first" if timed else "in the order of A"
-    page.line("", f"By layer, {order} (aligned by {comparison.by}); ms in A, in B, change")
+    page.line("", f"By layer, {order} (aligned by {comparison.aligned_by}); ms in A, in B, change")
     for pair in page.each(pairs, _LISTED, "... "):
         _pair(page, pair, timed)
 

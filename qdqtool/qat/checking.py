@@ -26,8 +26,8 @@ from calibration.session import partial_model
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.qat.calls import NetworkCall, evaluation_mode
 from qdqtool.qat.modules import compute_scale, observe_quantizers
-from qdqtool.qat.trace import NetworkCall, evaluation_mode
 from qdqtool.runtime.sessions import open_session
 from qdqtool.util.text import reason_of
 

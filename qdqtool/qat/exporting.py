@@ -19,7 +19,10 @@ from qdqtool.ir import qdq
 from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
+from qdqtool.qat.batch_norms import fold_batch_norms
+from qdqtool.qat.calls import NetworkCall, as_call, evaluation_mode
 from qdqtool.qat.checking import END_TO_END_TOLERANCE, NOISE_FACTOR, Check
+from qdqtool.qat.graph_cleanup import clean_up_export
 from qdqtool.qat.modules import (
     TINY,
     ExportQuantizer,
@@ -29,23 +32,10 @@ from qdqtool.qat.modules import (
     find_uncalibrated,
     read_amax,
 )
-from qdqtool.qat.networks import (
-    copy_network,
-    fold_batch_norms,
-    is_ultralytics_model,
-    switch_heads_to_export,
-    unwrap,
-)
+from qdqtool.qat.networks import copy_network, is_ultralytics_model, switch_heads_to_export, unwrap
 from qdqtool.qat.planning import Plan, choose_sample
 from qdqtool.qat.preparation import PLAN_ATTRIBUTE, read_plan
-from qdqtool.qat.trace import (
-    NetworkCall,
-    as_call,
-    clean_up_export,
-    evaluation_mode,
-    export_marked,
-    mark,
-)
+from qdqtool.qat.trace import export_marked, mark
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 from qdqtool.util.said import said

@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.qat.batch_norms import FREEZE_NORMS, freeze_batch_norms
 from qdqtool.qat.exporting import Export, export
 from qdqtool.qat.modules import find_uncalibrated
-from qdqtool.qat.networks import FREEZE_NORMS, freeze_batch_norms
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import (
     apply_plan,
@@ -52,7 +52,7 @@ class QATCallback(Callback):  # type: ignore[misc]
             :func:`qdqtool.qat.calibrate`.
         batches: How many batches calibrate.
         method: As for :func:`qdqtool.qat.calibrate`.
-        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.
+        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
         path: Where to write the Q/DQ model when training ends; None for nowhere.
         options: As for :func:`qdqtool.qat.prepare`: ``target``, ``backend``, ``head``, ``exclude`` ...
 

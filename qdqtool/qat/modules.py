@@ -1,7 +1,7 @@
-"""Modules that quantize: the network's own classes, with quantizers in front of what they compute.
+"""Modules with quantizers: the network's own classes, extended by derived ones.
 
-A module becomes an instance of a class of the same name that is derived from its own. Class names, parameters and
-state-dict keys stay as they are; only the quantizers' own come on top.
+A module becomes an instance of a class of the same name that is derived from its own class. Class
+names, parameters and state-dict keys stay as they are; only the quantizers add keys.
 """
 
 import functools
@@ -19,55 +19,50 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
-from qdqtool.qat.networks import (
-    align_with_outputs,
-    guard_ultralytics,
-    norm_factor,
-    override_attributes,
-)
+from qdqtool.qat.batch_norms import align_with_outputs, norm_factor
+from qdqtool.qat.networks import override_attributes
 from qdqtool.qat.sites import LINEAR, WEIGHTED_MODULES, CallWatcher, pause_watchers
+from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
+TINY = torch.finfo(torch.float32).tiny
 _REPLACED = "_qdq_weight_replaced"
 _UNCALIBRATED = (
-    "an activation quantizer has no range yet and takes each batch's own maximum, which is not what TensorRT does; "
-    "call qdqtool.qat.calibrate before training and evaluation"
+    "an activation quantizer has no range yet and takes each batch's own maximum, which is not "
+    "what TensorRT does; call qdqtool.qat.calibrate before training and evaluation"
 )
-Observer = Callable[[nn.Module, str, Tensor], None]
-Watcher = Callable[[nn.Module, str, Tensor, Tensor], None]
+ActivationObserver = Callable[[nn.Module, str, Tensor], None]
+QuantizerObserver = Callable[[nn.Module, str, Tensor, Tensor], None]
 
 
-class _ThreadState(threading.local):
-    observer: Observer | None = None
-    watcher: Watcher | None = None
+class _ObserverState(threading.local):
+    activations: ActivationObserver | None = None
+    quantizers: QuantizerObserver | None = None
 
 
-_state = _ThreadState()
+_observers = _ObserverState()
 
 
-def observe_activations(observer: Observer) -> AbstractContextManager[None]:
-    """Activations are shown to ``observer`` (module, quantizer's attribute, tensor) and nothing is quantized."""
-    return override_attributes(_state, observer=observer)
+def observe_activations(observer: ActivationObserver) -> AbstractContextManager[None]:
+    """Quantize nothing, and show activations to an observer: module, attribute, tensor."""
+    return override_attributes(_observers, activations=observer)
 
 
-def observe_quantizers(watcher: Watcher) -> AbstractContextManager[None]:
-    """Shows ``watcher`` each quantizer of activations that runs: module, attribute, values before and after."""
-    return override_attributes(_state, watcher=watcher)
+def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[None]:
+    """Show the activations before and after each quantizer: module, attribute, two tensors."""
+    return override_attributes(_observers, quantizers=observer)
 
 
-def _quantize(module: nn.Module, attribute: str, value: Tensor, *, weight: bool = False) -> Any:
-    observer = _state.observer
-    if observer is not None:
-        if not weight:
-            with (
-                torch._C.DisableTorchFunction()
-            ):  # nothing is to be watched here, and watching costs time
-                observer(module, attribute, value)
+def _quantize(module: Any, attribute: str, value: Tensor, *, is_weight: bool = False) -> Any:
+    if _observers.activations is not None:
+        if not is_weight:
+            with torch._C.DisableTorchFunction():  # nothing to watch, and watching costs time
+                _observers.activations(module, attribute, value)
         return value
     if attribute in module.qdq_off:
         return value
     quantizer = getattr(module, attribute)
     if (
-        not weight
+        not is_weight
         and isinstance(quantizer, Int8Mixin)
         and read_amax(quantizer) is None
         and not is_collecting(quantizer)
@@ -75,22 +70,24 @@ def _quantize(module: nn.Module, attribute: str, value: Tensor, *, weight: bool 
         warnings.warn(_UNCALIBRATED, UserWarning, stacklevel=4)
     with pause_watchers():
         result = quantizer(value)
-        if _state.watcher is not None and not weight:
-            _state.watcher(module, attribute, value, result)
+        if _observers.quantizers is not None and not is_weight:
+            _observers.quantizers(module, attribute, value, result)
     return result
 
 
 class QuantizedModule:
-    """Mixed into a module's class; see :func:`make_quantizing`.
+    """Mixin for the class of a module with quantizers; see :func:`make_quantized`.
 
     Attributes:
-        qdq_input: Attribute that holds the quantizer of the data input; None for a module without.
-        qdq_weight: The same of the weights.
-        qdq_calls: From kind of call, number of the call and input to the attribute that holds its quantizer.
-        qdq_expected: How many calls of a kind run inside.
-        qdq_off: Attributes whose quantizers let everything through, see :mod:`qdqtool.qat.switching`.
-        qdq_norm: Where the BatchNormalization behind the module is, as a module and the name of a child, for weights
-            that have one scale for all channels.
+        qdq_input: Attribute that holds the quantizer of the data input; None if there is none.
+        qdq_weight: Attribute that holds the quantizer of the weights; None if there is none.
+        qdq_calls: Attribute that holds the quantizer of a call's input, by kind of call, number of
+            the call and position of the input.
+        qdq_expected: Number of calls of each kind that run inside.
+        qdq_off: Attributes whose quantizers pass values unchanged, see
+            :mod:`qdqtool.qat.switching`.
+        qdq_norm: The BatchNormalization after the module, as its parent and its name there; for
+            weights that have one scale for all channels.
     """
 
     qdq_input: str | None = None
@@ -101,42 +98,43 @@ class QuantizedModule:
     qdq_norm: tuple[nn.Module, str] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        module: Any = self
         if self.qdq_input is not None:
-            args = (_quantize(module, self.qdq_input, args[0]), *args[1:])
+            args = (_quantize(self, self.qdq_input, args[0]), *args[1:])
         if self.qdq_weight is None:
-            forward = self._with_calls if self.qdq_calls else super().forward  # type: ignore[misc]
+            forward = self._forward_with_calls if self.qdq_calls else super().forward  # type: ignore[misc]
             return forward(*args, **kwargs)
-        # The weights are quantized once, when forward asks for them; outside of forward they are the float ones.
+        # forward gets quantized weights, quantized once; outside of it the weights are float.
         self.__dict__["_qdq_running"] = True
         try:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
             del self.__dict__["_qdq_running"]
 
-    def _with_calls(self, *args: Any, **kwargs: Any) -> Any:
+    def _forward_with_calls(self, *args: Any, **kwargs: Any) -> Any:
         counts: Counter[str] = Counter()
 
-        def seen(kind: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        def quantize_inputs(kind: str, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             call = counts[kind]
             counts[kind] += 1
-            changed = list(values)
-            found = False
-            for position in range(min(2, len(values))):
-                attribute = self.qdq_calls.get((kind, call, position))
+            attributes = [self.qdq_calls.get((kind, call, position)) for position in (0, 1)]
+            if attributes == [None, None]:
+                return None
+            quantized = list(inputs)
+            for position, attribute in enumerate(attributes):
                 if attribute is not None:
-                    weight = is_weight_input(kind, position)
-                    changed[position] = _quantize(self, attribute, values[position], weight=weight)
-                    found = True
-            return tuple(changed) if found else None
+                    is_weight = is_weight_input(kind, position)
+                    value = inputs[position]
+                    quantized[position] = _quantize(self, attribute, value, is_weight=is_weight)
+            return tuple(quantized)
 
-        with CallWatcher(seen, tuple(self.qdq_expected)):
+        with CallWatcher(quantize_inputs, tuple(self.qdq_expected)):
             result = super().forward(*args, **kwargs)  # type: ignore[misc]
         for kind, expected in self.qdq_expected.items():
             if counts[kind] != expected:
                 raise QdqtoolError(
-                    f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, {expected} when it was "
-                    "prepared, so that its quantizers would be at other places; exclude it, or make the number fixed",
+                    f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, {expected} "
+                    "when it was prepared, so that its quantizers would be at other places; "
+                    "exclude it, or make the number fixed",
                     code="calls-changed",
                 )
         return result
@@ -147,12 +145,12 @@ class QuantizedModule:
 
 
 class QuantizedWeightModule(QuantizedModule):
-    """The same for a class with weights."""
+    """Mixin for the class of a module with weights."""
 
     @property
     def weight(self) -> Any:
         module: Any = self
-        # Copies for several GPUs (DataParallel) have plain tensors where the module has parameters.
+        # Replicas of DataParallel have plain tensors in place of parameters.
         value = (
             module._parameters["weight"]
             if "weight" in module._parameters
@@ -163,28 +161,26 @@ class QuantizedWeightModule(QuantizedModule):
         try:
             factor = export_norm_factor(self)
             if factor is None:
-                return _quantize(module, self.qdq_weight, value, weight=True)
-            # What the export quantizes are the weights times the factors of the BatchNormalization behind them. One
-            # scale for all channels does not go with factors that differ, so that these are on when it is applied.
+                return _quantize(module, self.qdq_weight, value, is_weight=True)
+            # The export quantizes the weights times the factors of the BatchNormalization after
+            # them. One scale for all channels depends on these factors, so it is found with them.
             factor = factor.to(value)
-            folded = _quantize(module, self.qdq_weight, value * factor, weight=True)
+            folded = _quantize(module, self.qdq_weight, value * factor, is_weight=True)
             return folded / torch.where(factor == 0, 1, factor)
-        except (
-            AttributeError
-        ) as error:  # would make Python ask nn.Module, which returns the float weights
+        except AttributeError as error:
+            # As an AttributeError it would make nn.Module return the float weights.
             raise RuntimeError(f"the weights' quantizer failed: {error}") from error
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        self.__dict__[_REPLACED] = (
-            value  # parameters do not come here: nn.Module.__setattr__ takes them
-        )
+        # Only plain tensors come here: nn.Module.__setattr__ takes parameters.
+        self.__dict__[_REPLACED] = value
 
 
 def export_norm_factor(module: Any) -> Tensor | None:
-    """What weights with one scale are multiplied by when they are quantized, in a shape that fits them.
+    """Return the factor of weights with one scale that the export folds in, in their shape.
 
-    None for others, and where the BatchNormalization is gone (somebody folded it).
+    None for other weights, and if the BatchNormalization is gone (something else folded it).
     """
     if module.qdq_norm is None:
         return None
@@ -205,14 +201,19 @@ def _derive_class(base: type) -> type:
 
 
 def _rebuild(base: type) -> object:
-    """A module out of a pickle or a copy."""
+    """Create the module that a pickle or a copy then fills."""
     guard_ultralytics()
-    made: Any = _derive_class(base)
-    return made.__new__(made)
+    derived: Any = _derive_class(base)
+    return derived.__new__(derived)
 
 
 def make_quantized(module: nn.Module) -> QuantizedModule:
-    """Turns a module into one that quantizes, in place; it has no quantizers yet."""
+    """Change the class of a module, in place, to one that can hold quantizers; it has none yet.
+
+    The object stays the same, so that references to it (of optimizers, hooks, tied modules) and its
+    name in the network remain valid. The new class has the name of the old one and is derived from
+    it and :class:`QuantizedModule`; copies and pickles derive it again.
+    """
     own: Any = type(module)
     if not issubclass(own, QuantizedModule):
         module.__class__ = _derive_class(own)
@@ -221,12 +222,12 @@ def make_quantized(module: nn.Module) -> QuantizedModule:
 
 
 def is_weight_input(kind: str, position: int) -> bool:
-    """Whether an input of a call is weights: those of an attention's projections."""
+    """Return whether an input of a call is weights: those of an attention's projections."""
     return kind == LINEAR and position == 1
 
 
 class QuantizerReference(NamedTuple):
-    """A quantizer of a network: the module that has it, with its qualified name, and the module's attribute."""
+    """A quantizer of a network: its module, the module's qualified name, and the attribute."""
 
     owner: str
     module: Any
@@ -245,7 +246,7 @@ class QuantizerReference(NamedTuple):
 
 
 def find_quantizers(model: nn.Module) -> Iterator[QuantizerReference]:
-    """Every quantizer of a network, in the order of its modules."""
+    """Yield every quantizer of a network, in the order of its modules."""
     for owner, module in model.named_modules():
         if isinstance(module, QuantizedModule):
             if module.qdq_input is not None:
@@ -257,20 +258,19 @@ def find_quantizers(model: nn.Module) -> Iterator[QuantizerReference]:
 
 
 def find_uncalibrated(model: nn.Module) -> list[str]:
-    """The quantizers of activations that have no range yet."""
-    return [
-        q.name for q in find_quantizers(model) if not q.is_weight and read_amax(q.quantizer) is None
-    ]
+    """Return the names of the quantizers of activations that have no range yet."""
+    activations = (q for q in find_quantizers(model) if not q.is_weight)
+    return [q.name for q in activations if read_amax(q.quantizer) is None]
 
 
 class ExportQuantizer(nn.Module):  # type: ignore[misc]
     """Fake quantization that torch exports as a Q/DQ pair.
 
     Args:
-        scale: Scalar, or [channels], in units of the tensor per integer step; None for that of the largest magnitudes
-            of the (constant) values.
-        axis: The channel axis; None for a scalar scale.
-        mark: Called with the values first; what it returns is quantized.
+        scale: Scalar or [channels], in units of the tensor per integer step; None to use the
+            largest magnitudes of the (constant) values.
+        axis: Channel axis; None for a scalar scale.
+        mark: Called with the values first; its result is quantized.
     """
 
     def __init__(
@@ -283,62 +283,57 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         scale: Any = self.scale
         if scale is None:
-            scale = torch.from_numpy(
-                np.array(weight_scale(x.detach().cpu().numpy(), self.axis))
-            ).to(x.device)
+            array = np.array(weight_scale(x.detach().cpu().numpy(), self.axis))
+            scale = torch.from_numpy(array).to(x.device)
         return fake_quantize(x if self.mark is None else self.mark(x), scale, self.axis)
 
 
-# What the quantizers of all backends have in common: their range, and what is said of them to torch's exporter ------
-
-
-TINY = torch.finfo(torch.float32).tiny
+# Common parts of the quantizers of all backends: their range, and their export --------------------
 
 
 def read_amax(quantizer: nn.Module) -> Tensor | None:
-    """The range of a quantizer, None before it was calibrated; both backends keep it in the same buffer."""
+    """Return the range of a quantizer, None before calibration.
+
+    Both backends keep it in a buffer of the same name.
+    """
     amax = quantizer._buffers.get("_amax")
     return None if amax is None else amax.detach()
 
 
 def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
-    """Sets the range, on the device of ``amax``, whatever shape it had before."""
+    """Set the range, on the device of ``amax``, whatever shape it had before."""
     quantizer.register_buffer("_amax", amax.detach().clone())
 
 
 def is_collecting(quantizer: nn.Module) -> bool:
-    """Whether a calibrator of the backend's own is looking at the values now."""
+    """Return whether a calibrator of the backend collects the values now."""
     return bool(getattr(quantizer, "_if_calib", False))
 
 
 class Int8Mixin:
-    """Mixed into a backend's quantizer.
+    """Mixin for a backend's quantizer.
 
-    * A state dict with an amax loads into a network that was only prepared: pytorch-quantization moves such an amax
-      to CUDA even where there is none, ModelOpt refuses it as unexpected.
-    * ``torch.onnx.export`` writes a Q/DQ pair for it, whoever calls it.
+    * A state dict with an amax loads into a network that was only prepared: pytorch-quantization
+      moves such an amax to CUDA even without a GPU, ModelOpt refuses it as unexpected.
+    * Every call of ``torch.onnx.export`` writes a Q/DQ pair for it.
 
     Attributes:
-        qdq_axis: The channel axis, None for one amax.
+        qdq_axis: Channel axis, None for one amax.
     """
 
     qdq_axis: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.onnx.is_in_onnx_export():
-            module: Any = self
-            if getattr(module, "_disabled", False):
-                return x
-            with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # torch's tracer warns of constants, and a constant is what is wanted
-                scale = torch.from_numpy(
-                    np.array(compute_scale(module, x).detach().cpu().numpy())
-                ).to(x.device)
-                return fake_quantize(x, scale, self.qdq_axis)
-        result: Tensor = super().forward(x)  # type: ignore[misc]
-        return result
+        module: Any = self
+        if not torch.onnx.is_in_onnx_export():
+            result: Tensor = super().forward(x)  # type: ignore[misc]
+            return result
+        if getattr(module, "_disabled", False):
+            return x
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's tracer warns of the constant scale
+            array = np.array(compute_scale(module, x).detach().cpu().numpy())
+            return fake_quantize(x, torch.from_numpy(array).to(x.device), self.qdq_axis)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -352,20 +347,20 @@ class Int8Mixin:
 
 
 def compute_scale(quantizer: Any, x: Tensor) -> Tensor:
-    """The scale, [] or [channels]: that of the range, or of the values themselves where none was set (weights)."""
-    amax = read_amax(quantizer)
+    """Return the scale, [] or [channels], from the range or, without one, from the values."""
+    amax, axis = read_amax(quantizer), quantizer.qdq_axis
     if amax is None:
-        axis = quantizer.qdq_axis
-        others = [i for i in range(x.ndim) if i != axis]
-        amax = x.detach().abs().amax(others) if axis is not None else x.detach().abs().amax()
-    scale = amax.double().reshape(() if quantizer.qdq_axis is None else (-1,)) / LEVELS
+        magnitudes = x.detach().abs()
+        other_axes = [i for i in range(x.ndim) if i != axis]
+        amax = magnitudes.amax() if axis is None else magnitudes.amax(other_axes)
+    scale = amax.double().reshape(() if axis is None else (-1,)) / LEVELS
     return scale.float().clamp_min(TINY)
 
 
 def fake_quantize(x: Tensor, scale: Tensor, axis: int | None) -> Tensor:
-    """Rounding to INT8 and back, which torch exports as a Q/DQ pair."""
+    """Round to INT8 and back, which torch exports as a Q/DQ pair."""
     if axis is None:
         return torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -128, 127)
-    scale = scale.float()  # also where the network runs in double precision
+    scale = scale.float()  # also if the network runs in double precision
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -128, 127)

@@ -1,9 +1,8 @@
-"""What users hand over: wrappers, heads with an export mode, branches that merge, BatchNormalization."""
+"""Networks of users: wrappers, heads with an export mode, branches that merge, copies."""
 
 import copy
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,19 +11,22 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 
-# Networks that deploy as one convolution what trains as several call it by one of these: YOLOv7/9 and Ultralytics,
-# RepVGG and YOLOv6, timm and MobileOne.
-_MERGERS = ("fuse_convs", "switch_to_deploy", "reparameterize")
+# Methods that merge the branches of a block into the one convolution that is deployed: YOLOv7/9 and
+# Ultralytics, RepVGG and YOLOv6, timm and MobileOne.
+_MERGE_METHODS = ("fuse_convs", "switch_to_deploy", "reparameterize")
+_EXPORT_MODE = {"export": True, "format": "onnx", "shape": None}
 
 
 def is_ultralytics_model(model: object) -> bool:
-    """Whether it is Ultralytics' wrapper (``YOLO``, ``RTDETR`` ...); never imports Ultralytics."""
-    room = sys.modules.get("ultralytics.engine.model")
-    return room is not None and isinstance(model, room.Model)
+    """Return whether it is Ultralytics' wrapper (``YOLO``, ``RTDETR`` ...), without importing it."""
+    module = sys.modules.get("ultralytics.engine.model")
+    return module is not None and isinstance(model, module.Model)
 
 
 def unwrap(model: Any) -> nn.Module:
-    """The network inside DataParallel, DistributedDataParallel, torch.compile, Ultralytics' wrapper or EMA.
+    """Return the network inside a wrapper.
+
+    Wrappers are DataParallel, DistributedDataParallel, torch.compile, Ultralytics' ``YOLO`` and EMA.
 
     Raises:
         QdqtoolError: There is no network inside.
@@ -34,21 +36,19 @@ def unwrap(model: Any) -> nn.Module:
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod
-        elif is_ultralytics_model(model):
-            inner = model.model
-            if not isinstance(inner, nn.Module):
+        elif is_ultralytics_model(model):  # also an nn.Module
+            if not isinstance(model.model, nn.Module):
                 raise QdqtoolError(
-                    f"{type(model).__name__}('{inner}'): is an exported model; give the .pt checkpoint",
+                    f"{type(model).__name__}('{model.model}'): is an exported model; give the .pt "
+                    "checkpoint",
                     code="exported-model",
                     parameter="model",
                 )
-            model = inner
-        elif not isinstance(model, nn.Module) and isinstance(
-            getattr(model, "ema", None), nn.Module
-        ):
-            model = model.ema
+            model = model.model
         elif isinstance(model, nn.Module):
             return model
+        elif isinstance(getattr(model, "ema", None), nn.Module):
+            model = model.ema
         else:
             raise QdqtoolError(
                 f"give a torch.nn.Module (or Ultralytics' YOLO), not {type(model).__name__}",
@@ -58,7 +58,7 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def check_not_wrapped(model: Any) -> None:
-    """Quantizers go in before the network is wrapped.
+    """Check that a network is not wrapped: quantizers go in before.
 
     Raises:
         QdqtoolError: It is wrapped in DataParallel, DistributedDataParallel or torch.compile.
@@ -86,7 +86,7 @@ def check_not_wrapped(model: Any) -> None:
 
 @contextmanager
 def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
-    """Attributes of an object have other values for a while."""
+    """Give attributes of an object other values until the context ends."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -99,256 +99,99 @@ def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
-    """Switches heads with an export mode to it and back: they then return results only, not the raw maps for losses.
+    """Switch heads to their export mode, in which they return results only, no maps for losses.
 
-    Ultralytics' heads and those of YOLOv5, v6 and v7 have an attribute ``export``; Ultralytics' also a ``format``, and
-    a ``shape`` that says for which size their anchors were made: it is forgotten, before and after.
+    Heads of Ultralytics and of YOLOv5, v6 and v7 have an attribute ``export``; those of Ultralytics
+    also a ``format``, and as ``shape`` the size of the input that their anchors were computed for.
     """
-    before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+    before: list[tuple[dict[str, Any], list[str], dict[str, Any]]] = []
     for module in model.modules():
-        if module.__dict__.get("export", getattr(type(module), "export", None)) is not False:
+        kind, attributes = type(module), module.__dict__
+        if attributes.get("export", getattr(kind, "export", None)) is not False:
             continue
-        switched = {
-            n: v
-            for n, v in (("export", True), ("format", "onnx"), ("shape", None))
-            if hasattr(module, n) and not isinstance(getattr(type(module), n, None), property)
-        }
-        # Anchors are made for another size meanwhile: the shape stays None.
-        own = {
-            n: None if n == "shape" else module.__dict__[n]
-            for n in switched
-            if n in module.__dict__
-        }
-        before.append((module.__dict__, switched, own))
-        module.__dict__.update(switched)
+        names = [
+            n
+            for n in _EXPORT_MODE
+            if hasattr(module, n) and not isinstance(getattr(kind, n, None), property)
+        ]
+        before.append((attributes, names, {n: attributes[n] for n in names if n in attributes}))
+        attributes.update({n: _EXPORT_MODE[n] for n in names})
     try:
         yield
     finally:
-        for attributes, switched, own in before:
-            for name in switched.keys() - {"shape"}:
+        for attributes, names, own in before:
+            for name in names:
                 attributes.pop(name, None)
-            attributes.update(own)
+            # The export computed anchors for another size: without a shape they are computed again.
+            attributes.update(own | ({"shape": None} if "shape" in own else {}))
 
 
 def can_merge_branches(model: nn.Module) -> bool:
-    """Whether :func:`merge_branches` would find anything."""
-    return any(name and _merger(module) is not None for name, module in model.named_modules())
+    """Return whether a network has modules that :func:`merge_branches` tries to merge."""
+    return any(name and _merge_method(module) for name, module in model.named_modules())
 
 
-def _merger(module: nn.Module) -> str | None:
-    if _convolutions(module) < 2:
+def _merge_method(module: nn.Module) -> str | None:
+    if _count_convolutions(module) < 2:
         return None
     if type(module).__name__ == "RepVGGDW" and hasattr(module, "conv1"):
         return "fuse"
-    return next((m for m in _MERGERS if callable(getattr(module, m, None))), None)
+    return next((m for m in _MERGE_METHODS if callable(getattr(module, m, None))), None)
 
 
 def merge_branches(model: nn.Module) -> list[str]:
-    """Merges parallel branches into the one convolution that they are at inference, in place.
+    """Merge parallel branches into the one convolution that is deployed, in place.
 
-    A quantizer on each of the branches is not what TensorRT runs: their sum has no INT8 form, and every branch costs
-    conversions. Networks that have such blocks bring the method that merges them.
+    TensorRT does not run a quantizer on each of the branches: their sum has no INT8 form, and every
+    branch costs conversions. Networks with such blocks have a method that merges them.
 
     Returns:
-        The names of the merged modules.
+        Names of the merged modules.
     """
     merged: list[str] = []
     for name, module in list(model.named_modules()):
-        before, merger = _convolutions(module), _merger(module)
-        if merger is None or not name or any(name.startswith(f"{m}.") for m in merged):
+        before, method = _count_convolutions(module), _merge_method(module)
+        if method is None or not name or any(name.startswith(f"{m}.") for m in merged):
             continue
-        trainable = [p.requires_grad for p in module.parameters()]
+        is_trainable = any(p.requires_grad for p in module.parameters())
         with torch.no_grad():
-            getattr(module, merger)()
+            getattr(module, method)()
         if callable(getattr(module, "forward_fuse", None)):
             module.forward = module.forward_fuse
-        if _convolutions(module) >= before:
-            continue
-        for parameter in module.parameters():
-            parameter.requires_grad_(any(trainable))
-        merged.append(name)
+        if _count_convolutions(module) < before:
+            for parameter in module.parameters():
+                parameter.requires_grad_(is_trainable)
+            merged.append(name)
     return merged
 
 
-def _convolutions(module: nn.Module) -> int:
+def _count_convolutions(module: nn.Module) -> int:
     return sum(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
 
 def copy_network(model: nn.Module) -> nn.Module:
-    """A deep copy; results of the last run that a module keeps (RAFT its correlations), which torch would not copy,
-    are copied without what they were computed from.
+    """Return a deep copy, also of a network that holds results of its last run (as RAFT does).
+
+    torch refuses to copy a tensor that was computed with gradients; its copy is detached.
     """
-    memo: dict[int, Any] = {}
-    known: set[int] = set()
-    waiting: list[Any] = [vars(m) for m in model.modules()]
-    while waiting:
-        item = waiting.pop()
-        if id(item) in known or isinstance(item, (nn.Module, type)):
-            continue
-        known.add(id(item))
-        if isinstance(item, torch.Tensor):
-            if not item.is_leaf:
-                memo[id(item)] = item.detach().clone()
-        elif isinstance(item, dict):
-            waiting.extend(item.values())
-        elif isinstance(item, (list, tuple, set)):
-            waiting.extend(item)
-        elif hasattr(item, "__dict__") and type(item).__module__.split(".")[0] != "torch":
-            waiting.append(vars(item))
+    memo = {id(t): t.detach().clone() for t in _find_tensors(model) if not t.is_leaf}
     return copy.deepcopy(model, memo)
 
 
-# Where Ultralytics would drop quantizers without a word -------------------------------------------------------------
-
-_MARK = "_qdqtool_guarded"
-
-
-def guard_ultralytics() -> None:
-    """Lets Ultralytics say where it would drop quantizers without a word, and what to do instead.
-
-    ``yolo.train()`` builds a new network and copies the weights that it knows; exporters for other formats than ONNX do
-    not know quantizers. The method of theirs that each goes through is wrapped once a network of theirs has quantizers;
-    nothing changes for networks without.
-    """
-    tasks, exporter = (
-        sys.modules.get("ultralytics.nn.tasks"),
-        sys.modules.get("ultralytics.engine.exporter"),
-    )
-    if tasks is not None:
-        _wrap(tasks.BaseModel, "load", _check_load)
-    if exporter is not None:
-        _wrap(exporter.Exporter, "__call__", _check_export)
-
-
-def count_quantizers(network: Any) -> int:
-    """How many places of a network have a quantizer of ours; of pickles and copies as well."""
-    if not isinstance(network, nn.Module):
-        return 0
-    quantizing: list[Any] = [m for m in network.modules() if hasattr(m, "qdq_calls")]
-    return sum(
-        len(m.qdq_calls) + (m.qdq_input is not None) + (m.qdq_weight is not None)
-        for m in quantizing
-    )
-
-
-def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
-    original = owner.__dict__.get(name)
-    if original is None or getattr(original, _MARK, False):
-        return
-
-    @functools.wraps(original)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check(self, *args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    setattr(guarded, _MARK, True)
-    setattr(owner, name, guarded)
-
-
-def _check_load(network: Any, weights: Any = None, *args: Any, **kwargs: Any) -> None:
-    source = (weights.get("ema") or weights.get("model")) if isinstance(weights, dict) else weights
-    lost = count_quantizers(source)
-    if lost and not count_quantizers(network):
-        raise QdqtoolError(
-            f"Ultralytics builds a new network here, without the {lost} quantizers; train with "
-            "yolo.train(trainer=qdqtool.qat.ultralytics.Trainer, ...), which keeps them",
-            code="quantizers-lost",
-            parameter="weights",
-        )
-
-
-def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -> None:
-    kind = str(getattr(exporter.args, "format", "")).lower()
-    if kind != "onnx" and count_quantizers(model):
-        raise QdqtoolError(
-            f"format='{kind}' loses or ignores the quantizers; write the Q/DQ model with "
-            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build that (trtexec --onnx=model_qdq.onnx --int8 --fp16)",
-            code="quantizers-lost",
-            parameter="format",
-        )
-
-
-# Whether BatchNormalization goes on learning, and how it is folded away ----------------------------------------------
-
-# Off: statistics go on as in the training that they come from. Frozen ones are those of the float network, and boxes
-# became less exact with them (docs/qat.md). Batches too small for statistics are the reason to freeze.
-FREEZE_NORMS = False
-
-
-def freeze_batch_norms(model: nn.Module) -> None:
-    """BatchNormalization keeps its statistics until the training mode is set again."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
-
-
-def is_untrained(model: nn.Module) -> bool:
-    """Whether no BatchNormalization has statistics of any data; their count of batches does not get into an EMA."""
-    norms = [
-        m
-        for m in model.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-    ]
-    return bool(norms) and all(
-        not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms
-    )
-
-
-# Folded into the weights of the module in front of it ---------------------------------------------------------------
-
-
-def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
-    """Folds in place; the BatchNormalization modules become Identity.
-
-    Args:
-        model: In evaluation mode.
-        norms: From the name of a BatchNormalization to that of the convolution that alone feeds it; one that is gone
-            was folded by somebody else.
-
-    Returns:
-        From a convolution's name to the factors, [channels], that its output channels were multiplied by.
-    """
-    factors: dict[str, Tensor] = {}
-    modules = dict(model.named_modules())
-    for norm_name, conv_name in norms.items():
-        norm: Any = modules.get(norm_name)
-        conv, factor = modules.get(conv_name), norm_factor(norm)
-        if conv is None or factor is None:
+def _find_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors in attributes of modules, in containers and other objects there as well."""
+    visited: set[int] = set()
+    pending: list[Any] = [vars(m) for m in model.modules()]
+    while pending:
+        item = pending.pop()
+        if id(item) in visited or isinstance(item, (nn.Module, type)):
             continue
-        factors[conv_name] = factor
-        weight, bias = conv._parameters["weight"], conv._parameters.get("bias")
-        assert weight is not None
-        mean = norm.running_mean.double()
-        shift = (-mean if bias is None else bias.detach().double() - mean) * factor
-        shift = shift + norm.bias.detach().double() if norm.affine else shift
-        value = weight.detach().double() * align_with_outputs(conv, factor)
-        conv._parameters["weight"] = nn.Parameter(value.to(weight.dtype), requires_grad=False)
-        conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
-        parent, _, child = norm_name.rpartition(".")
-        modules[parent]._modules[child] = nn.Identity()
-    return factors
-
-
-def norm_factor(norm: nn.Module | None) -> Tensor | None:
-    """What BatchNormalization multiplies the channels by in evaluation, float64 [channels]; None for other modules."""
-    if (
-        not isinstance(norm, nn.modules.batchnorm._BatchNorm)
-        or norm.running_mean is None
-        or norm.running_var is None
-    ):
-        return None
-    factor = torch.rsqrt(norm.running_var.double() + norm.eps)
-    return factor * norm.weight.detach().double() if norm.affine else factor
-
-
-def align_with_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
-    """The factors [channels] in a shape that multiplies a module's weights along their output channels."""
-    weight = conv._parameters["weight"]
-    assert weight is not None
-    if not isinstance(conv, nn.modules.conv._ConvTransposeNd):
-        return factor.reshape(-1, *(1,) * (weight.ndim - 1))
-    # [in, out / groups, ...]: the inputs of a group, one group after the other.
-    of_groups = factor.reshape(conv.groups, weight.shape[1]).repeat_interleave(
-        weight.shape[0] // conv.groups, 0
-    )
-    return of_groups.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))
+        visited.add(id(item))
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple, set)):
+            pending.extend(item)
+        elif hasattr(item, "__dict__") and type(item).__module__.split(".")[0] != "torch":
+            pending.append(vars(item))

@@ -25,6 +25,8 @@ from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import UnionFind, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis
+from qdqtool.qat.calls import as_call
+from qdqtool.qat.graph_cleanup import fold_constants
 from qdqtool.qat.networks import (
     can_merge_branches,
     copy_network,
@@ -35,8 +37,8 @@ from qdqtool.qat.networks import (
 )
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, WEIGHTED_MODULES, QuantizerSite
-from qdqtool.qat.trace import NetworkTrace, as_call, fold_constants, trace
-from qdqtool.trt import detect
+from qdqtool.qat.trace import NetworkTrace, trace
+from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
 from qdqtool.util.checks import compile_pattern
@@ -89,7 +91,7 @@ class Plan:
         arguments: How many arguments the sample had.
         keywords: Its keyword arguments.
         dimensions: Dimensions of its first tensor.
-        sample: Its tensors, as :attr:`qdqtool.qat.trace.Call.description` says them.
+        sample: Its tensors, as :attr:`qdqtool.qat.calls.NetworkCall.description` says them.
     """
 
     target: str
@@ -345,7 +347,7 @@ def _find_unreachable(
                 constant = site.kind != "input" or "weight" in modules[site.module]._parameters
                 name = reader.node.name
                 if (
-                    made := detect.weights_not_constant(
+                    made := fault_checks.weights_not_constant(
                         PLACEMENT, name, reader.node.input(1), constant
                     )
                 ) is not None:

@@ -15,7 +15,7 @@ from qdqtool.qat.modules import (
     make_quantized,
     set_amax,
 )
-from qdqtool.qat.networks import check_not_wrapped, guard_ultralytics, merge_branches, unwrap
+from qdqtool.qat.networks import check_not_wrapped, merge_branches, unwrap
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.planning import (
     ActivationQuantizer,
@@ -25,6 +25,7 @@ from qdqtool.qat.planning import (
     make_plan,
 )
 from qdqtool.qat.sites import LINEAR, QuantizerSite
+from qdqtool.qat.ultralytics_guard import guard_ultralytics
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN_ATTRIBUTE = "qdqtool_plan"

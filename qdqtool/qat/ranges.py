@@ -17,12 +17,12 @@ from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, merge_all, top_exponent
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
+from qdqtool.qat.calls import NetworkCall, device_of, evaluation_mode
 from qdqtool.qat.modules import QuantizerReference, find_quantizers, observe_activations, set_amax
 from qdqtool.qat.networks import unwrap
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import read_plan
 from qdqtool.qat.sites import QuantizerSite, pause_idle_watchers
-from qdqtool.qat.trace import NetworkCall, device_of, evaluation_mode
 from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.said import said

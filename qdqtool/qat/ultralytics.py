@@ -32,18 +32,13 @@ from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.qat.batch_norms import FREEZE_NORMS, freeze_batch_norms, is_untrained
 from qdqtool.qat.modules import find_uncalibrated
-from qdqtool.qat.networks import (
-    FREEZE_NORMS,
-    freeze_batch_norms,
-    guard_ultralytics,
-    is_untrained,
-    override_attributes,
-    unwrap,
-)
+from qdqtool.qat.networks import override_attributes, unwrap
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
+from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
 # Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),
 # no mosaic (statistics as at inference), and float32: the quantizers' steps are finer than bfloat16's.
@@ -67,7 +62,7 @@ class Options(QatOptions):
         method: How ranges are chosen, as for :func:`qdqtool.qat.calibrate`.
         images: Number of training images for the calibration.
         freeze_norms: Whether BatchNormalization keeps its statistics, see
-            :data:`qdqtool.qat.networks.FREEZE_NORMS`.
+            :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
     """
 
     method: str = "mse"

@@ -371,13 +371,13 @@ class _TuningRun:
     def make_result(self, search: PlacementSearch) -> Tuning:
         """Choose a placement, judge it, and build its model."""
         planner, gpu, weights = self.planner, self.gpu, self.options.placement.weights
-        chosen, reached = search.choose()
-        front = summary.thin_front(search.list_front(), chosen)
-        search.judge_points([chosen])
-        bought = [] if search.stopped else search.judge_in_time(chosen, front)
-        model, quantized = planner.build(planner.plan(chosen.configuration), weights)
+        placement, reached = search.choose()
+        front = summary.thin_front(search.list_front(), placement)
+        search.judge_points([placement])
+        bought = [] if search.stopped else search.judge_in_time(placement, front)
+        model, quantized = planner.build(planner.plan(placement.configuration), weights)
         if planner.half:
-            self._compare_fp16(chosen, model, search.fp16_samples)
+            self._compare_fp16(placement, model, search.fp16_samples)
         model.path, model.sha256 = "", None
         started, cpu_started = self.started
         base_warnings = planner.plan(Configuration()).warnings
@@ -388,11 +388,11 @@ class _TuningRun:
             reached=reached,
             keep=search.keep,
             budget_ms=search.budget,
-            chosen=chosen,
+            chosen=placement,
             bought=bought,
             front=front,
             others=[p for p in search.list_points() if not any(p is s for s in front)],
-            sites=summary.build_site_results(search, chosen),
+            sites=summary.build_site_results(search, placement),
             base=planner.cost(search.start),
             metric={
                 "name": self.metric.name,
@@ -412,7 +412,7 @@ class _TuningRun:
             notes=[
                 *self.notes,
                 *search.notes,
-                *summary.compare_with_float_model(search, chosen),
+                *summary.compare_with_float_model(search, placement),
             ],
             warnings=[
                 *self.warnings,
@@ -428,9 +428,9 @@ class _TuningRun:
             float32=dict(planner.wide),
         )
 
-    def _compare_fp16(self, chosen: PlacementResult, model: Model, samples: int) -> None:
+    def _compare_fp16(self, placement: PlacementResult, model: Model, samples: int) -> None:
         """Add a note about the output error of a placement in FP32 and in FP16."""
-        fp32_model = self.planner.plan(chosen.configuration).recipe.build(self.model)[0]
+        fp32_model = self.planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = _take_samples(self.sets, samples)
         try:
             errors = losses.compare_outputs(self.model, [fp32_model, model], data, samples=samples)

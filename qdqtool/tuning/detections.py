@@ -29,9 +29,11 @@ class Detections:
 
     @property
     def nbytes(self) -> int:
+        """Size in memory."""
         return int(self.boxes.nbytes + self.scores.nbytes + self.classes.nbytes)
 
     def filter_by_score(self, lowest: float) -> Detections:
+        """Return the detections with at least this score."""
         keep = self.scores >= lowest
         return Detections(self.boxes[keep], self.scores[keep], self.classes[keep])
 
@@ -66,6 +68,7 @@ class DetectionMatches:
 
     @staticmethod
     def from_json(fields: dict[str, list[Any]]) -> DetectionMatches:
+        """Return the matches that `as_json` wrote."""
         bits = np.asarray(fields["hits"], np.int64).reshape(-1, 1)
         return DetectionMatches(
             np.asarray(fields["scores"], np.float64),
@@ -76,14 +79,13 @@ class DetectionMatches:
 
 
 def compute_iou(a: Floats, b: Floats) -> Floats:
-    """Return the intersection over union of all boxes a [n, 4] with all boxes b [m, 4]: [n, m]."""
+    """Return the IoU of all boxes a [n, 4] with all boxes b [m, 4]: [n, m]."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     intersection = np.prod(np.clip(high - low, 0.0, None), axis=2)
     areas = [np.prod(np.clip(x[:, 2:] - x[:, :2], 0.0, None), axis=1) for x in (a, b)]
     union = areas[0][:, None] + areas[1][None] - intersection
-    iou: Floats = intersection / np.maximum(union, 1e-9)
-    return iou
+    return np.asarray(intersection / np.maximum(union, 1e-9))
 
 
 def decode_detections(
@@ -119,7 +121,10 @@ def decode_detections(
 
 
 def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:
-    """Match each detection, best first, with the free reference box of its class at most overlap."""
+    """Match each detection, best first, with a reference box of its class.
+
+    This is the box with the largest overlap that no better detection matches.
+    """
     hits = np.zeros((len(detections.scores), len(IOUS)), bool)
     for label in np.unique(detections.classes):
         truth = reference.boxes[reference.classes == label]
@@ -158,8 +163,7 @@ def compute_average_precision(matches: Sequence[DetectionMatches], pooled: bool)
         _rank_precision(scores[classes == c], hits[classes == c], int((truth == c).sum()))
         for c in np.unique(truth)
     ]
-    mean: Floats = np.mean(precisions, axis=0)
-    return mean
+    return np.asarray(np.mean(precisions, axis=0))
 
 
 def _rank_precision(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Evaluation of candidates: requests measurements, keeps them, and computes values from them.
+"""Evaluation of candidates: measurements, and values that are computed from them.
 
 The values do not depend on the order of the measurements.
 """
@@ -63,27 +63,26 @@ class CandidateEvaluator:
         default_factory=dict
     )
 
-    # Sweeps: the error of single sites -------------------------------------------------------------------
+    # Sweeps: the error of single sites ------------------------------------------------
 
     def sweep(
         self,
         recipes: Sequence[Recipe],
+        images: Sequence[int],
         title: str,
         until: float | None = None,
-        images: Sequence[int] | None = None,
     ) -> bool:
         """Measure the error of recipes.
 
         Args:
             recipes: The recipes.
+            images: Numbers of samples.
             title: Title of the progress bar.
             until: Time when the sweep ends, if it is before the deadline.
-            images: Samples; those for single sites by default.
 
         Returns:
             Whether all were measured in time.
         """
-        images = self.sets.swept_on if images is None else images
         try:
             self._run(SWEEP, recipes, images, title, until)
         except OutOfTime:
@@ -91,31 +90,22 @@ class CandidateEvaluator:
         return True
 
     def errors(
-        self, recipe: Recipe, images: Sequence[int] | None = None
+        self, recipe: Recipe, images: Sequence[int], kinds: Sequence[str] = (SWEEP,)
     ) -> npt.NDArray[np.float64]:
-        """Return errors of a recipe on samples, those for single sites by default.
+        """Return errors of a recipe on samples, NaN for those that were not measured.
 
-        They are NaN where they were not measured.
+        Args:
+            recipe: The recipe.
+            images: Numbers of samples.
+            kinds: Kinds of measurements, the preferred one last.
         """
-        rows = {
-            **self.store.measurements(WHOLE, recipe.key),
-            **self.store.measurements(SWEEP, recipe.key),
-        }
-        return self._list_errors(rows, images)
-
-    def sweep_errors(
-        self, recipe: Recipe, images: Sequence[int] | None = None
-    ) -> npt.NDArray[np.float64]:
-        """Return errors as `errors` does, but only those that sweeps measured."""
-        return self._list_errors(self.store.measurements(SWEEP, recipe.key), images)
-
-    def _list_errors(
-        self, rows: SampleMeasurements, images: Sequence[int] | None
-    ) -> npt.NDArray[np.float64]:
-        measurements = [rows.get(n) for n in (self.sets.swept_on if images is None else images)]
+        rows: SampleMeasurements = {}
+        for kind in kinds:
+            rows |= self.store.measurements(kind, recipe.key)
+        measurements = map(rows.get, images)
         return np.asarray([math.nan if m is None else m.error for m in measurements], np.float64)
 
-    # Whole measurements: the metric ----------------------------------------------------------------------
+    # Whole measurements: the metric ---------------------------------------------------
 
     def measure_metric(self, recipes: Iterable[Recipe], samples: Sequence[int], title: str) -> None:
         """Measure the metric of recipes.
@@ -172,7 +162,7 @@ class CandidateEvaluator:
             self._resampled[key] = resample(self.job.metric, evidence, RESAMPLES)
         return self._resampled[key]
 
-    # Running ---------------------------------------------------------------------------------------------
+    # Running --------------------------------------------------------------------------
 
     def _list_tasks(
         self, kind: str, recipes: Sequence[Recipe], samples: Sequence[int]
@@ -236,6 +226,7 @@ class CandidateEvaluator:
 
     @property
     def is_late(self) -> bool:
+        """Whether the deadline is over."""
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def require_time(self) -> None:

@@ -65,10 +65,10 @@ def open_sets(
 ) -> ImageSets:
     """Divide the data.
 
-    With evaluation data, ranges are from all of the calibration data. One half of the evaluation data
-    is to choose on, the other to judge on. Without it, each of these two sets gets up to a quarter of
-    the calibration data. Sets consist of blocks, so that neighbors (in a video, in a document) are in
-    the same set.
+    With evaluation data, ranges are from all of the calibration data. One half of the evaluation
+    data is to choose on, the other to judge on. Without it, each of these two sets gets up to a
+    quarter of the calibration data. Sets consist of blocks, so that neighbors (in a video, in a
+    document) are in the same set.
 
     Raises:
         DataError: There is nothing usable, too little, or the data can be read only once.
@@ -80,25 +80,25 @@ def open_sets(
         least = _FEWEST * dataset.batch
         if len(indices) < least:
             raise DataError(
-                f"`data`: {_count_images(indices)} too few to calibrate, choose and judge with; give "
-                f"{least} or more, or others to judge on with `evaluation`",
+                f"`data`: {_count_images(indices)} too few to calibrate, choose and judge with; "
+                f"give {least} or more, or others to judge on with `evaluation`",
                 code="too-few-images",
                 parameter="data",
             )
-        rest, chosen, judged = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
-        return _make_sets(dataset, _select(dataset, rest), chosen, judged, swept_on)
+        rest, to_choose, to_judge = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
+        return _make_sets(dataset, _select(dataset, rest), to_choose, to_judge, swept_on)
     _forbid_same_path(data, evaluation)
     limit = max(max_images, chosen_on + judged_on)
     other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
     if len(indices) < 2 * other.batch:
         raise DataError(
-            f"`evaluation`: {_count_images(indices)} too few to choose on one half and judge on the "
-            f"other; give {2 * other.batch} or more",
+            f"`evaluation`: {_count_images(indices)} too few to choose on one half and judge on "
+            f"the other; give {2 * other.batch} or more",
             code="too-few-images",
             parameter="evaluation",
         )
-    chosen, judged = _split_in_halves(indices, other.batch, chosen_on, judged_on)
-    return _make_sets(other, dataset, chosen, judged, swept_on)
+    to_choose, to_judge = _split_in_halves(indices, other.batch, chosen_on, judged_on)
+    return _make_sets(other, dataset, to_choose, to_judge, swept_on)
 
 
 def _count_images(indices: Sequence[int]) -> str:
@@ -109,8 +109,8 @@ def _forbid_same_path(data: object, evaluation: object) -> None:
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
         raise DataError(
-            f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left "
-            "to judge on; leave it out, and a part is held out",
+            f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be "
+            "left to judge on; leave it out, and a part is held out",
             code="option-conflict",
             parameter="evaluation",
         )
@@ -143,19 +143,19 @@ def _select(dataset: Dataset, indices: Sequence[int]) -> Dataset:
 def _make_sets(
     dataset: Dataset,
     calibration: Dataset,
-    chosen: list[int],
-    judged: list[int],
+    to_choose: list[int],
+    to_judge: list[int],
     swept_on: int | None,
 ) -> ImageSets:
     """Make sets of samples from indices of images. Incomplete batches are left out."""
     batch = dataset.batch
-    chosen = chosen[: len(chosen) // batch * batch]
-    judged = judged[: len(judged) // batch * batch]
-    first = len(chosen) // batch
-    last = first + len(judged) // batch
+    to_choose = to_choose[: len(to_choose) // batch * batch]
+    to_judge = to_judge[: len(to_judge) // batch * batch]
+    first = len(to_choose) // batch
+    last = first + len(to_judge) // batch
     return ImageSets(
         calibration,
-        _select(dataset, chosen + judged),
+        _select(dataset, to_choose + to_judge),
         tuple(range(first)),
         tuple(range(first, last)),
         tuple(spread_indices(first, min(swept_on or first, first))),
@@ -179,29 +179,29 @@ def _split_in_three(
     quarter = len(indices) // _FEWEST // batch * batch
     chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
     blocks = _split_blocks(indices)
-    rest, chosen, judged = [], [], []
+    rest, to_choose, to_judge = [], [], []
     for k, block in enumerate(blocks):
         judging = _share_of_block(judged_on, len(blocks), k)
         choosing = _share_of_block(chosen_on, len(blocks), k)
         start = max(0, len(block) - choosing - judging)
         rest += block[:start]
-        chosen += block[start : start + choosing]
-        judged += block[start + choosing : start + choosing + judging]
-    return rest, chosen, judged
+        to_choose += block[start : start + choosing]
+        to_judge += block[start + choosing : start + choosing + judging]
+    return rest, to_choose, to_judge
 
 
 def _split_in_halves(
     indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
 ) -> tuple[list[int], list[int]]:
     """Return indices to choose on, from the first half of each block, and to judge on."""
-    chosen: list[int] = []
-    judged: list[int] = []
+    to_choose: list[int] = []
+    to_judge: list[int] = []
     blocks = _split_blocks(indices)
     for k, block in enumerate(blocks):
         middle = (len(block) + 1) // 2
-        chosen += _thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
-        judged += _thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
-    return chosen, judged
+        to_choose += _thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
+        to_judge += _thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
+    return to_choose, to_judge
 
 
 def _thin(indices: Sequence[int], count: int) -> list[int]:

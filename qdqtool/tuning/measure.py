@@ -5,11 +5,11 @@ Tasks run on threads of this process or on workers elsewhere.
 The network runs in parts (:mod:`qdqtool.tuning.partition`). A part has one session for each way to
 quantize the inputs of its nodes, however many candidates share it. The result of a part depends on
 how it and everything upstream are quantized, and is computed once for all candidates that agree in
-that: a part that a change does not reach, such as another branch of the head, does not run again.
+that: a part that a change does not reach, such as another branch of the head, runs only once.
 
-Kernels are onnxruntime's, with Q/DQ computed in float on one thread each. Parts do not depend on the
-other candidates of a task. A candidate therefore gives the same bits in any task and on any number
-of workers.
+Kernels are onnxruntime's, with Q/DQ computed in float on one thread each. Parts do not depend on
+the other candidates of a task. A candidate therefore gives the same bits in any task and on any
+number of workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import onnx
@@ -46,7 +46,7 @@ from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.util import limits
 from qdqtool.util.threads import SharedTasks, run_threads
 
-# Increase it if a recipe and a sample give other measurements than before. Those of a file are not mixed.
+# Increase it if a recipe and a sample give other measurements: a file must not mix them.
 REVISION = 2
 
 _MAX_WORKERS = 8  # each holds samples and a session
@@ -55,7 +55,7 @@ _SESSION_BYTES = 128 << 10  # a session without weights
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
-# Jobs and tasks --------------------------------------------------------------------------------------------
+# Jobs and tasks -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Measurement:
     evidence: Evidence = None
 
     def as_json(self) -> list[Any]:
+        """Return the entry of a state file."""
         return [self.error, self.evidence]
 
 
@@ -136,15 +137,11 @@ class TaskResult:
     rows: dict[str, SampleMeasurements]
 
 
-class TaskMapper(Protocol):
-    """Runs tasks somewhere.
+TaskMapper = Callable[[TuningJob, Sequence[MeasurementTask]], Iterator[TaskResult]]
+"""Runs tasks somewhere.
 
-    It yields results in any order and in any parts. Together they have each candidate and sample.
-    """
-
-    def __call__(
-        self, job: TuningJob, tasks: Sequence[MeasurementTask]
-    ) -> Iterator[TaskResult]: ...
+It yields results in any order and in any parts. Together they have each candidate and sample.
+"""
 
 
 def run_task(
@@ -185,7 +182,7 @@ def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
             yield TaskResult(task.key, {key: {number: row}})
 
 
-# Caches ----------------------------------------------------------------------------------------------------
+# Caches -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -202,6 +199,7 @@ class FloatReference:
 
     @property
     def nbytes(self) -> int:
+        """Size in memory."""
         return self.compared.nbytes + _count_bytes(self.metric_reference)
 
 
@@ -216,8 +214,8 @@ def _count_bytes(content: Any) -> int:
 class ReferenceCache:
     """References by sample, up to a limit in bytes.
 
-    Tasks go through all samples again and again. The first references are therefore worth as much as
-    any others.
+    Tasks go through all samples again and again. The first references are therefore worth as much
+    as any others.
     """
 
     def __init__(self) -> None:
@@ -226,10 +224,12 @@ class ReferenceCache:
         self._lock = threading.Lock()
 
     def get(self, number: int) -> FloatReference | None:
+        """Return the reference of a sample, None if there is none."""
         with self._lock:
             return self._references.get(number)
 
     def add(self, number: int, reference: FloatReference) -> None:
+        """Add the reference of a sample if there is space for it."""
         with self._lock:
             if number not in self._references and reference.nbytes <= self._bytes_left:
                 self._references[number] = reference
@@ -256,6 +256,7 @@ class ActivationCache:
         self._bytes_left = limits.TUNING_HELD
 
     def add(self, run: PartRun, outputs: _Arrays) -> None:
+        """Add the outputs of a run."""
         self.outputs[run] = outputs
         self._bytes_left -= _count_bytes(outputs)
 
@@ -285,6 +286,7 @@ class SessionCache:
 
     @property
     def count(self) -> int:
+        """Number of open sessions."""
         return len(self._sessions)
 
     def get(
@@ -309,7 +311,7 @@ class SessionCache:
             return entry[0]
 
 
-# Networks --------------------------------------------------------------------------------------------------
+# Networks -----------------------------------------------------------------------------
 
 
 class PartitionedNetwork:
@@ -431,7 +433,7 @@ class PartitionedNetwork:
     def _collect_inputs(
         self, sources: Iterable[PartRun], sample: _Arrays, cache: ActivationCache
     ) -> _Arrays:
-        """Return the sample and the outputs of runs. Outputs that were dropped are computed again."""
+        """Return the sample and the outputs of runs, which may have to be computed again."""
         tensors = dict(sample)
         for source in sources:
             if source not in cache.outputs:
@@ -500,10 +502,11 @@ def _order_by_sharing(
     )
 
 
-# Mappers ---------------------------------------------------------------------------------------------------
+# Mappers ------------------------------------------------------------------------------
 
 
 def count_default_workers() -> int:
+    """Return one worker for each core, up to a limit."""
     return max(1, min(_MAX_WORKERS, core_count()))
 
 

@@ -1,8 +1,8 @@
 """Metrics of how well a quantized network reproduces the float network; higher is better.
 
-A metric observes one sample at a time and returns plain numbers (*evidence*). Its value over any set
-of samples follows from their evidence, so that samples can be resampled and measured on different
-machines. A function of the user's runs for a limited time.
+A metric observes one sample at a time and returns plain numbers (*evidence*). Its value over any
+set of samples follows from their evidence, so that samples can be resampled and measured on
+different machines. A function of the user's runs for a limited time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _pending_calls: set[queue.SimpleQueue[Any]] = set()  # results that a thread wai
 def call_with_timeout(seconds: float, function: Callable[..., Any], *args: object) -> Any:
     """Call a user's function and return its result.
 
-    The function runs in a thread. A thread cannot be ended: after a timeout it goes on in the background.
+    The function runs in a thread. A thread cannot be ended: after a timeout it goes on in the
+    background.
 
     Raises:
         CallNotFinished: The time is over, or `cancel_calls` was called.
@@ -98,13 +99,17 @@ class Metric(Protocol):
     """Metric of a tuning. It can be pickled."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in the result."""
+
     @property
     def identity(self) -> str:
         """Text that differs for metrics whose measurements must not be mixed."""
 
     @property
-    def sentence(self) -> str: ...
+    def sentence(self) -> str:
+        """Definition of the metric."""
+
     @property
     def tensors(self) -> tuple[str, ...]:
         """Tensors that the metric reads."""
@@ -147,10 +152,12 @@ class AgreementMap:
 
     @property
     def tensors(self) -> tuple[str, ...]:
+        """Tensors that the metric reads."""
         return (self.output,)
 
     @property
     def identity(self) -> str:
+        """Name of the metric."""
         return self.name
 
     def _decode(self, outputs: Outputs) -> list[Detections]:
@@ -160,13 +167,16 @@ class AgreementMap:
         return [decode_detections(row[None, : 4 + self.classes]) for row in array]
 
     def prepare(self, reference: Outputs) -> Any:
+        """Return the part of the float network's outputs that `observe` needs."""
         return [image.filter_by_score(_REFERENCE_SCORE) for image in self._decode(reference)]
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        """Return the evidence of one sample."""
         pairs = zip(reference, self._decode(outputs), strict=True)
         return [match_detections(truth, detections).as_json() for truth, detections in pairs]
 
     def value(self, evidence: Sequence[Evidence]) -> float:
+        """Return the metric over samples."""
         matches = [DetectionMatches.from_json(row) for rows in evidence for row in rows]
         return float(compute_average_precision(matches, pooled=True).mean())
 
@@ -178,21 +188,26 @@ class OutputAgreement:
     tensors: tuple[str, ...]
     name: str = "output-agreement"
     sentence: str = (
-        "output agreement: one minus the root mean square difference between the INT8 and the float "
-        "model's outputs, as a part of the float outputs' standard deviation; 1 is the same outputs"
+        "output agreement: one minus the root mean square difference between the INT8 and the "
+        "float model's outputs, as a part of the float outputs' standard deviation; 1 is the same "
+        "outputs"
     )
 
     @property
     def identity(self) -> str:
+        """Name of the metric."""
         return self.name
 
     def prepare(self, reference: Outputs) -> Any:
+        """Return the part of the float network's outputs that `observe` needs."""
         return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        """Return the evidence of one sample."""
         return 1.0 - reference.error(outputs)
 
     def value(self, evidence: Sequence[Evidence]) -> float:
+        """Return the metric over samples."""
         return _mean(evidence)
 
 
@@ -224,15 +239,18 @@ class UserMetric:
 
     @property
     def sentence(self) -> str:
+        """Definition of the metric."""
         return (
             f"{self.name}: the mean of this function over the images, as a part of what it gives "
             "for the float model"
         )
 
     def prepare(self, reference: Outputs) -> Any:
+        """Return the part of the float network's outputs that `observe` needs."""
         return dict(reference)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        """Return the evidence of one sample."""
         function = self.function or import_function(self.name)
         # The function may write into its arguments, which other calls share.
         reference = {name: array.copy() for name, array in reference.items()}
@@ -264,6 +282,7 @@ class UserMetric:
         return value
 
     def value(self, evidence: Sequence[Evidence]) -> float:
+        """Return the metric over samples."""
         return _mean(evidence)
 
 
@@ -294,7 +313,8 @@ def import_function(name: str) -> MetricFunction:
             function = getattr(function, part)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         raise QdqtoolError(
-            f"`metric` {name}: cannot be imported: {type(error).__name__}: {_shorten_reason(error)}",
+            f"`metric` {name}: cannot be imported: {type(error).__name__}: "
+            f"{_shorten_reason(error)}",
             code="import-failed",
             parameter="metric",
         ) from error
@@ -336,13 +356,10 @@ def metric_for(
         qualified_name = getattr(metric, "__qualname__", type(metric).__name__)
         name = f"{getattr(metric, '__module__', '')}:{qualified_name}"
         return UserMetric(name, outputs, metric, seconds)
-    detector_metric = _detector_metric(model)
-    if detector_metric is not None:
-        return detector_metric
     floats = [t for t in outputs if model.elem_type(t) in _FLOAT_TYPES]
     if not floats or _sorts_results(model):
         floats = find_compared_tensors(model)
-    return OutputAgreement(tuple(floats))
+    return _detector_metric(model) or OutputAgreement(tuple(floats))
 
 
 def _sorts_results(model: Model) -> bool:
@@ -367,19 +384,14 @@ def _detector_metric(model: Model) -> AgreementMap | None:
     Its head has a DFL or class outputs, and one output of rank 3 holds boxes and scores.
     """
     scores = find_class_outputs(model)
-    if not scores or _sorts_results(model):
-        return None
-    if not find_head(model).dfl and model.metadata.get("task", "") not in _BOX_TASKS:
-        return None
+    has_boxes = find_head(model).dfl or model.metadata.get("task", "") in _BOX_TASKS
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
-    classes = channels.pop()
-    if channels or classes is None:
+    if not has_boxes or len(channels) != 1 or None in channels or _sorts_results(model):
         return None
+    classes = channels.pop() or 0
     for output in model.outputs:
-        shape = model.shape(output)
-        if shape is None or len(shape) != 3 or None in shape[1:]:
-            continue
-        rows, columns = (int(d or 0) for d in shape[1:])
+        shape = model.shape(output) or ()
+        rows, columns = (int(d or 0) for d in shape[1:]) if len(shape) == 3 else (0, 0)
         if 4 + classes <= min(rows, columns) and rows != columns:
             return AgreementMap(output, classes, rows > columns)
     return None

@@ -44,13 +44,15 @@ class TuningGoal:
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget_ms is not None:
             raise QdqtoolError(
-                "`keep` and `budget_ms` exclude each other: one is the goal, the other what is made small",
+                "`keep` and `budget_ms` exclude each other: one is the goal, the other what is "
+                "made small",
                 code="option-conflict",
                 parameter="keep",
             )
         if self.keep is not None and not 0.0 < self.keep <= 1.0:
             raise QdqtoolError(
-                f"`keep` {self.keep:g}: is a part of the float model's metric, above 0 and at most 1",
+                f"`keep` {self.keep:g}: is a part of the float model's metric, above 0 and at most "
+                "1",
                 code="out-of-range",
                 parameter="keep",
             )

@@ -32,6 +32,7 @@ class NetworkPart:
     producers: tuple[int, ...]
 
     def restrict(self, recipe: Recipe) -> Recipe:
+        """Return the pairs of a recipe that nodes of the part consume."""
         return recipe.restrict(self.nodes)
 
 
@@ -58,8 +59,8 @@ class NetworkPartition(NetworkCuts):
     def build_parts(self, extra_cut: int) -> list[NetworkPart]:
         """Return the parts between cuts before each node with weights and one more cut.
 
-        Parallel branches between two cuts are parts of their own. There is no cut through a tensor of
-        unknown type, because such a tensor cannot be an input of a part.
+        Parallel branches between two cuts are parts of their own. There is no cut through a tensor
+        of unknown type, because such a tensor cannot be an input of a part.
         """
         parts: list[NetworkPart] = []
         producer: dict[str, int] = {}  # number of the part that produces a tensor

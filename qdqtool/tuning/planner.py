@@ -1,4 +1,4 @@
-"""From a choice of sites to a placement with scales, and to the cost that is predicted for it."""
+"""Plans of placements: from a choice of sites to scales and a predicted cost."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ class PlacementCost:
 
     @staticmethod
     def from_prediction(predicted: Prediction, ms: float | None) -> PlacementCost:
+        """Return the cost of a prediction with a time."""
         summary = predicted.summary()
         return PlacementCost(
             summary["convolutions"], summary["int8"], summary["conversions"] or 0, ms
@@ -252,6 +253,7 @@ class Planner:
         return self._costs[configuration]
 
     def predict_cost(self, recipe: Recipe) -> PlacementCost:
+        """Predict the cost of a recipe, without a cache."""
         if recipe.pairs:
             model, _ = recipe.build(self.light_model, "sketch")
         else:

@@ -1,4 +1,4 @@
-"""Recipes: the Q/DQ pairs and scales of a model as plain data, for workers to build it from."""
+"""Recipes: the Q/DQ pairs and scales of a model as plain data."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class Recipe:
 
     @staticmethod
     def from_placement(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
+        """Return the recipe of a placement with scales."""
         group_numbers = itertools.count()
         scale_of: dict[str, tuple[float, str, int | None]] = {}
         for scale in scales:
@@ -99,6 +100,7 @@ class Recipe:
 
     @property
     def is_float(self) -> bool:
+        """Whether there are no pairs."""
         return not self.pairs and not self.weights
 
     def build(

@@ -46,7 +46,7 @@ class SiteResult:
         tensors: Activations that are no longer quantized then.
         choice: The choice.
         why: Reason for it, in one sentence.
-        loss: By how much the output error falls when the site is float; None if it was not measured.
+        loss: By how much the output error falls if the site is float; None if not measured.
         choices: All choices that were considered.
     """
 
@@ -60,6 +60,7 @@ class SiteResult:
     choices: list[SiteChoice]
 
     def as_json(self, base: PlacementCost) -> Json:
+        """Return the fields of the JSON, with costs relative to all-INT8."""
         change: Json = {"ms": None, "int8": 0, "conversions": 0}
         if self.choices:
             change = _cost_change(self.choices[0].cost, base)
@@ -128,6 +129,7 @@ class PlacementResult:
     high: float | None = None
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON."""
         return {
             "name": self.name,
             "float": list(self.sites),
@@ -166,6 +168,7 @@ class ChoiceBenefit:
     ms: float | None
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON."""
         return {
             "site": self.site,
             "choice": self.choice,
@@ -274,6 +277,7 @@ class Tuning:
         save_answer(path, self.as_json(), self.read)
 
     def as_json(self) -> Json:
+        """Return the result as JSON."""
         front = [{"index": i, **p.as_json()} for i, p in enumerate(self.front)]
         index = next((i for i, p in enumerate(self.front) if p is self.chosen), None)
         return {

@@ -1,6 +1,7 @@
 """Search for the best placement: combinations of choices, each measured as a whole."""
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from qdqtool.tuning.sites import (
     CONVOLUTION,
     HEAD,
     INT8,
+    LAST_CONVOLUTIONS,
     OWN_SCALE,
     Candidate,
     CandidateDecision,
@@ -75,7 +77,7 @@ class PlacementSearch:
         report: Gets lines about the next steps.
         limit: Seconds that the whole tuning may take, if the evaluator has a deadline.
         final_deadline: Time when all measurements end; None without a limit.
-        last_judging: Time after which at most one more placement can be judged; None without a limit.
+        last_judging: Time after which no further placement can be judged; None without a limit.
         seconds_per_run: Seconds of a run on one sample, if the evaluator has a deadline.
         fp16_samples: Samples on which FP16 is compared with FP32 at the end.
         sites: Sites of the network.
@@ -106,7 +108,7 @@ class PlacementSearch:
     stopped: str = ""
     notes: list[Note] = field(default_factory=list)
 
-    # Before the first measurement ------------------------------------------------------------------------
+    # Before the first measurement -----------------------------------------------------
 
     def prepare(self) -> None:
         """Find the sites and predict every choice."""
@@ -131,12 +133,14 @@ class PlacementSearch:
         return self.planner.cost(configuration)
 
     def list_measured_decisions(self) -> list[CandidateDecision]:
+        """Return the choices that may pay."""
         return [d for d in self.decisions if not d.skip_reason]
 
     def recipe(self, configuration: Configuration) -> Recipe:
+        """Return the recipe of a configuration."""
         return self.planner.plan(configuration).recipe
 
-    # The search ------------------------------------------------------------------------------------------
+    # The search -----------------------------------------------------------------------
 
     def run(self) -> None:
         """Fill the pool. A time limit ends the search early."""
@@ -180,7 +184,10 @@ class PlacementSearch:
             return
         line = f"everything INT8: {value:.4g} on the images to choose on"
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
-            line += "; after Ctrl-C the same command with a `time_limit` takes the best that was measured"
+            line += (
+                "; after Ctrl-C the same command with a `time_limit` takes the best that was "
+                "measured"
+            )
         self.report(line)
 
     def _add_float_model(self) -> None:
@@ -229,8 +236,8 @@ class PlacementSearch:
     def _select_in_time(self, until: float, images: Sequence[int]) -> list[CandidateDecision]:
         """Return the choices that can be measured on samples until a time.
 
-        Those whose nodes read the largest error of their own come first. A sweep in the order of the
-        network would know nothing about its end if it ended early.
+        Those whose nodes consume the largest error of their own come first. A sweep in the order of
+        the network would know nothing about its end if it ended early.
         """
         rank = {name: k for k, site in enumerate(self._floats_by_own_error) for name in site.floats}
         ranked = sorted(
@@ -238,23 +245,16 @@ class PlacementSearch:
             key=lambda d: min(rank.get(name, len(rank)) for name in d.candidate.site.nodes),
         )
         seconds_left = until - time.monotonic()
-        seconds = 0.0
-        selected = []
-        for decision in ranked:
-            runs = self.sensitivity.count_missing_runs(decision.candidate, images)
-            seconds += (
-                self.seconds_per_run * self.sensitivity.share_of_run(decision.candidate) * runs
-            )
-            if seconds <= seconds_left:
-                selected.append(decision)
-        return selected
+        seconds = itertools.accumulate(
+            self.seconds_per_run * self.sensitivity.missing_work(d.candidate, images)
+            for d in ranked
+        )
+        return [d for d, end in zip(ranked, seconds, strict=True) if end <= seconds_left]
 
     def _choose_ranges(self) -> Configuration:
-        """Return the start with other ranges for the worst sites, where these are clearly better."""
-        worst = []
-        for decision, _ in self._rank_by_gain():
-            if decision.candidate.choice == FLOAT and decision.candidate.site.tensors:
-                worst.append(decision.candidate.site)
+        """Return the start with other ranges for the worst sites if these are clearly better."""
+        floats = [d.candidate for d, _ in self._rank_by_gain() if d.candidate.choice == FLOAT]
+        worst = [c.site for c in floats if c.site.tensors]
         price = self.planner.cost(self.start).value
         self.scale_candidates = [
             c
@@ -273,8 +273,12 @@ class PlacementSearch:
         )
         if float(np.nanmean(with_ranges - without)) > 0.0:
             return ranges
-        text = "other ranges lower the output error but do not improve the metric: not used"
-        self.notes.append(Note(text, code="ranges-not-taken"))
+        self.notes.append(
+            Note(
+                "other ranges lower the output error but do not improve the metric: not used",
+                code="ranges-not-taken",
+            )
+        )
         return self.start
 
     def _join_better_ranges(self) -> Configuration:
@@ -296,13 +300,13 @@ class PlacementSearch:
                 ranges = ranges.merge(configuration)
         return ranges
 
-    # Combinations ----------------------------------------------------------------------------------------
+    # Combinations ---------------------------------------------------------------------
 
     def _combine_choices(self, ranges: Configuration) -> None:
         self.report("putting choices together")
-        self.measure(self.list_simple_placements())
+        self.measure(self._list_simple_placements())
         neighbors = find_neighbors(self.planner.model)
-        self._follow_chain(chain_choices(ranges, self.list_gains(), self._cost, neighbors))
+        self._follow_chain(chain_choices(ranges, self._list_gains(), self._cost, neighbors))
         self._take_back_choices()
         self._fit_budget()
 
@@ -319,8 +323,13 @@ class PlacementSearch:
             last = len(chain.steps) - 1
             self._measure_steps(chain, [last])
             if chain.first_good is None and self.keep is not None:
-                text = "none of the combinations that were tried reaches the goal with any layer in INT8"
-                self.notes.append(Note(text, code="goal-not-reached"))
+                self.notes.append(
+                    Note(
+                        "none of the combinations that were tried reaches the goal with any layer "
+                        "in INT8",
+                        code="goal-not-reached",
+                    )
+                )
         while chain.first_good is not None and chain.first_good - chain.last_bad > 1:
             middle = (chain.first_good + chain.last_bad) // 2
             self.measure([chain.steps[middle]])
@@ -377,7 +386,7 @@ class PlacementSearch:
             positions += [i for i, cost in enumerate(costs) if cost <= limit][-1:]
         self.measure([steps[i] for i in positions])
 
-    def list_gains(self) -> list[ChoiceGain]:
+    def _list_gains(self) -> list[ChoiceGain]:
         """Return the gains of measured floats. Those that do not reduce the error come last."""
         least = _LEAST_GAIN * (self.sensitivity.error() or 0.0) ** 2
         price = self.planner.cost(self.start).value
@@ -393,7 +402,7 @@ class PlacementSearch:
         measured = [entry for entry in gains if not math.isnan(entry[1])]
         return sorted(measured, key=lambda entry: -entry[1])
 
-    def list_simple_placements(self) -> list[tuple[str, Configuration]]:
+    def _list_simple_placements(self) -> list[tuple[str, Configuration]]:
         """Return placements that one would try without a search."""
         ranked = [
             d.candidate.configuration
@@ -404,15 +413,15 @@ class PlacementSearch:
 
     def _list_head_floats(self) -> list[tuple[str, Configuration]]:
         heads = [s for s in self.sites if s.kind == HEAD and s.default == INT8]
-        last = [s for s in heads if s.name == "last convolutions"]
-        placements = [
-            ("last convolutions float", self.start.merge(site.as_float())) for site in last
-        ]
         nodes = frozenset(name for site in heads for name in site.nodes)
-        if nodes and not any(nodes == frozenset(site.nodes) for site in last):
-            whole = self.start.merge(Configuration(floats=nodes))
-            placements.append(("whole head float", whole))
-        return placements
+        placements = {}
+        for site in heads:
+            if site.name == LAST_CONVOLUTIONS:
+                placements[f"{site.name} float"] = site.as_float()
+        whole = Configuration(floats=nodes)
+        if nodes and whole not in placements.values():
+            placements["whole head float"] = whole
+        return [(name, self.start.merge(floats)) for name, floats in placements.items()]
 
     def _list_worst(
         self, ranked: Sequence[Configuration], reason: str
@@ -460,11 +469,11 @@ class PlacementSearch:
             return
         current = good[0]
         expensive = self._list_expensive_sites(current)
-        fewer = {site: self.remove_site(current, site) for site in expensive}
+        fewer = {site: self._remove_site(current, site) for site in expensive}
         self.measure([("fewer choices", configuration) for configuration in fewer.values()])
         removable = [site for site in expensive if self._is_good(fewer[site])]
         for site in removable:
-            less = self.remove_site(current, site)
+            less = self._remove_site(current, site)
             if self.planner.cost(less).value < self.planner.cost(current).value:
                 self.measure([("fewer choices", less)])
                 if self._is_good(less):
@@ -475,7 +484,7 @@ class PlacementSearch:
         price = self.planner.cost(configuration).value
         savings = []
         for site in self.list_float_sites(configuration):
-            less = self.remove_site(configuration, site)
+            less = self._remove_site(configuration, site)
             savings.append((price - self.planner.cost(less).value, site))
         savings.sort(key=lambda entry: -entry[0])
         return [site for saving, site in savings[:_REMOVED_CHOICES] if saving > 0.0]
@@ -483,8 +492,8 @@ class PlacementSearch:
     def _fit_budget(self) -> None:
         """Take choices back from placements above the budget until they fit.
 
-        These are better than all that fit. A float convolution between INT8 ones costs conversions, so
-        that more choices are not always more expensive.
+        These are better than all that fit. A float convolution between INT8 ones costs conversions,
+        so that more choices are not always more expensive.
         """
         budget = self.budget
         if budget is None:
@@ -499,7 +508,7 @@ class PlacementSearch:
         while cost > budget:
             less = {}
             for site in self.list_float_sites(current):
-                configuration = self.remove_site(current, site)
+                configuration = self._remove_site(current, site)
                 if configuration != current:
                     less[self.planner.cost(configuration).value] = configuration
             fits = sorted(value for value in less if value <= budget)
@@ -509,7 +518,7 @@ class PlacementSearch:
             cost = min(less)
             current = less[cost]
 
-    # Parts of a configuration ----------------------------------------------------------------------------
+    # Parts of a configuration ---------------------------------------------------------
 
     def list_float_sites(self, configuration: Configuration) -> list[TuningSite]:
         """Return the sites that a configuration leaves float, without those of the start.
@@ -525,11 +534,11 @@ class PlacementSearch:
                 selected.append(site)
         return selected
 
-    def remove_site(self, configuration: Configuration, site: TuningSite) -> Configuration:
+    def _remove_site(self, configuration: Configuration, site: TuningSite) -> Configuration:
         nodes = frozenset(site.nodes) - self.start.floats
         return replace(configuration, floats=configuration.floats - nodes)
 
-    # Measurements ----------------------------------------------------------------------------------------
+    # Measurements ---------------------------------------------------------------------
 
     def measure(self, named: NamedConfigurations) -> None:
         """Measure combinations as a whole on the samples to choose on, and add them to the pool.
@@ -592,14 +601,17 @@ class PlacementSearch:
         assert self.budget is not None
         return self.planner.cost(configuration).value > self.budget
 
-    # The result ------------------------------------------------------------------------------------------
+    # The result -----------------------------------------------------------------------
 
     def list_points(self) -> list[PlacementResult]:
         """Return the pool, cheapest first, the better one first if costs are equal."""
         return sorted(self.pool.values(), key=lambda p: (p.cost.value, -p.chosen_on, p.name))
 
     def list_front(self) -> list[PlacementResult]:
-        """Return the placements such that no other is as cheap and as good on the samples to choose on."""
+        """Return the placements that no other one equals in both cost and accuracy.
+
+        Accuracy is that on the samples to choose on.
+        """
         front: list[PlacementResult] = []
         for point in self.list_points():
             if not front or point.chosen_on > front[-1].chosen_on:
@@ -615,8 +627,8 @@ class PlacementSearch:
         front = self.list_front()
         if not front:
             raise QdqtoolError(
-                "nothing to choose from: no convolution can run in INT8 and is predicted to gain by "
-                "it; deploy the float model, or see what insert and predict say of each",
+                "nothing to choose from: no convolution can run in INT8 and is predicted to gain "
+                "by it; deploy the float model, or see what insert and predict say of each",
                 code="no-candidates",
             )
         if self.budget is not None:
@@ -644,26 +656,33 @@ class PlacementSearch:
             point.low, point.high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
 
     def judge_in_time(
-        self, chosen: PlacementResult, shown: Sequence[PlacementResult]
+        self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
-        """Judge placements and measure the benefit of choices, if there is time."""
+        """Judge placements and measure the benefit of choices, if there is time.
+
+        Args:
+            placement: The placement whose choices are measured.
+            shown: Placements to judge.
+        """
         self.evaluator.deadline = self.final_deadline
         batches = [shown] if self.final_deadline is None else [[p] for p in shown]
         try:
             for batch in batches:
                 self.judge_points(batch)
-            return self.measure_benefits(chosen)
+            return self._measure_benefits(placement)
         except OutOfTime:
-            text = (
-                "the time limit ended before the whole front, or the benefit of each choice, was "
-                "measured"
+            self.notes.append(
+                Note(
+                    "the time limit ended before the whole front, or the benefit of each choice, "
+                    "was measured",
+                    code="no-time-to-judge",
+                )
             )
-            self.notes.append(Note(text, code="no-time-to-judge"))
             return []
         finally:
             self.evaluator.deadline = None
 
-    def measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
+    def _measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
         """Measure a placement without each of those of its choices that gained most alone."""
         gains = {
             d.candidate.site: gain
@@ -672,7 +691,7 @@ class PlacementSearch:
         }
         sites = self.list_float_sites(point.configuration) if point.cost.int8 else []
         sites.sort(key=lambda site: -gains.get(site, 0.0))
-        less = {s: self.remove_site(point.configuration, s) for s in sites[:_REPORTED_BENEFITS]}
+        less = {s: self._remove_site(point.configuration, s) for s in sites[:_REPORTED_BENEFITS]}
         samples = self.evaluator.sets.chosen_on
         recipes = [self.recipe(configuration) for configuration in less.values()]
         self.evaluator.measure_metric(recipes, samples, "What each choice bought")

@@ -20,7 +20,7 @@ from qdqtool.tuning.recipe import (
     restrict_to_differences,
 )
 from qdqtool.tuning.sites import Candidate
-from qdqtool.tuning.store import SWEEP
+from qdqtool.tuning.store import SWEEP, WHOLE
 
 FIRST_SAMPLES = 2  # samples that all choices are measured on
 BETTER_PART = 1 / 4  # part of them that is measured on twice as many samples
@@ -44,14 +44,15 @@ class SensitivitySweep:
     _measured_on: dict[Candidate, list[int]] = field(default_factory=dict)
 
     def apply(self, candidate: Candidate) -> Configuration:
+        """Return the start with a choice."""
         return self.start.merge(candidate.configuration)
 
     def isolate(self, candidate: Candidate) -> tuple[Recipe, Recipe]:
         """Return recipes that quantize only the nodes that a choice changes.
 
-        The first one has them as they are without the choice, the second one as with it. The rest of
-        the network is float, because in a quantized network any change flips downstream rounding. That
-        moves the error by more than most choices do.
+        The first one has them as they are without the choice, the second one as with it. The rest
+        of the network is float, because in a quantized network any change flips downstream
+        rounding. That moves the error by more than most choices do.
         """
         if candidate not in self._isolated:
             before = self.planner.plan(self.start).recipe
@@ -60,7 +61,7 @@ class SensitivitySweep:
         return self._isolated[candidate]
 
     def list_sample_sets(self) -> Iterator[list[int]]:
-        """Yield growing sets of samples for single sites: a few, twice as many, and so on to all."""
+        """Yield growing sets of samples for single sites: a few, twice as many, up to all."""
         images = self.evaluator.sets.swept_on
         count = FIRST_SAMPLES
         selected: dict[int, None] = {}
@@ -90,7 +91,7 @@ class SensitivitySweep:
                 if len(images) > len(self._measured_on.get(candidate, ())):
                     self._measured_on[candidate] = images
             recipes = [r for c in candidates for r in self.isolate(c) if not r.is_float]
-            if not self.evaluator.sweep(recipes, title, until, images):
+            if not self.evaluator.sweep(recipes, images, title, until):
                 return False
             gains = {c: self.gain(c, images) for c in candidates}
             if all(map(math.isnan, gains.values())):  # none of these images can be read
@@ -100,14 +101,14 @@ class SensitivitySweep:
             candidates = better[: math.ceil(BETTER_PART * len(candidates))]
         return True
 
-    def count_missing_runs(self, candidate: Candidate, images: Sequence[int]) -> int:
-        """Return how many runs a choice still needs on samples."""
+    def missing_work(self, candidate: Candidate, images: Sequence[int]) -> float:
+        """Return the work of the missing measurements of a choice on samples, in whole runs."""
         count = 0
         for recipe in self.isolate(candidate):
             if not recipe.is_float:
                 stored = self.evaluator.store.measurements(SWEEP, recipe.key)
                 count += sum(n not in stored for n in images)
-        return count
+        return count * self.share_of_run(candidate)
 
     def share_of_run(self, candidate: Candidate) -> float:
         """Return the part of a run's multiplications that a sweep repeats for a choice."""
@@ -119,8 +120,14 @@ class SensitivitySweep:
         return list_remaining_work(self.planner.model)
 
     def error(self, images: Sequence[int] | None = None) -> float | None:
-        """Return the root mean square output error of the start; None if it was not measured."""
-        errors = self.evaluator.errors(self.planner.plan(self.start).recipe, images)
+        """Return the root mean square output error of the start; None if it was not measured.
+
+        Args:
+            images: Samples; those for single sites by default.
+        """
+        images = self.evaluator.sets.swept_on if images is None else images
+        recipe = self.planner.plan(self.start).recipe
+        errors = self.evaluator.errors(recipe, images, (WHOLE, SWEEP))
         return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
 
     def errors_with(self, candidate: Candidate) -> tuple[float, float] | None:
@@ -150,7 +157,7 @@ class SensitivitySweep:
         if not images:
             return np.empty(0)
         before, after = (
-            0.0 if r.is_float else self.evaluator.sweep_errors(r, images) ** 2
+            0.0 if r.is_float else self.evaluator.errors(r, images) ** 2
             for r in self.isolate(candidate)
         )
         gains: npt.NDArray[np.float64] = np.atleast_1d(before - after)

@@ -2,11 +2,12 @@
 
 A choice that cannot pay, whatever its accuracy, is never measured:
 
-* :data:`FREE`: the network is predicted to be no slower with the site float. The site is float at once.
+* :data:`FREE`: the network is predicted to be no slower with the site float. The site is float at
+  once.
 * :data:`LARGER`: another choice leaves these nodes and more float for the same cost or less.
 * :data:`BETWEEN`: the nodes are float, but every activation that they consume stays INT8 for other
-  consumers, and conversions are added before and after. Only the rounding of these weights goes away,
-  which is the smallest part of the error (weights per channel) at the highest price.
+  consumers, and conversions are added before and after. Only the rounding of these weights goes
+  away, which is the smallest part of the error (weights per channel) at the highest price.
 * :data:`NO_GAIN`: quantizing nodes that the preset leaves float is predicted to save no time.
 """
 
@@ -28,6 +29,7 @@ GROUP = "group"
 RESIDUAL = "residual"
 HEAD = "head"
 ATTENTION = "attention"
+LAST_CONVOLUTIONS = "last convolutions"  # name of the site
 METHODS = ("focus", "mse", "max", "percentile")
 
 _OTHER_SCALE = 0.05  # relative difference from which a scale is worth measuring
@@ -43,8 +45,8 @@ class TuningSite:
     Attributes:
         name: Name of the convolution or residual, the first tensor of a group, or ``branch of`` a
             last convolution.
-        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without
-            weights).
+        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products
+            without weights).
         nodes: Names of the nodes that are float if the site is.
         tensors: Activations that are no longer quantized then.
         default: ``int8``, or ``float`` if the head preset leaves the nodes float.
@@ -57,6 +59,7 @@ class TuningSite:
     default: str = INT8
 
     def as_float(self) -> Configuration:
+        """Return the choice of float for this site alone."""
         return Configuration(floats=frozenset(self.nodes))
 
 
@@ -125,7 +128,7 @@ def _add_head_sites(
             collector.add(name, HEAD, nodes)
     ends = find_head(model).finals.intersection(placed)
     if len(ends) > 1:
-        collector.add("last convolutions", HEAD, ends)
+        collector.add(LAST_CONVOLUTIONS, HEAD, ends)
     preset = _find_preset_floats(planner, placement)
     for nodes in [[index] for index in preset] + [preset]:
         if nodes:
@@ -133,7 +136,7 @@ def _add_head_sites(
 
 
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
-    """Return the quantized nodes that reach only one last convolution, by the name of the branch."""
+    """Return the quantized nodes of each branch: they reach only one last convolution."""
     ends = find_head(model).last_convolutions
     branches: dict[str, list[int]] = defaultdict(list)
     if len(ends) < 2:
@@ -152,7 +155,7 @@ def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int
 
 
 def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
-    """Return the nodes that the head preset leaves float and that could be INT8, without the DFL."""
+    """Return the nodes that only the head preset leaves float, without the DFL."""
     model = planner.model
     head = find_head(model)
     coordinates = find_coordinates(model, head.finals).all
@@ -211,7 +214,7 @@ def _list_other_methods(planner: Planner, scale: GroupScale) -> list[str]:
     return methods
 
 
-# Choices that are worth measuring --------------------------------------------------------------------------
+# Choices that are worth measuring -----------------------------------------------------
 
 FREE = "INT8 gains nothing here: float is predicted to be no slower"
 NO_GAIN = "INT8 is predicted to be no faster here"
@@ -298,7 +301,7 @@ def _shift_cost(single: PlacementCost, base: PlacementCost, start: PlacementCost
     )
 
 
-# Combinations ----------------------------------------------------------------------------------------------
+# Combinations -------------------------------------------------------------------------
 
 _MAX_STEPS = 48
 _LEAST_COST = 1e-6
@@ -320,18 +323,18 @@ class ChoiceGain:
     cost: float
 
 
-def estimate_gain(gains: Sequence[ChoiceGain], chosen: Configuration) -> float:
+def estimate_gain(gains: Sequence[ChoiceGain], combination: Configuration) -> float:
     """Return the sum of the gains within a combination, each node counted once.
 
     Args:
         gains: Gains of single choices. The first ones take precedence.
-        chosen: The combination.
+        combination: The combination.
     """
     covered: set[str] = set()
     total = 0.0
     for gain in gains:
         nodes = gain.configuration.floats
-        if nodes and nodes <= chosen.floats and not nodes & covered:
+        if nodes and nodes <= combination.floats and not nodes & covered:
             covered |= nodes
             total += gain.gain
     return total

@@ -75,6 +75,7 @@ class MeasurementStore:
                 self._read(self.path)
 
     def measurements(self, kind: str, candidate: str) -> SampleMeasurements:
+        """Return the measurements of a candidate."""
         return self.rows[kind].get(candidate, {})
 
     def add(self, kind: str, rows: dict[str, SampleMeasurements]) -> None:
@@ -86,6 +87,7 @@ class MeasurementStore:
             self.save()
 
     def save(self) -> None:
+        """Write the file if there are new measurements."""
         if self.path is None or not self._changed:
             return
         rows: Json = {}

@@ -20,24 +20,24 @@ _ACCURATE = "accurate enough in INT8"
 _SiteKey = tuple[str, ...]  # kind and nodes: a node and a group may share a name
 
 
-def thin_front(front: list[PlacementResult], chosen: PlacementResult) -> list[PlacementResult]:
+def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list[PlacementResult]:
     """Return some points of the front, evenly spread, with its ends and the chosen one."""
-    if not any(point is chosen for point in front):
-        front = sorted([*front, chosen], key=lambda point: point.cost.value)
+    if not any(point is placement for point in front):
+        front = sorted([*front, placement], key=lambda point: point.cost.value)
     if len(front) <= _SHOWN_POINTS:
         return front
     step = (len(front) - 1) / (_SHOWN_POINTS - 1)
     indices = {round(i * step) for i in range(_SHOWN_POINTS)}
-    return [p for i, p in enumerate(front) if i in indices or p is chosen]
+    return [p for i, p in enumerate(front) if i in indices or p is placement]
 
 
-def build_site_results(search: PlacementSearch, chosen: PlacementResult) -> list[SiteResult]:
+def build_site_results(search: PlacementSearch, placement: PlacementResult) -> list[SiteResult]:
     """Return the result of every site, in the order of the network."""
     choices, losses = _collect_choices(search)
     results = []
     for site in search.sites:
         key = (site.kind, *site.nodes)
-        choice, reason = _explain_choice(search, chosen, site, choices[key])
+        choice, reason = _explain_choice(search, placement, site, choices[key])
         results.append(
             SiteResult(
                 site=site.name,
@@ -56,7 +56,7 @@ def build_site_results(search: PlacementSearch, chosen: PlacementResult) -> list
 def _collect_choices(
     search: PlacementSearch,
 ) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return all choices of each site, and the error that its first choice removes if that is float."""
+    """Return all choices of each site, and the error that a choice of float removes there."""
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
@@ -76,15 +76,15 @@ def _collect_choices(
 
 def _explain_choice(
     search: PlacementSearch,
-    chosen: PlacementResult,
+    placement: PlacementResult,
     site: TuningSite,
     choices: list[SiteChoice],
 ) -> tuple[str, str]:
     """Return the choice at a site and the reason for it."""
-    nodes, configuration = set(site.nodes), chosen.configuration
+    nodes, configuration = set(site.nodes), placement.configuration
     if nodes <= search.start.floats:
         return FLOAT, FREE
-    if site.name in chosen.sites or nodes <= configuration.floats:
+    if site.name in placement.sites or nodes <= configuration.floats:
         return FLOAT, "most accuracy for its time"
     if site.default == FLOAT and nodes <= configuration.quantized:
         return INT8, _ACCURATE
@@ -98,36 +98,47 @@ def _explain_choice(
     return site.default, _ACCURATE if site.default == INT8 else "the head preset"
 
 
-def compare_with_float_model(search: PlacementSearch, point: PlacementResult) -> list[Note]:
-    """Return notes if the float model is fast enough, or hardly slower than the result."""
-    float_ms, ms = search.planner.cost(search.everything_float).ms, point.cost.ms
+def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
+    """Return notes if the float model is fast enough, or hardly slower than a placement."""
+    float_ms, ms = search.planner.cost(search.everything_float).ms, placement.cost.ms
     if float_ms is None or ms is None:
         return []
     if search.budget is not None and float_ms <= search.budget:
-        text = (
-            f"the float model is predicted to take {float_ms:.4g} ms, which is within the budget: "
-            "INT8 is not needed"
-        )
-        if point.cost.int8:
-            return [Note(text, code="float-fits", ms=float_ms)]
-        text += ", and the float model was written"
-        return [Note(text, code="float-fits-and-written", ms=float_ms)]
-    if not point.cost.int8:
-        text = (
-            f"the float model was written, with {float_ms:.4g} ms predicted: no placement that is "
-            "accurate enough is faster"
-        )
-        return [Note(text, code="float-written", ms=float_ms)]
+        code, written = "float-fits", ""
+        if not placement.cost.int8:
+            code, written = "float-fits-and-written", ", and the float model was written"
+        return [
+            Note(
+                f"the float model is predicted to take {float_ms:.4g} ms, which is within the "
+                f"budget: INT8 is not needed{written}",
+                code=code,
+                ms=float_ms,
+            )
+        ]
+    if not placement.cost.int8:
+        return [
+            Note(
+                f"the float model was written, with {float_ms:.4g} ms predicted: no placement that "
+                "is accurate enough is faster",
+                code="float-written",
+                ms=float_ms,
+            )
+        ]
     if float_ms < MIN_GAIN * ms:
-        text = (
-            f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float model "
-            f"({float_ms:.4g} ms), less than {MIN_GAIN:g} times"
-        )
-        return [Note(text, code="hardly-pays", ms=float_ms, times=float_ms / ms)]
+        return [
+            Note(
+                f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float "
+                f"model ({float_ms:.4g} ms), less than {MIN_GAIN:g} times",
+                code="hardly-pays",
+                ms=float_ms,
+                times=float_ms / ms,
+            )
+        ]
     return []
 
 
 def describe_cost(gpu: gpus.Gpu | None) -> Json:
+    """Return unit and definition of the cost."""
     if gpu is None:
         sentence = "float convolutions and conversions, counted together (no `gpu`)"
         return {"unit": "operations", "sentence": sentence}
@@ -156,6 +167,7 @@ def describe_images(sets: ImageSets, data: object, evaluation: object, calibrate
 
 
 def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float) -> Json:
+    """Return counts and times of the measurements."""
     decisions = search.decisions
     return {
         "candidates": len(decisions) + len(search.scale_candidates),
@@ -170,12 +182,17 @@ def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float)
 
 
 def warn_unread_images(sets: ImageSets) -> list[Note]:
+    """Return a warning if images could not be read."""
     skipped = sorted(set(sets.measured.skipped))
     if not skipped:
         return []
     name, reason = skipped[0]
-    text = (
-        f"{len(skipped)} of the tuning images could not be read and were left out; the first, "
-        f"{name}: {reason}"
-    )
-    return [Note(text, code="unread-images", count=len(skipped), file=name)]
+    return [
+        Note(
+            f"{len(skipped)} of the tuning images could not be read and were left out; the first, "
+            f"{name}: {reason}",
+            code="unread-images",
+            count=len(skipped),
+            file=name,
+        )
+    ]

@@ -28,7 +28,7 @@ _WRITING_FACTOR = 2.0  # and as a multiple of the same work for all-INT8
 
 
 def estimate_duration(search: PlacementSearch) -> tuple[str, float]:
-    """Run the float model and all-INT8 on a few samples, and estimate the duration of the search.
+    """Estimate the duration of a search from runs of the float model and all-INT8.
 
     Returns:
         A sentence about the work, and seconds for one run on one sample with all workers busy. They
@@ -92,24 +92,24 @@ def describe_duration(
 
 
 def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
-    """Move the deadline of a search so that its result can be judged and written within the limit.
+    """Move the deadline of a search, so that there is time to judge and write its result.
 
-    Reduce the samples if they would take too long.
+    The samples are reduced if they would take too long.
     """
     evaluator, sets, limit = search.evaluator, search.evaluator.sets, search.limit
     if evaluator.deadline is None:
         return
     search.seconds_per_run = seconds_per_run
-    chosen, judged = len(sets.chosen_on), len(sets.judged_on)
+    chosen_on, judged_on = len(sets.chosen_on), len(sets.judged_on)
     room = count_fitting_samples(_SIMPLE_TIME * limit, _SIMPLE_PLACEMENTS * seconds_per_run)
     sets.chosen_on = _thin(sets.chosen_on, room)
-    if len(sets.chosen_on) < chosen:
+    if len(sets.chosen_on) < chosen_on:
         sets.swept_on = _thin(sets.chosen_on, len(sets.swept_on))
-        search.notes.append(_limit_note("chosen", len(sets.chosen_on), chosen))
+        search.notes.append(_limit_note("chosen", len(sets.chosen_on), chosen_on))
     room = count_fitting_samples(_JUDGING_TIME * limit, _JUDGED_PLACEMENTS * seconds_per_run)
     sets.judged_on = _thin(sets.judged_on, room)
-    if len(sets.judged_on) < judged:
-        search.notes.append(_limit_note("judged", len(sets.judged_on), judged))
+    if len(sets.judged_on) < judged_on:
+        search.notes.append(_limit_note("judged", len(sets.judged_on), judged_on))
     judging = seconds_per_run * len(sets.judged_on)
     writing = max(_WRITING_TIME * limit, _WRITING_FACTOR * _time_writing(search))
     if search.planner.half:

@@ -193,34 +193,6 @@ class Remark(Enum):
         " {`minimize`}"
     )
 
-    # Builds
-    SEVERAL_DOCUMENTS = "{file} contains {count} complete JSON documents; the last was read"
-    SEVERAL_OF_BOTH = (
-        "{file} contains {count} complete JSON documents; the last listing and the last "
-        "profile were read"
-    )
-    CUT_OFF = "{file} is truncated or damaged; its readable part was used"
-    NOT_UNDERSTOOD = "{gap} was not read, because {lines:,} lines before it were not recognized"
-    TOO_LONG = (
-        "the log is too long: only its first {records:,} records were read, later ones were "
-        "only counted"
-    )
-
-    # Gaps of a network that was rebuilt from a log
-    CONSTANTS_LACK = "weights and other constants: not in the log; zeros were written"
-    SCALES_LACK = (
-        "scales of {count} Q and DQ: not in the log; invented, and equal only where the log "
-        "shows that TensorRT merged Qs or where they read one constant"
-    )
-    ATTRIBUTE_INFERRED = (
-        "{what} of {count:counted node}: not in the log; inferred from shapes (see doc_string)"
-    )
-    ALPHAS_LACK = "alpha of {count} LeakyRelu: not in the log; ONNX's default was used"
-    NO_OPERATOR = "{op} ({count}): not an ONNX operator; put into domain 'unknown'"
-    INTEGERS_NARROWED = "integers: TensorRT before 10 prints INT64 as INT32; INT64 was written"
-    OPSET_LACKS = "opset: not in the log; 13 was used"
-    LOG_LACKS = "the log: {gap}"
-
     # verify and compare
     BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
 

@@ -1,0 +1,1 @@
+"""Comparison of a prediction with a real build."""

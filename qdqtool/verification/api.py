@@ -29,7 +29,7 @@ from qdqtool.ir.qdq import quantizers
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
     RTX,
@@ -66,8 +66,8 @@ from qdqtool.verification.lines import (
 BuildFile: TypeAlias = str | os.PathLike[str]
 _MAX_CONFLICTS = 0.1  # share of the names that may stand for another node
 MIN_NAMED = 0.2  # share of a model's convolutions that a log of this model names at least
-
-# Codes of the notes about an assumption: whether the build fits the value exactly, and whether it is the assumed one.
+# Codes of the notes about an assumption, by whether the build fits the value everywhere, and
+# whether the value is the assumed one.
 _ASSUMPTION_NOTES = {
     (True, True): "shown-as-assumed",
     (True, False): "shown-otherwise",
@@ -115,33 +115,32 @@ def verify_model(
 ) -> tuple[Verification, Target]:
     """Verify a model in memory; also return the target of the prediction."""
     check_explicit(build, model)
-    chosen_target, notes = choose_target_for_gpu(build, target, gpu)
+    resolved, notes = choose_target_for_gpu(build, target, gpu)
     check_same_model(model, build)
-    prediction = predict(model, chosen_target)
-    if chosen_target.is_rtx:
+    prediction = predict(model, resolved)
+    if resolved.is_rtx:
         result = verify_rtx_build(model, prediction, build)
     else:
-        result = compare_under_assumptions(model, prediction, build, chosen_target)
+        result = compare_under_assumptions(model, prediction, build, resolved)
         assert result.prediction is not None
         from qdqtool.verification.times import compare_times, explain_missing_estimate
 
-        result.times = compare_times(model, result.prediction, build, chosen_target, gpu)
+        result.times = compare_times(model, result.prediction, build, resolved, gpu)
         if result.times is None and gpu.gpu is None:
             notes += explain_missing_estimate(build)
     result.notes[:0] = [*build.notes, *notes]
-    return result, chosen_target
+    return result, resolved
 
 
 def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Build:
     """Read the files of one build, or return the build that was read already."""
+    if len(builds) == 1 and isinstance(builds[0], Build):
+        return builds[0]
     files: list[BuildFile] = []
     for build in builds:
-        if isinstance(build, Build):
-            if len(builds) == 1:
-                return build
-        elif isinstance(build, (str, os.PathLike)):
+        if isinstance(build, (str, os.PathLike)):
             files.append(build)
-        else:
+        elif not isinstance(build, Build):
             files += build
     if not files:
         raise BuildLogError(
@@ -171,30 +170,30 @@ def choose_target_for_gpu(
     Raises:
         QdqtoolError: The GPU is unknown, or the target or the build is not for it.
     """
-    chosen, notes = choose_target(build, target)
-    if not chosen.is_rtx and options.gpu is None:
-        return chosen, notes
+    resolved, notes = choose_target(build, target)
+    if not resolved.is_rtx and options.gpu is None:
+        return resolved, notes
     from qdqtool.timing import gpus
     from qdqtool.timing.built_engine import find_build_gpu, parse_device
 
     stated = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
-    if chosen.is_rtx and build.targets:
-        chosen = replaced(chosen, capabilities=build.targets)
-        if gpu is not None and gpu.cc not in chosen.capability_names:
+    if resolved.is_rtx and build.targets:
+        resolved = replaced(resolved, capabilities=build.targets)
+        if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
                 f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
-                f"{', '.join(chosen.capability_names)}; name the GPU that it ran on",
+                f"{', '.join(resolved.capability_names)}; name the GPU that it ran on",
                 code="different-gpus",
                 parameter="gpu",
             )
     elif gpu is not None:
-        chosen = chosen.with_capability(gpu.cc, gpu.name, seen=gpu.cc == stated)
+        resolved = resolved.with_capability(gpu.cc, gpu.name, seen=gpu.cc == stated)
     elif stated is not None:
-        chosen = chosen.with_capability(stated, seen=True)
+        resolved = resolved.with_capability(stated, seen=True)
     elif (built_on := find_build_gpu(build)) is not None:
-        chosen = chosen.with_capability(built_on.cc, seen=True)
-    return chosen, notes
+        resolved = resolved.with_capability(built_on.cc, seen=True)
+    return resolved, notes
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[Note]]:
@@ -220,17 +219,17 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
             target=DEFAULT_TARGET,
         )
         return TARGETS[DEFAULT_TARGET], [note]
-    chosen = target_of_version(version)
+    resolved = target_of_version(version)
     if build.tensorrt is not None:
-        return chosen, []
+        return resolved, []
     note = Note(
         f"the build does not state its version; its format is that of {version}, predicted as "
-        f"{chosen.name}",
+        f"{resolved.name}",
         code="version-of-spelling",
         version=version,
-        target=chosen.name,
+        target=resolved.name,
     )
-    return chosen, [note]
+    return resolved, [note]
 
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
@@ -250,7 +249,7 @@ def check_explicit(build: Build, model: Model | None = None) -> None:
 
 
 def check_same_model(model: Model, build: Build) -> None:
-    """Reject a build that names few of the model's convolutions, or other nodes by their names."""
+    """Reject a build of another model, or of another export with equal names."""
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
@@ -266,8 +265,8 @@ def check_same_model(model: Model, build: Build) -> None:
     if len(conflicts) > _MAX_CONFLICTS * named:
         name, in_model, in_build = conflicts[0]
         raise BuildLogError(
-            f"{len(conflicts)} names stand for other nodes than in {model.path or 'the model given'} "
-            f"({name}: {in_build}, in the model {in_model}): a build of another export or network; "
+            f"{len(conflicts)} names stand for other nodes than in "
+            f"{model.path or 'the model given'} ({name}: {in_build}, in the model {in_model}): a build of another export or network; "
             "'qdqtool compare' matches by structure",
             build.display_name,
             code="different-exports",
@@ -360,6 +359,9 @@ def compare_with_build(
     """Compare every part of a prediction with a build.
 
     Args:
+        model: The model that was built.
+        prediction: Its prediction.
+        build: The build.
         uncertain_convolutions: Convolutions that depend on unknown scales; they count as unknown.
         uncertain_events: Pass lines that depend on unknown scales; they are left out.
     """
@@ -465,10 +467,10 @@ def verify_with_builder(
         )
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(loaded, result.build, target=target)
-    chosen = target_named(target) if target is not None else RTX
+    resolved = target_named(target) if target is not None else RTX
     if capability is not None:
-        chosen = chosen.with_capability(capability)
-    return _compare_with_local_build(predict(loaded, chosen), result, loaded.path or "model")
+        resolved = resolved.with_capability(capability)
+    return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
 
 
 def _compare_with_local_build(
@@ -486,7 +488,7 @@ def _compare_with_local_build(
     pairs = local_build.pair_convolutions(prediction, result) if is_built else []
     verification = verification_from_pairs(prediction, pairs, facts)
     if local_build.is_status_as_predicted(prediction, result) is False:
-        predicted = status_of(prediction)
+        predicted = build_status(prediction)
         actual = f"{result.status}: {result.message}" if result.message else result.status
         verification.mismatches.append(
             Mismatch(
@@ -524,8 +526,8 @@ def verify_from_log(
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.display_name if build.files else 'the log'}"
-    chosen, notes = choose_target(build, target)
-    if chosen.is_rtx:
+    resolved, notes = choose_target(build, target)
+    if resolved.is_rtx:
         raise BuildLogError(
             f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well",
             code="no-pass-lines",
@@ -536,7 +538,7 @@ def verify_from_log(
         raise BuildLogError(
             f"{name}: no Q/DQ nodes in the parse section, nothing to predict", code="no-qdq"
         )
-    first, second = predict(equal, chosen), predict(different, chosen, advice=False)
+    first, second = predict(equal, resolved), predict(different, resolved, advice=False)
     events = tuple(
         sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject))
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from qdqtool import builders
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.trt.rtx.predict import build_status
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
 from qdqtool.util.outputs import write_text
 from qdqtool.util.records import published
@@ -41,6 +41,7 @@ class BuiltModel(BuildResult):
         return {row.name: row for row in reversed(self.nodes)}[name]
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         int8 = sum(n.precision == Precision.INT8 for n in self.nodes)
         paths = {"log": self.log_path, "layers": self.layers_path, "engine": self.engine_path}
         return {
@@ -111,6 +112,7 @@ def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str]) -> Jso
     """Return layers in the format of TensorRT's engine inspector.
 
     Args:
+        layers: Layers of the engine listing.
         bindings: Names of the network's inputs and outputs.
     """
     return {"Layers": [_inspector_layer(x) for x in layers], "Bindings": list(bindings)}
@@ -153,7 +155,12 @@ _INSPECTOR_TYPES = {
 
 @dataclass(frozen=True)
 class ConvolutionPair:
-    """A convolution as predicted and as built; ``built`` is None if the plan has no layer for it."""
+    """A convolution as predicted and as built.
+
+    Attributes:
+        predicted: The prediction.
+        built: None if the plan has no layer for it.
+    """
 
     predicted: ConvOutcome
     built: BuiltNode | None
@@ -176,7 +183,8 @@ class ConvolutionPair:
 def pair_convolutions(prediction: Prediction, result: BuiltModel) -> list[ConvolutionPair]:
     """Pair every predicted convolution with the built one, in graph order.
 
-    A convolution that the compiler removed, folded, or merged with an equal one has no layer of its own.
+    A convolution that the compiler removed, folded, or merged with an equal one has no layer of its
+    own.
     """
     built = {n.index: n for n in result.nodes if n.precision != Precision.UNKNOWN}
     return [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]
@@ -184,4 +192,4 @@ def pair_convolutions(prediction: Prediction, result: BuiltModel) -> list[Convol
 
 def is_status_as_predicted(prediction: Prediction, result: BuiltModel) -> bool | None:
     """Return whether the build ended as predicted (built, refused, crashed); None on timeout."""
-    return None if result.status == "timeout" else status_of(prediction) == result.status
+    return None if result.status == "timeout" else build_status(prediction) == result.status

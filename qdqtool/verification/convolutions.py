@@ -35,8 +35,8 @@ from qdqtool.verification.kernels import (
 )
 from qdqtool.verification.layer_mapping import NodeMapper, collect_printed_names
 
-# Fused operators in the JSON of one convolution: a damaged log has all convolutions in one layer, and
-# each of them would list all others.
+# Fused operators in the JSON of one convolution: a damaged log has all convolutions in one layer,
+# and each of them would list all others.
 _MAX_FUSED = 100
 _NAMED_OPERATORS = ("Add", "MaxPool")  # fused nodes that every version keeps in the layer's name
 
@@ -65,18 +65,26 @@ class BuiltNode:
     layer: str | None = None
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return published(self)
 
 
 def find_built_nodes(
     model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
 ) -> list[BuiltNode]:
-    """Return each Conv, ConvTranspose, Gemm and MatMul as built; ``names`` as for `NodeMapper`."""
+    """Return every Conv, ConvTranspose, Gemm and MatMul of a model as built.
+
+    Args:
+        model: The model that was built.
+        layers: Layers of the engine listing.
+        names: Name of each node in the build, as for :class:`NodeMapper`.
+    """
     mapper = NodeMapper(model, layers, names)
     products = [n for n in model.nodes if is_multiplication(model, n)]
     candidates = [{id(x): x for x, _ in mapper.positions(n)}.values() for n in products]
-    # A generated kernel that computes several small products does not show the type of each. A product
-    # with a layer of its own is not computed there: such a kernel only contains its neighbors.
+    # A generated kernel that computes several small products does not show the type of each. A
+    # product with a layer of its own is not computed there: such a kernel only contains its
+    # neighbors.
     counts: Counter[int] = Counter()
     for node_layers in candidates:
         if not any(layer.type in SINGLE_PRODUCT for layer in node_layers):
@@ -130,6 +138,7 @@ class BuiltConvolution:
     contradiction: DetailedDifference | None = None
 
     def as_json(self) -> MismatchSide:
+        """Return the JSON fields."""
         fields = published(self, "precision", "inputs", "output", "fused", "layer")
         return {**fields, "fused": self.fused and self.fused[:_MAX_FUSED]}
 
@@ -157,14 +166,14 @@ class PassLines:
                     side.setdefault(node.name, event.line)
 
     @functools.cached_property
-    def _printed_names(self) -> set[str]:
+    def _names(self) -> set[str]:
         return collect_printed_names(self._build, self._known)
 
     def shows_float(self, name: str) -> bool:
         """Return whether a node without a line is known to be float."""
         if not self.complete:
             return False
-        return not self._build.parse.nodes or name in self._printed_names
+        return not self._build.parse.nodes or name in self._names
 
 
 def _possible_names(layer: str) -> list[str]:
@@ -182,6 +191,10 @@ def compare_convolutions(
     """Compare data type, residual input, output, fused Add and MaxPool of every convolution.
 
     Args:
+        model: The model that was built.
+        prediction: Its prediction.
+        build: The build.
+        mapper: Mapper of the build's layers.
         uncertain: Convolutions whose prediction depends on unknown scales; they count as unknown.
 
     Returns:

@@ -1,7 +1,8 @@
-"""Data types of convolutions and matrix products, read from the layers of an engine listing.
+"""Data types of convolutions and matrix products in an engine listing.
 
-Myelin compiles products into kernels whose names list their steps, such as MulMinMaxRounCastCorrMulAdd. The
-type in which such a kernel multiplies follows from its name, its tactic and the types of its tensors.
+Myelin compiles products into kernels whose names list their steps, such as
+MulMinMaxRounCastCorrMulAdd. The type in which such a kernel multiplies follows from its name, its
+tactic and the types of its tensors.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from qdqtool.types import Precision
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
 SINGLE_PRODUCT = ("correlation", "deconv", "gemm")
 _COMPILED = ("runtime_fusion", "runtime_function", "kgen")
-# A kgen kernel is generated code: small matrix products end up in one, with the elementwise work around
-# them. A fusion wraps a compiled product (FcCas with the tactic of a gemm) or generated code.
+# A kgen kernel is generated code: small matrix products end up in one, with the elementwise work
+# around them. A fusion wraps a compiled product (FcCas with the tactic of a gemm) or generated
+# code.
 _GENERATED = ("fusion", "kgen")
 ABBREVIATED = "Etc"  # in the name of a generated kernel of many steps
-# The product in the name of a fused kernel. A product of a few columns is written out: a slice, a product
-# and a sum for each.
+# The product in the name of a fused kernel. A product of a few columns is written out: a slice, a
+# product and a sum for each.
 PRODUCT = re.compile(
     r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])"
 )
@@ -52,6 +54,7 @@ def product_rank(layer: BuiltLayer) -> int | None:
 
 
 def none_if_unknown(precision: Precision) -> Precision | None:
+    """Return the precision, or None for UNKNOWN."""
     return None if precision == Precision.UNKNOWN else precision
 
 
@@ -69,7 +72,7 @@ def compute_precision(layer: BuiltLayer) -> Precision:
     if layer.type in SINGLE_PRODUCT:
         return _single_product_precision(layer)
     if layer.type in _COMPILED:
-        return _compiled_precision(layer)
+        return _fused_kernel_precision(layer)
     return layer.input_precision
 
 
@@ -81,7 +84,8 @@ def _attention_precision(layer: BuiltLayer) -> Precision:
 
 
 def _single_product_precision(layer: BuiltLayer) -> Precision:
-    # Weights are the first constant or the second input; a fused residual is a float input after them.
+    # Weights are the first constant or the second input; a fused residual is a float input after
+    # them.
     weights = [*layer.inputs[1:2], *layer.constants[:1]] if layer.inputs else layer.constants[1:2]
     types = [t.precision for t in (*layer.inputs, *layer.constants)]
     weight_types = [t.precision for t in weights]
@@ -91,7 +95,7 @@ def _single_product_precision(layer: BuiltLayer) -> Precision:
     return next((p for p in types[:2] if p.is_float), layer.output_precision)
 
 
-def _compiled_precision(layer: BuiltLayer) -> Precision:
+def _fused_kernel_precision(layer: BuiltLayer) -> Precision:
     types = [t.precision for t in (*layer.inputs, *layer.constants)]
     floats = [p for p in types if p.is_float]
     stored = [p for p in types if p in (Precision.INT8, Precision.FP8)]
@@ -118,8 +122,9 @@ def _has_cast_after_product(layer: BuiltLayer) -> bool:
 def _has_integer_operands(name: str, first_input: Precision) -> bool:
     """Return whether the product of a fused kernel multiplies integers.
 
-    The Cast of a Q follows a Round, or is the first step if the previous kernel has rounded. The Cast of a DQ
-    is followed by the Mul with its scale. MulSum and slices are products of floats, written out.
+    The Cast of a Q follows a Round, or is the first step if the previous kernel has rounded. The
+    Cast of a DQ is followed by the Mul with its scale. MulSum and slices are products of floats,
+    written out.
     """
     product = PRODUCT.search(name)
     if product is None or product[1].startswith(("MulSum", "Slic")):

@@ -149,7 +149,7 @@ class NameConflict(NamedTuple):
     in_build: str
 
 
-def collect_printed_names(build: Build, known: NameSet) -> set[str]:
+def collect_printed_names(build: Build, model_names: NameSet) -> set[str]:
     """Return every node name in a build's parse section, layers and pass lines."""
     names: set[str] = set()
     for node in build.parse.nodes:
@@ -162,7 +162,7 @@ def collect_printed_names(build: Build, known: NameSet) -> set[str]:
         names.update(layer.onnx_names)
     for event in build.trace:
         fused_names |= {event.subject, event.object}
-    return names.union(*(parse_layer_name(name, known).bases for name in fused_names))
+    return names.union(*(parse_layer_name(name, model_names).bases for name in fused_names))
 
 
 def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:

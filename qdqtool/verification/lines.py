@@ -1,4 +1,4 @@
-"""The result of ``verify``; pass lines, engine layers and conversions compared with a build."""
+"""The result of ``verify``, and the comparison of pass lines, layers and conversions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Verification(Saved):
 
     def __repr__(self) -> str:
         c = self.convolutions
-        return f"<Verification: {c.agree} of {c.total} convolutions agree, {len(self.mismatches)} mismatches>"
+        agree = f"{c.agree} of {c.total} convolutions agree"
+        return f"<Verification: {agree}, {len(self.mismatches)} mismatches>"
 
     @property
     def ok(self) -> bool:
@@ -87,9 +88,11 @@ class Verification(Saved):
 
     @property
     def complete(self) -> bool:
+        """Whether the build is complete."""
         return self.build.complete
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "schema": VERIFICATION_SCHEMA,
             "tool": TOOL_VERSION,
@@ -140,8 +143,8 @@ def count_agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) ->
 def longest_common_subsequence(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | None:
     """Return the length of the longest common subsequence; None if that would take too long.
 
-    Bit-parallel (Hyyro, 2004, "Bit-parallel LCS-length computation revisited"): a row of the usual table is one
-    integer, a zero bit marking where the length grows.
+    Bit-parallel (Hyyro, 2004, "Bit-parallel LCS-length computation revisited"): a row of the usual
+    table is one integer, a zero bit marking where the length grows.
     """
     if len(first) * len(second) > _MAX_STEPS:
         return None
@@ -185,9 +188,13 @@ def compare_trace(
     """Compare the simulated lines with the logged ones, as multisets.
 
     Args:
-        complete: Whether the log contains the passes to their end. If not, a missing line is no mismatch.
+        prediction: The prediction.
+        build: The build.
+        complete: Whether the log contains the passes to their end. If not, a missing line is no
+            mismatch.
         uncertain: Lines that depend on unknown scales; they are left out on both sides.
-        kind: TRACE compares the lines of the Q/DQ passes, COPY those about slices and concatenations.
+        kind: TRACE compares the lines of the Q/DQ passes, COPY those about slices and
+            concatenations.
     """
     is_copy, excluded = kind == MismatchKind.COPY, set(uncertain)
 
@@ -195,7 +202,8 @@ def compare_trace(
         return is_copy_line(event) if is_copy else event.pass_name in qdq_pass_names()
 
     predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
-    # The lines about copies are near the end of the optimizer's part; this heading shows that they were logged.
+    # The lines about copies are near the end of the optimizer's part; this heading shows that they
+    # were logged.
     are_logged = is_copy and build.milestone("After concat removal") is not None
     if not are_logged and not any(map(is_compared, build.trace)):
         return PartComparison(TraceCounts(len(predicted)))
@@ -227,7 +235,8 @@ def compare_conversions(
 ) -> PartComparison[ConversionCounts]:
     """Compare the Q and DQ that remain in the engine.
 
-    They are taken from the engine listing, or from the QDQToCopy lines if the log contains the passes to their end.
+    They are taken from the engine listing, or from the QDQToCopy lines if the log contains the
+    passes to their end.
     """
     if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
         built = [layer.name for layer in build.layers if layer.is_qdq]
@@ -266,6 +275,9 @@ def compare_layers(
     """Compare engine layers by name, and by the data types of their inputs and outputs.
 
     Args:
+        prediction: The prediction.
+        build: The build.
+        mapper: Mapper of the build's layers.
         reported: Layers whose convolution is a mismatch already.
     """
     # Kernels of Myelin have no name that a prediction could give.

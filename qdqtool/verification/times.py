@@ -36,7 +36,7 @@ def compare_times(
         compare=False,
         cuda_graph=is_cuda_graph(build),
     )
-    layers = _timed_layers(prediction, build, time)
+    layers = _layer_times(prediction, build, time)
     overhead = 0.0 if build.gpu_ms is not None else _overhead_us(gpu.name, layers)
     measured, source = measured_time(build, overhead)
     errors = [abs(layer["predicted_ms"] / layer["built_ms"] - 1) for layer in layers]
@@ -71,6 +71,7 @@ def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     Without a time in the log, this is the sum of the profile.
 
     Args:
+        build: A build with a time or a profile.
         overhead_us: Time that profiling adds to each layer, in microseconds.
     """
     if build.gpu_ms is not None:
@@ -126,7 +127,7 @@ def is_cuda_graph(build: Build) -> bool:
     return build.options.get("Inference", {}).get("CUDA Graph", "") == "Enabled"
 
 
-def _timed_layers(prediction: Prediction, build: Build, time: TimeEstimate) -> list[Json]:
+def _layer_times(prediction: Prediction, build: Build, time: TimeEstimate) -> list[Json]:
     """Return name, estimated and measured milliseconds of the layers in the profile."""
     rows = match_profile_rows(prediction.layers, build.profile_rows)
     return [

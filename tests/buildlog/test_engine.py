@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.costs import EngineReport, align, analyze, compare_engines
+from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.drawing import (
     FILL,
     LayoutBox,
@@ -19,6 +19,7 @@ from qdqtool.buildlog.drawing import (
     format_svg,
     lay_out,
 )
+from qdqtool.buildlog.engine_comparison import align, compare_engines
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
@@ -245,7 +246,7 @@ def test_compare_pairs_layers_by_names() -> None:
         ("/b/Conv", "b.weight + /b/w/QuantizeLinear + /b/Conv"),
         (None, "/a/q/QuantizeLinear"),
     ]
-    assert compare_engines(first, second).by == "names"
+    assert compare_engines(first, second).aligned_by == "names"
 
 
 def test_compare_pairs_layers_by_shapes() -> None:
@@ -256,7 +257,7 @@ def test_compare_pairs_layers_by_shapes() -> None:
     )
     second = report(conv("Conv_9", INT8, 8, "a", "b"), conv("Conv_19", INT8, 16, "b", "c"))
     assert names(first, second) == [("Conv_0", "Conv_9"), ("Conv_1", "Conv_19"), ("Conv_2", None)]
-    assert compare_engines(first, second).by == "shapes"
+    assert compare_engines(first, second).aligned_by == "shapes"
 
 
 def timed(case: str) -> EngineReport:

@@ -458,7 +458,9 @@ def test_compare_with_a_log_that_is_cut_off(tmp_path: Path) -> None:
 def test_compare_recorded_profiles() -> None:
     files = [build_file(f"resnet18-a100-qat{case}", "profile.json") for case in ("", "-residual")]
     result = qdqtool.compare(*files)
-    assert result.nodes == [] and result.engines is not None and result.engines.by == "names"
+    assert (
+        result.nodes == [] and result.engines is not None and result.engines.aligned_by == "names"
+    )
     assert result.times_as_long == pytest.approx(0.731136 / 1.09568)
     assert [side.title.split("/")[0] for side in (result.a, result.b)] == [
         "resnet18-a100-qat",

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from examples import resnet
 from qdqtool import qat
+from qdqtool.qat.calls import NetworkCall
 from qdqtool.qat.modules import read_amax
-from qdqtool.qat.trace import NetworkCall, export_proto
+from qdqtool.qat.trace import export_proto
 
 # It inspects the whole stack with source lines for the name of its caller: 0.1 s for each module.
 _utils.inspect = types.SimpleNamespace(stack=lambda: inspect.stack(0)[1:])

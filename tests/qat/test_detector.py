@@ -17,7 +17,7 @@ import qdqtool
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat import ranges
-from qdqtool.qat.networks import freeze_batch_norms, is_untrained
+from qdqtool.qat.batch_norms import freeze_batch_norms, is_untrained
 from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS

@@ -9,8 +9,8 @@ from torch import distributed, multiprocessing, nn
 
 from qdqtool import qat
 from qdqtool.errors import DataError
+from qdqtool.qat.batch_norms import freeze_batch_norms
 from qdqtool.qat.modules import find_quantizers
-from qdqtool.qat.networks import freeze_batch_norms
 from tests.qat import nets
 
 if not distributed.is_available():
@@ -49,6 +49,13 @@ def run_process(rank: int, folder: str) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2
     )
+    # A network that outlives the group can wait forever for the group's thread when it is deleted.
+    torch.save(calibrate_and_train(rank, place), place / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def calibrate_and_train(rank: int, place: Path) -> dict[str, Any]:
+    """Return the ranges, weights and errors of one process."""
     results: dict[str, Any] = {}
     wrapped = nn.parallel.DistributedDataParallel(new_network())
     calibration = qat.calibrate(wrapped, [X[rank]], "max")  # each process has its own data
@@ -74,8 +81,7 @@ def run_process(rank: int, folder: str) -> None:
             qat.calibrate(wrapped, data, "max", **options)
         except (DataError, KeyError) as error:
             results[name] = type(error).__name__, getattr(error, "code", ""), str(error)
-    torch.save(results, place / f"{rank}.pt")
-    distributed.destroy_process_group()
+    return results
 
 
 @pytest.mark.slow

@@ -21,15 +21,10 @@ from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.ir.graph import Model
+from qdqtool.qat.calls import NetworkCall
+from qdqtool.qat.graph_cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.modules import export_norm_factor, read_amax, set_amax
-from qdqtool.qat.trace import (
-    NetworkCall,
-    export_proto,
-    fold_constants,
-    merge_pairs,
-    remove_marks,
-    transpose_weights,
-)
+from qdqtool.qat.trace import export_proto, remove_marks
 from qdqtool.testing import assert_int8
 from tests.errors import has
 from tests.insertion.nets import run

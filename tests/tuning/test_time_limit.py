@@ -184,12 +184,12 @@ class EndingMeasurements(CandidateEvaluator):
         self.early = iter(runs)
         self.sweeps: list[str] = []
 
-    def sweep(self, recipes: Any, what: str, until: Any = None, images: Any = None) -> bool:
-        self.sweeps.append(what)
-        for runs in self.early if what == "Sensitivity" else ():
+    def sweep(self, recipes: Any, images: Any, title: str, until: Any = None) -> bool:
+        self.sweeps.append(title)
+        for runs in self.early if title == "Sensitivity" else ():
             self.runs += runs
             return False
-        return super().sweep(recipes, what, until, images)
+        return super().sweep(recipes, images, title, until)
 
 
 @pytest.mark.parametrize(("runs", "rounds"), [((3, 2), 3), ((3, 0, 1), 2)])

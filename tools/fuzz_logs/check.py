@@ -6,7 +6,8 @@ import json
 import time
 
 from qdqtool.buildlog import drawing
-from qdqtool.buildlog.costs import analyze, compare_engines
+from qdqtool.buildlog.costs import analyze
+from qdqtool.buildlog.engine_comparison import compare_engines
 from qdqtool.buildlog.names import parse_layer_name
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log

@@ -1,0 +1,312 @@
+"""Comparison of two engines layer by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, main_node
+from qdqtool.buildlog.types import BuiltTensor, LayerRole, Shape
+from qdqtool.types import Json
+from qdqtool.util.records import published
+
+A = TypeVar("A")
+B = TypeVar("B")
+V = TypeVar("V", bound=Hashable)
+W = TypeVar("W", bound=Hashable)
+NUMBERED_NAME = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
+_MAX_CELLS = 4_000_000
+_MIN_SHARE_BY_NAME = 0.3  # of the smaller engine's layers, or names are not trusted
+_FAMILIES = ("pool", "resize", "softmax", "reformat", "pointwise")
+
+
+@dataclass(slots=True)
+class LayerPair:
+    """Layers of two engines that compute the same. Either may be missing."""
+
+    first: LayerCost | None
+    second: LayerCost | None
+
+    @property
+    def change_ms(self) -> float | None:
+        """Additional milliseconds of the second engine, None if a layer has no time."""
+        change = 0.0
+        for cost, sign in ((self.first, -1), (self.second, 1)):
+            if cost is not None:
+                if cost.ms is None:
+                    return None
+                change += sign * cost.ms
+        return change
+
+    def as_json(self) -> Json:
+        """Return the published fields."""
+        return {
+            "first": _layer_json(self.first),
+            "second": _layer_json(self.second),
+            "change_ms": self.change_ms,
+        }
+
+
+def _layer_json(cost: LayerCost | None) -> Json | None:
+    if cost is None:
+        return None
+    return {
+        "index": cost.index,
+        **published(cost.layer, "name", "type", "kind"),
+        "inputs": [str(tensor.precision) for tensor in cost.layer.inputs],
+        "outputs": [str(tensor.precision) for tensor in cost.layer.outputs],
+        "ms": cost.ms,
+    }
+
+
+@dataclass(slots=True)
+class EngineComparison:
+    """Two engines with their layers in pairs.
+
+    Attributes:
+        pairs: Layers in the order of the first engine, then those of only the second engine.
+        aligned_by: How most pairs were found: ``names`` or ``shapes``.
+    """
+
+    first: EngineReport
+    second: EngineReport
+    pairs: list[LayerPair]
+    aligned_by: str
+
+    @property
+    def totals_by_kind(self) -> dict[str, tuple[LayerTotals, LayerTotals]]:
+        """Sums of both engines by kind of layer."""
+        first, second = self.first.totals("kind"), self.second.totals("kind")
+        return {
+            kind: (first.get(kind, LayerTotals()), second.get(kind, LayerTotals()))
+            for kind in dict.fromkeys([*first, *second])
+        }
+
+    def as_json(self) -> Json:
+        """Return the answer of ``qdqtool engine --compare``."""
+        return {
+            "schema": "qdqtool/engine-comparison/1",
+            "first": {"build": self.first.build.as_json(), "total_ms": self.first.total_ms},
+            "second": {"build": self.second.build.as_json(), "total_ms": self.second.total_ms},
+            "aligned_by": self.aligned_by,
+            "kinds": {
+                kind: [first.as_json(), second.as_json()]
+                for kind, (first, second) in self.totals_by_kind.items()
+            },
+            "pairs": [pair.as_json() for pair in self.pairs],
+        }
+
+
+def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparison:
+    """Pair the layers of two engines: by names, then by shapes in order, then unique ones."""
+    partners = _pair_by_names(first, second)
+    if len(partners) < _MIN_SHARE_BY_NAME * min(len(first.rows), len(second.rows)):
+        partners = {}
+    paired_by_name = len(partners)
+    left, right = (
+        [(row, _find_signature(row)) for row in rows if _has_work(row)]
+        for rows in _find_unpaired(first, second, partners)
+    )
+    aligned = align(left, right, _rate_similarity)
+    partners.update((one.index, other.index) for one, other in aligned)
+    unique = _pair_unique_layers(*_find_unpaired(first, second, partners))
+    partners.update((one.index, other.index) for one, other in unique)
+    pairs = []
+    for row in first.rows:
+        partner = partners.get(row.index)
+        pairs.append(LayerPair(row, None if partner is None else second.rows[partner]))
+    _, unpaired = _find_unpaired(first, second, partners)
+    pairs += [LayerPair(None, row) for row in unpaired]
+    by_names = paired_by_name and 2 * paired_by_name >= len(partners)
+    return EngineComparison(first, second, pairs, "names" if by_names else "shapes")
+
+
+def _find_unpaired(
+    first: EngineReport, second: EngineReport, partners: dict[int, int]
+) -> tuple[list[LayerCost], list[LayerCost]]:
+    paired = set(partners.values())
+    return (
+        [row for row in first.rows if row.index not in partners],
+        [row for row in second.rows if row.index not in paired],
+    )
+
+
+def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
+    """Return the partner of each layer with a common name of the layer or one of its nodes."""
+    first_index, second_index = _index_names(first), _index_names(second)
+    common = [name for name in first_index if name in second_index]
+    same = {
+        name
+        for name in common
+        if _computes_same(first.rows[first_index[name]], second.rows[second_index[name]])
+    }
+    numbered = [name for name in common if NUMBERED_NAME.search(name)]
+    # Names of weights and whole paths first: they are the same in every export.
+    names = [name for name in common if not NUMBERED_NAME.search(name)]
+    # Numbers are comparable if both engines are of one export.
+    if same.issuperset(numbered):
+        names += numbered
+    partners: dict[int, int] = {}
+    paired: set[int] = set()
+    for name in names:
+        index, partner = first_index[name], second_index[name]
+        if name in same and index not in partners and partner not in paired:
+            partners[index] = partner
+            paired.add(partner)
+    return partners
+
+
+def _index_names(report: EngineReport) -> dict[str, int]:
+    """Return the layer of each name and node. A node of several layers is left out."""
+    index: dict[str, int] = {}
+    ambiguous: set[str] = set()
+    for row in report.rows:
+        parsed = row.layer.parse_name()
+        for name in row.layer.onnx_names or ([] if parsed.is_copy else parsed.bases):
+            if "uantizeLinear" in name and not row.layer.is_qdq:
+                continue
+            if index.setdefault(name, row.index) != row.index:
+                ambiguous.add(name)
+    return {name: row for name, row in index.items() if name not in ambiguous}
+
+
+class _LayerSignature(NamedTuple):
+    """Work of a layer without precision and batch.
+
+    Attributes:
+        family: Kind of the layer.
+        sizes: Channels, kernel and maps.
+        shapes: Shapes of the first input and output without the batch.
+        inputs: Number of inputs.
+    """
+
+    family: str
+    sizes: tuple[Hashable, ...]
+    shapes: tuple[Shape | None, Shape | None]
+    inputs: int
+
+
+def _find_signature(row: LayerCost) -> _LayerSignature:
+    layer = row.layer
+    kernel = layer.extras.get("Kernel", layer.extras.get("ConvKernel"))
+    maps = layer.extras.get("OutMaps")
+    return _LayerSignature(
+        _find_family(row),
+        (_channels(layer.inputs), _channels(layer.outputs), str(kernel or ""), str(maps or "")),
+        (_shape_without_batch(layer.inputs), _shape_without_batch(layer.outputs)),
+        len(layer.inputs),
+    )
+
+
+def _find_family(row: LayerCost) -> str:
+    # A profile has only names.
+    kind = row.layer.type.lower() or main_node(row).lower()
+    if row.layer.is_convolution or (not row.layer.type and "conv" in kind):
+        return "convolution"
+    return next((word for word in _FAMILIES if word in kind), row.layer.kind)
+
+
+def _channels(tensors: list[BuiltTensor]) -> int | None:
+    shape = tensors[0].shape if tensors else None
+    return shape[1] if shape is not None and len(shape) == 4 else None
+
+
+def _shape_without_batch(tensors: list[BuiltTensor]) -> Shape | None:
+    shape = tensors[0].shape if tensors else None
+    return shape[1:] if shape is not None and len(shape) > 1 else shape
+
+
+def _computes_same(first: LayerCost, second: LayerCost) -> bool:
+    is_profile = not (first.layer.type and second.layer.type)
+    if is_profile and first.layer.name == second.layer.name:
+        return True
+    one, other = _find_signature(first), _find_signature(second)
+    return one.family == other.family and not _contradicts(one, other)
+
+
+def _contradicts(first: _LayerSignature, second: _LayerSignature) -> bool:
+    """Return whether two layers compute different things: other kernels, or other channels."""
+    return any(a and b and a != b for a, b in zip(first.sizes, second.sizes, strict=True))
+
+
+def _has_work(row: LayerCost) -> bool:
+    """Return whether a layer computes something. Layers that move data have no partner."""
+    is_move = row.layer.kind in (LayerRole.CONVERSION, LayerRole.REFORMAT)
+    return not is_move and row.layer.type != "NoOp"
+
+
+def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
+    """Return how similar the work of two layers is; 0 for different families or kernels."""
+    if first.family != second.family or (first.inputs and _contradicts(first, second)):
+        return 0
+    same = [a == b for a, b in zip(first.shapes, second.shapes, strict=True)]
+    if not any(same):
+        return 0
+    # A residual Add is fused into both or into neither.
+    return 2 + 3 * all(same) + (first.inputs == second.inputs)
+
+
+def _pair_unique_layers(
+    left: list[LayerCost], right: list[LayerCost]
+) -> list[tuple[LayerCost, LayerCost]]:
+    """Pair convolutions whose kernel and shapes are unique in both engines, in any order."""
+    first, second = _group_convolutions(left), _group_convolutions(right)
+    return [
+        (rows[0], second[key][0])
+        for key, rows in first.items()
+        if len(rows) == len(second.get(key, ())) == 1
+    ]
+
+
+def _group_convolutions(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]]:
+    groups: dict[Hashable, list[LayerCost]] = {}
+    for row in rows:
+        layer = row.layer
+        if layer.is_convolution and layer.inputs and layer.outputs:
+            kernel = tuple(layer.extras.get("Kernel") or ())
+            shapes = _shape_without_batch(layer.inputs), _shape_without_batch(layer.outputs)
+            groups.setdefault((kernel, *shapes), []).append(row)
+    return groups
+
+
+def align(
+    left: Sequence[tuple[A, V]], right: Sequence[tuple[B, W]], rate: Callable[[V, W], int]
+) -> list[tuple[A, B]]:
+    """Pair items in the same order on both sides with the largest total similarity.
+
+    Dynamic programming; returns no pairs if the sequences are too long for it.
+
+    Args:
+        left: Items, each with the value that decides its similarity.
+        right: Items of the other side.
+        rate: Function that returns the similarity of two values. Called once for equal values.
+    """
+    if len(left) * len(right) > _MAX_CELLS:
+        return []
+    right_values = dict.fromkeys(value for _, value in right)
+    rows: dict[V, npt.NDArray[np.int32]] = {}
+    for _, value in left:
+        if value not in rows:
+            similarity_to = {other: rate(value, other) for other in right_values}
+            rows[value] = np.array([similarity_to[other] for _, other in right], np.int32)
+    similarity = [rows[value] for _, value in left]
+    # best[i][j] is the largest total of left[i:] and right[j:].
+    best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
+    for row, below, own in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
+        row[-2::-1] = np.maximum.accumulate(np.maximum(below[:-1], below[1:] + own)[::-1])
+    pairs = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if similarity[i][j] and best[i][j] == best[i + 1][j + 1] + similarity[i][j]:
+            pairs.append((left[i][0], right[j][0]))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return pairs

@@ -1,0 +1,93 @@
+"""BatchNormalization: its statistics while training, and folding it into weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Default of training: statistics continue as in the float training. Frozen ones are those of the
+# float network, and boxes became less exact with them (docs/qat.md). Freeze them if batches are too
+# small for statistics.
+FREEZE_NORMS = False
+
+
+def freeze_batch_norms(model: nn.Module) -> None:
+    """Keep the statistics of BatchNormalization until the training mode is set again."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
+def is_untrained(model: nn.Module) -> bool:
+    """Return whether every BatchNormalization has the statistics that it was created with.
+
+    Their count of batches is not used, because an EMA does not have it.
+    """
+    norms = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
+    return bool(norms) and all(
+        not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms
+    )
+
+
+def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
+    """Fold BatchNormalization into the weights before it, in place; it becomes an Identity.
+
+    Args:
+        model: Network in evaluation mode.
+        norms: Name of the convolution that alone feeds a BatchNormalization, by its name. One that
+            is gone was folded by something else and is skipped.
+
+    Returns:
+        Factors, [channels], that a convolution's output channels were multiplied by, by its name.
+    """
+    factors: dict[str, Tensor] = {}
+    modules = dict(model.named_modules())
+    for norm_name, conv_name in norms.items():
+        norm: Any = modules.get(norm_name)
+        conv, factor = modules.get(conv_name), norm_factor(norm)
+        if conv is None or factor is None:
+            continue
+        factors[conv_name] = factor
+        weight, bias = conv._parameters["weight"], conv._parameters.get("bias")
+        assert weight is not None
+        mean = norm.running_mean.double()
+        shift = (-mean if bias is None else bias.detach().double() - mean) * factor
+        if norm.affine:
+            shift = shift + norm.bias.detach().double()
+        folded = weight.detach().double() * align_with_outputs(conv, factor)
+        conv._parameters["weight"] = nn.Parameter(folded.to(weight.dtype), requires_grad=False)
+        conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
+        parent, _, child = norm_name.rpartition(".")
+        modules[parent]._modules[child] = nn.Identity()
+    return factors
+
+
+def norm_factor(norm: nn.Module | None) -> Tensor | None:
+    """Return the factor of each channel in evaluation, float64 [channels].
+
+    None for modules that are no BatchNormalization or have no statistics.
+    """
+    if (
+        not isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        or norm.running_mean is None
+        or norm.running_var is None
+    ):
+        return None
+    factor = torch.rsqrt(norm.running_var.double() + norm.eps)
+    return factor * norm.weight.detach().double() if norm.affine else factor
+
+
+def align_with_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
+    """Return factors [channels] in a shape that multiplies weights along their output channels."""
+    weight = conv._parameters["weight"]
+    assert weight is not None
+    if not isinstance(conv, nn.modules.conv._ConvTransposeNd):
+        return factor.reshape(-1, *(1,) * (weight.ndim - 1))
+    # [in, out / groups, ...]: the inputs of a group, one group after the other.
+    grouped = factor.reshape(conv.groups, weight.shape[1])
+    per_input = grouped.repeat_interleave(weight.shape[0] // conv.groups, 0)
+    return per_input.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))

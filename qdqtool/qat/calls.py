@@ -1,0 +1,162 @@
+"""Arguments that a network is called with, and the mode it is called in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qdqtool.errors import QdqtoolError
+
+# Where the sample holds a tensor; ``floats``, ``integers``, ``booleans`` ...; its dimensions.
+TensorDescription = tuple[str, str, list[int]]
+
+
+@dataclass(frozen=True)
+class NetworkCall:
+    """Arguments that a network is called with."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Tensors among the arguments, in the order of the exported model's inputs."""
+        return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
+
+    @property
+    def description(self) -> list[TensorDescription]:
+        """Place, kind and dimensions of each tensor."""
+        places = {f"argument {i + 1}": v for i, v in enumerate(self.args)}
+        places |= {f"'{k}'": v for k, v in self.kwargs.items()}
+        return [(p, _kind(v), list(v.shape)) for p, v in places.items() if isinstance(v, Tensor)]
+
+    def __str__(self) -> str:
+        return ", ".join(describe_tensor(*d[1:]) for d in self.description) or "no tensor"
+
+    def map(self, change: Callable[[Any], Any]) -> NetworkCall:
+        """Return the call with every argument changed."""
+        kwargs = {k: change(v) for k, v in self.kwargs.items()}
+        return NetworkCall(tuple(map(change, self.args)), kwargs)
+
+    def to_device(self, device: torch.device | str) -> NetworkCall:
+        """Return the call with detached tensors on a device."""
+        return self.map(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
+
+    def run(
+        self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None
+    ) -> Any:
+        """Call a module with the tensors on a device, and floats optionally of another type."""
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+        call = self.map(move)
+        return module(*call.args, **call.kwargs)
+
+
+def describe_tensor(kind: str, shape: Sequence[int]) -> str:
+    """Return dimensions and kind of a tensor, such as ``1x3x8x8 floats``."""
+    return f"{'x'.join(map(str, shape))} {kind}" if shape else f"a number of {kind}"
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_complex():
+        return "complex numbers"
+    if tensor.is_floating_point():
+        return "floats"
+    return "booleans" if tensor.dtype == torch.bool else "integers"
+
+
+def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkCall:
+    """Return the call for a tensor, a tuple of arguments or a dict of keyword arguments.
+
+    Args:
+        sample: Any of these.
+        expected: Description of the sample that the network was prepared with.
+
+    Raises:
+        QdqtoolError: The sample is of another type, or a tensor is empty, not a plain tensor, or
+            not as expected.
+    """
+    if isinstance(sample, Tensor):
+        call = NetworkCall((sample,))
+    elif isinstance(sample, list | tuple):
+        call = NetworkCall(tuple(sample))
+    elif isinstance(sample, dict):
+        call = NetworkCall((), dict(sample))
+    else:
+        raise QdqtoolError(
+            "sample: give a tensor, a tuple of the network's arguments or a dict of its keyword "
+            f"arguments, not {type(sample).__name__}",
+            code="wrong-type",
+            parameter="sample",
+        )
+    expected_types = {place: (kind, shape) for place, kind, shape in expected}
+    for (place, kind, shape), tensor in zip(call.description, call.tensors, strict=True):
+        name = f"sample, {place}: {describe_tensor(kind, shape)}"
+        _check_tensor(tensor, name)
+        expected_kind, expected_shape = expected_types.get(place, (kind, shape))
+        if (kind, len(shape)) != (expected_kind, len(expected_shape)):
+            raise QdqtoolError(
+                f"{name}: the network was prepared with "
+                f"{describe_tensor(expected_kind, expected_shape)}; give such a tensor",
+                code="wrong-shape",
+                parameter="sample",
+            )
+    return call
+
+
+def _check_tensor(tensor: Tensor, name: str) -> None:
+    is_special = tensor.is_meta or tensor.is_quantized or tensor.is_complex()
+    if is_special or tensor.layout != torch.strided:
+        raise QdqtoolError(
+            f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a plain tensor, "
+            "dense and of real numbers, on the CPU or a GPU",
+            code="unsupported-tensor",
+            parameter="sample",
+        )
+    if not tensor.numel():
+        raise QdqtoolError(
+            f"{name} hold no value: give at least one of each dimension, also in the batch",
+            code="empty",
+            parameter="sample",
+        )
+    if bool(torch.isnan(tensor).any()):
+        raise QdqtoolError(
+            f"{name} are not all numbers: give values as the network gets them",
+            code="not-finite",
+            parameter="sample",
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a network's first parameter or buffer; the CPU if it has none."""
+    first = next((t for t in (*model.parameters(), *model.buffers())), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluate every module, without gradients, and restore the modes afterwards.
+
+    Attention runs as in training: torch's fused path for evaluation has no ONNX form and bypasses
+    every quantizer.
+    """
+    before = [(m, m.training) for m in model.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,137 @@
+"""Simplification of exported graphs: computed constants, and several Q/DQ pairs of one tensor."""
+
+import sys
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqtool.ir import qdq
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import needs_own_dq
+from qdqtool.patterns.rewrites import unshare_weights
+
+_FOLDED = ("Constant", "Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
+
+
+def clean_up_export(
+    raw: onnx.ModelProto, calls: dict[str, int]
+) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
+    """Remove superfluous nodes of an exported graph.
+
+    Args:
+        raw: The graph; it is not changed.
+        calls: Number of the quantizer call that a QuantizeLinear stands for, by its name.
+
+    Returns:
+        The graph, and the calls that each QuantizeLinear stands for after pairs were merged; its
+        own comes first.
+    """
+    model = transpose_weights(unshare_weights(fold_constants(Model(raw))))
+    calls_by_tensor: dict[str, list[int]] = defaultdict(list)
+    tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
+    for name, number in calls.items():
+        calls_by_tensor[tensors.get(name, name)].append(number)
+    numbers = {
+        name: [own, *(c for c in calls_by_tensor[tensors.get(name, name)] if c != own)]
+        for name, own in calls.items()
+    }
+    return merge_pairs(model).proto, numbers
+
+
+def fold_constants(model: Model) -> Model:
+    """Replace constant nodes, and nodes that convert or slice constants, by initializers."""
+    editor = Editor(model)
+    for tensor, value in _compute_constants(model).items():
+        editor.redirect(tensor, editor.constant(f"{tensor}_value", value))
+        if not editor.is_captured(tensor):
+            editor.remove(model.producers[tensor])
+    return editor.finish()
+
+
+def _compute_constants(model: Model) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of the outputs of nodes that can be folded, by tensor."""
+    evaluator = ConstantEvaluator(model, sys.maxsize)
+    values: dict[str, npt.NDArray[Any]] = {}
+    for node in model.ordered:
+        if node.op not in _FOLDED or node.domain != "" or model.is_output(node.output):
+            continue
+        inputs = {t: values.get(t, model.constant(t)) for t in node.inputs}
+        constants = {t: v for t, v in inputs.items() if v is not None}
+        if constants and len(constants) == len(inputs):
+            outputs = evaluator.evaluate_node(node, constants, sys.maxsize) or {}
+            value = outputs.get(node.output)
+        else:
+            value = model.constant(node.output)
+        if value is not None:
+            values[node.output] = value
+    return values
+
+
+def transpose_weights(model: Model) -> Model:
+    """Apply a Transpose after a weight's DQ to the weights, so that the product reads the DQ."""
+    editor = Editor(model)
+    for node in model.nodes:
+        pair = qdq.find_pair(model, node.input(0)) if node.op == "Transpose" else None
+        if pair is None or model.is_output(node.output) or editor.is_captured(node.output):
+            continue
+        dq, q = pair
+        weights = None if q is None else model.constant(q.input(0))
+        if q is None or weights is None or editor.is_captured(dq.output):
+            continue
+        if len(model.consumers(q.output)) == len(model.consumers(dq.output)) == 1:
+            order = list(node.attributes.get("perm", range(weights.ndim)[::-1]))
+            name = f"{q.input(0)}_transposed"
+            editor.set_input(q, 0, editor.constant(name, np.transpose(weights, order)))
+            for quantizer in (q, dq):
+                _move_axis(editor.edit_proto(quantizer), order)
+            editor.redirect(node.output, dq.output)
+            editor.remove(node)
+    return editor.finish()
+
+
+def _move_axis(proto: onnx.NodeProto, order: list[int]) -> None:
+    for attribute in proto.attribute:
+        if attribute.name == "axis":
+            attribute.i = order.index(attribute.i % len(order))
+
+
+def merge_pairs(model: Model) -> Model:
+    """Let the consumers that quantize one tensor with one scale share a Q, as TensorRT merges them.
+
+    They also share the DQ, except for operators that need their own, see
+    :func:`qdqtool.ir.operators.needs_own_dq`.
+    """
+    editor = Editor(model)
+    first_qs: dict[tuple[str, float, str], Node] = {}
+    shared_dqs: dict[str, Node] = {}
+    for q in model.ordered:
+        dq = _single_dq(model, q)
+        scale = qdq.read_params(model, q).scale if dq is not None else None
+        if dq is None or scale is None or scale.size != 1 or editor.is_captured(dq.output):
+            continue
+        precision = str(qdq.read_params(model, q).precision)
+        first = first_qs.setdefault((q.input(0), float(scale[0]), precision), q)
+        if first is not q:
+            editor.set_input(dq, 0, first.output)
+            editor.remove(q)
+        if not any(needs_own_dq(consumer) for consumer in model.consumers(dq.output)):
+            shared = shared_dqs.setdefault(first.output, dq)
+            if shared is not dq:
+                editor.redirect(dq.output, shared.output)
+                editor.remove(dq)
+    return editor.finish()
+
+
+def _single_dq(model: Model, q: Node) -> Node | None:
+    """Return the DQ that alone consumes the Q of an activation, if it is not an output."""
+    if q.op != qdq.Q or model.is_constant(q.input(0)):
+        return None
+    consumers = model.consumers(q.output)
+    if len(consumers) != 1 or consumers[0].op != qdq.DQ or model.is_output(consumers[0].output):
+        return None
+    return consumers[0]
