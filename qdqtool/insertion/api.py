@@ -438,7 +438,7 @@ class _Inserter:
                     model,
                     result.activations,
                     result.prediction,
-                    lambda changed: prediction.outcome(changed, self._target),
+                    lambda changed: prediction.predict_outcome(changed, self._target),
                 )
             result.warnings.extend(_note_errors(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is complete without a prediction
