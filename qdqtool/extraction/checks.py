@@ -185,7 +185,7 @@ class BuilderCheck:
                     f"{p.predicted.precision} writing {p.predicted.output}",
                     f"{p.built.precision} writing {p.built.output}",
                 )
-                for p in pair_convolutions(prediction, built)
+                for p in pair_convolutions(prediction, built.nodes)
                 if p.built is not None and p.agrees is False
             )
         if built.status != "built" or built.build is None:

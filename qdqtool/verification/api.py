@@ -485,7 +485,7 @@ def _compare_with_local_build(
         message=result.message,
     )
     is_built = result.status == "built"
-    pairs = local_build.pair_convolutions(prediction, result) if is_built else []
+    pairs = local_build.pair_convolutions(prediction, result.nodes) if is_built else []
     verification = verification_from_pairs(prediction, pairs, facts)
     if local_build.is_status_as_predicted(prediction, result) is False:
         predicted = build_status(prediction)

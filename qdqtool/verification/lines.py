@@ -40,7 +40,7 @@ from qdqtool.util.files import InputFiles
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import Saved
 from qdqtool.util.records import published
-from qdqtool.verification.build_model import ConvolutionPair
+from qdqtool.verification.build_model import ConvolutionPair, pair_convolutions
 from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.kernels import is_myelin_kernel
 from qdqtool.verification.layer_mapping import NodeMapper
@@ -382,8 +382,7 @@ def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
     """Compare a prediction with a log of TensorRT-RTX."""
     nodes = find_built_nodes(model, build.layers, log_names(model))
-    built = {n.index: n for n in nodes if n.layer is not None}
-    pairs = [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]
+    pairs = pair_convolutions(prediction, nodes)
     return verification_from_pairs(prediction, pairs, build.facts)
 
 

@@ -180,12 +180,14 @@ def test_build_with_rtx_for_turing_is_float(tmp_path: Path) -> None:
     turing = build_model(path, sm=[75, 86])
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
     both = replaced(RTX, capabilities=(75, 86))
-    assert [p.agrees for p in pair_convolutions(predict_rtx(load(path), both), turing)] == [
+    assert [p.agrees for p in pair_convolutions(predict_rtx(load(path), both), turing.nodes)] == [
         True,
         True,
     ]
     assert [
-        p.predicted.name for p in pair_convolutions(predict_rtx(load(path)), turing) if not p.agrees
+        p.predicted.name
+        for p in pair_convolutions(predict_rtx(load(path)), turing.nodes)
+        if not p.agrees
     ] == ["first"]
 
 

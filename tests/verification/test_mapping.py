@@ -306,7 +306,7 @@ def test_pair_convolutions_agreement(
     precision: Precision, output: Precision, same: bool | None, agrees: bool | None
 ) -> None:
     assert ONE.precision == INT8
-    first, second = pair_convolutions(PREDICTED, built(precision, output))
+    first, second = pair_convolutions(PREDICTED, built(precision, output).nodes)
     assert (first.same_precision, first.agrees) == (same, agrees)
     assert (second.same_precision, second.agrees) == (True, True)
 

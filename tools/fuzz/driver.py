@@ -78,7 +78,7 @@ class Lab:
             )
         if result.status != "built":
             return Answer(1, [], 0, result.status)
-        pairs = pair_convolutions(prediction, result)
+        pairs = pair_convolutions(prediction, result.nodes)
         built = [p for p in pairs if p.built is not None]
         wrong = [
             (
