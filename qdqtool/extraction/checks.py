@@ -28,7 +28,7 @@ from qdqtool.trt.targets import RTX
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
 from qdqtool.util.subprocesses import run_command, temporary_folder
-from qdqtool.verification.build_model import (
+from qdqtool.verification.local_build import (
     BuiltModel,
     build_model,
     is_status_as_predicted,

@@ -44,7 +44,7 @@ from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.records import replaced
-from qdqtool.verification import build_model as local_build
+from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
     NodeMapper,
@@ -52,16 +52,14 @@ from qdqtool.verification.layer_mapping import (
     find_name_conflicts,
     trt_name,
 )
-from qdqtool.verification.lines import (
+from qdqtool.verification.log_comparison import (
     MAX_MISMATCHES,
-    Verification,
     compare_conversions,
     compare_layers,
     compare_trace,
     find_inconsistent_tensors,
-    verification_from_pairs,
-    verify_rtx_build,
 )
+from qdqtool.verification.result import Verification, verification_from_pairs, verify_rtx_build
 
 BuildFile: TypeAlias = str | os.PathLike[str]
 _MAX_CONFLICTS = 0.1  # share of the names that may stand for another node

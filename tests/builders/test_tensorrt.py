@@ -22,7 +22,7 @@ from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
 from qdqtool.types import Precision
 from qdqtool.util.records import replaced
-from qdqtool.verification.build_model import build_model, is_status_as_predicted, pair_convolutions
+from qdqtool.verification.local_build import build_model, is_status_as_predicted, pair_convolutions
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.errors import has
 from tools.fuzz.net import Net

@@ -43,9 +43,9 @@ from qdqtool.verification.api import (
     has_fp32_remainder,
     verify,
 )
-from qdqtool.verification.build_model import BuiltModel, ConvolutionPair, build_model
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.lines import Verification, verification_from_pairs
+from qdqtool.verification.local_build import BuiltModel, ConvolutionPair, build_model
+from qdqtool.verification.result import Verification, verification_from_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
