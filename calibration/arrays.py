@@ -39,7 +39,7 @@ from calibration.urls import is_url, local_path, open_url_source
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive, read_header, read_values
-from qdqtool.util.files import INVALID_NAME, open_input, read_input, record_input
+from qdqtool.util.files import open_input, read_input, record_input
 from qdqtool.util.notes import Note
 from qdqtool.util.text import counted, reason_of
 
@@ -82,15 +82,16 @@ class StackedArray:
         weakref.finalize(self, self.file.close)
         header = read_header(self.file, size, self.label)
         if header.fortran and len(header.shape) > 1:
-            reason = "is in Fortran order; save it with numpy.ascontiguousarray"
-            raise self._error(reason, "fortran-order")
+            raise self._error(
+                "is in Fortran order; save it with numpy.ascontiguousarray", "fortran-order"
+            )
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
         self.row_bytes = header.nbytes // max(len(self), 1)
         if len(self) and not self.row_bytes:
-            reason = f"its samples have no values (shape {list(self.shape)})"
-            raise self._error(reason, "empty")
-        subject = f"{self.label}: one sample takes"
-        limits.check_size(self.row_bytes, limits.SAMPLE, subject, DataError)
+            raise self._error(f"its samples have no values (shape {list(self.shape)})", "empty")
+        limits.check_size(
+            self.row_bytes, limits.SAMPLE, f"{self.label}: one sample takes", DataError
+        )
 
     def _error(self, reason: str, code: str) -> DataError:
         return DataError(f"{self._prefix}{reason}", str(self.path), code=code)
@@ -110,8 +111,9 @@ class StackedArray:
                 data = self.file.read(self.row_bytes)
             return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
         except Exception as error:  # numpy, zipfile and zlib have classes of their own
-            reason = f"cut off or damaged at sample {index}: {reason_of(error)}"
-            raise self._error(reason, "file-damaged") from error
+            raise self._error(
+                f"cut off or damaged at sample {index}: {reason_of(error)}", "file-damaged"
+            ) from error
 
 
 class StackedSource(SampleSource):
@@ -130,8 +132,11 @@ class StackedSource(SampleSource):
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
-            reason = f"the arrays have different numbers of samples: {text}"
-            raise DataError(reason, str(path), code="wrong-length")
+            raise DataError(
+                f"the arrays have different numbers of samples: {text}",
+                str(path),
+                code="wrong-length",
+            )
         self.rows: Sequence[int] = range(next(iter(lengths.values())))
         if not self.rows:
             raise DataError("holds no samples", str(path), code="empty")
@@ -144,8 +149,11 @@ class StackedSource(SampleSource):
         """Array of each input."""
         if self.path.suffix.lower() == ".npy":
             if len(self.inputs) > 1:
-                reason = f"one npy cannot feed a model with {len(self.inputs)} inputs; give an npz"
-                raise DataError(reason, str(self.path), code="input-count")
+                raise DataError(
+                    f"one npy cannot feed a model with {len(self.inputs)} inputs; give an npz",
+                    str(self.path),
+                    code="input-count",
+                )
             return {self.inputs[0].name: StackedArray(self.path)}
         archive = Archive(self.path)
         if len(self.inputs) == 1 and len(archive.members) == 1:
@@ -154,8 +162,12 @@ class StackedSource(SampleSource):
         for spec in self.inputs:
             if spec.name not in archive.members:
                 members = ", ".join(f"'{name}'" for name in archive.members) or "nothing"
-                reason = f"has no array for the model's input '{spec.name}'; it has {members}"
-                raise DataError(reason, str(self.path), code="missing-input", node=spec.name)
+                raise DataError(
+                    f"has no array for the model's input '{spec.name}'; it has {members}",
+                    str(self.path),
+                    code="missing-input",
+                    node=spec.name,
+                )
         return {i.name: StackedArray(self.path, archive, i.name) for i in self.inputs}
 
     @functools.cached_property
@@ -191,11 +203,12 @@ class StackedSource(SampleSource):
     def portion(self, indices: Sequence[int]) -> StackedSource:
         """Return some samples for another process."""
         if not self.random_access:
-            reason = (
+            raise DataError(
                 "is compressed, so that workers cannot begin in the middle; save it with "
-                "numpy.savez, uncompressed"
+                "numpy.savez, uncompressed",
+                str(self.path),
+                code="compressed-archive",
             )
-            raise DataError(reason, str(self.path), code="compressed-archive")
         part = copy.copy(self)
         part.path = Path(os.path.abspath(self.path))
         part.rows = [self.rows[i] for i in indices]
@@ -230,8 +243,7 @@ class SampleFilesSource(FilesSource):
 def _read_npy(path: Path) -> Array:
     with open_input(path, error=DataError) as file:
         header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
-        subject = f"{path}: one sample takes"
-        limits.check_size(header.nbytes, limits.SAMPLE, subject, DataError)
+        limits.check_size(header.nbytes, limits.SAMPLE, f"{path}: one sample takes", DataError)
         return read_values(file, header, str(path))
 
 
@@ -283,8 +295,11 @@ def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
         DataError: It is not a dictionary of name to array.
     """
     if not isinstance(sample, Mapping):
-        reason = f"{subject} is a {type(sample).__name__}; give a dict of name to array"
-        raise DataError(reason, code="wrong-type", parameter="data")
+        raise DataError(
+            f"{subject} is a {type(sample).__name__}; give a dict of name to array",
+            code="wrong-type",
+            parameter="data",
+        )
     return sample
 
 
@@ -313,8 +328,11 @@ class MemorySource(SampleSource):
         if self.samples is not None:
             return
         if self.used and not self.repeatable:
-            reason = "the calibration data was a one-time iterator and is used up; give a list"
-            raise DataError(reason, code="read-once", parameter="data")
+            raise DataError(
+                "the calibration data was a one-time iterator and is used up; give a list",
+                code="read-once",
+                parameter="data",
+            )
         with _user_errors("the calibration data"):
             self.iterator = iter(self.iterable)
         self.used = True
@@ -407,8 +425,7 @@ def open_data(
         if is_url(text):
             data: SampleSource = open_url_source(text, inputs, preprocess, size)
         else:
-            path = _check_path(local_path(text))
-            data = _path_source(path, inputs, preprocess, size, max_images)
+            data = _path_source(Path(local_path(text)), inputs, preprocess, size, max_images)
         return Dataset(data, inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
@@ -424,24 +441,6 @@ def open_data(
     return Dataset(MemorySource(source, inputs), inputs, max_images)
 
 
-def _check_path(text: str) -> Path:
-    """Return a path that the system can look up.
-
-    Raises:
-        DataError: It is too long, or contains a NUL.
-    """
-    path = Path(text)
-    try:
-        path.exists()
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
-            code="invalid-path",
-            parameter="data",
-        ) from None
-    return path
-
-
 def _path_source(
     path: Path,
     inputs: Sequence[InputSpec],
@@ -450,9 +449,9 @@ def _path_source(
     max_images: int,
 ) -> SampleSource:
     suffix = path.suffix.lower()
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder_source(path, inputs, preprocess, size)
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError("no such file or folder", str(path), code="file-missing")
     if suffix in ARRAY_SUFFIXES:
         return StackedSource(path, inputs)
@@ -517,15 +516,11 @@ def _read_list(path: Path, max_images: int) -> list[Path]:
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
-        reason = f"cannot be read as a list of images: {error}"
-        raise DataError(reason, str(path), code="wrong-encoding") from error
-    names = []
-    for number, line in enumerate(io.StringIO(content, newline=None), 1):
-        name = line.strip()
-        if "\0" in name:
-            raise DataError(f"line {number}: {INVALID_NAME}", str(path), code="invalid-path")
-        if name and not name.startswith("#"):
-            names.append(name)
+        raise DataError(
+            f"cannot be read as a list of images: {error}", str(path), code="wrong-encoding"
+        ) from error
+    lines = [line.strip() for line in io.StringIO(content, newline=None)]
+    names = [line for line in lines if line and not line.startswith("#")]
     if not names:
         raise DataError("lists no images", str(path), code="no-images")
     return [_resolve(names[i], path.parent) for i in spread_indices(len(names), max_images)]

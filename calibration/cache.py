@@ -212,18 +212,27 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
     except DataError as error:
         if not os.path.isfile(path):
             raise
-        reason = f"{error.reason.removeprefix(f'{name}: ')}; give another name or delete it"
-        raise DataError(reason, name, code=error.code) from error
+        raise DataError(
+            f"{error.reason.removeprefix(f'{name}: ')}; give another name or delete it",
+            name,
+            code=error.code,
+        ) from error
     except _DAMAGE_ERRORS as error:
-        reason = f"the calibration cache is damaged ({reason_of(error)}); delete it"
-        raise DataError(reason, name, code="file-damaged") from error
+        raise DataError(
+            f"the calibration cache is damaged ({reason_of(error)}); delete it",
+            name,
+            code="file-damaged",
+        ) from error
 
 
 def _read_progress(archive: Archive) -> CalibrationProgress:
     header = parse_json(archive.read("header").tobytes().decode(), infinities=True)
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
-        reason = "the calibration cache was written by another version of qdqtool"
-        raise DataError(reason, archive.path, code="wrong-version")
+        raise DataError(
+            "the calibration cache was written by another version of qdqtool",
+            archive.path,
+            code="wrong-version",
+        )
     for name, kind in _HEADER_TYPES.items():
         if not isinstance(header[name], kind):
             raise ValueError(f"wrong type of {name}")
@@ -234,8 +243,9 @@ def _read_progress(archive: Archive) -> CalibrationProgress:
     names, focused, bins = header["tensors"], header["focused"], header["bins"]
     if names:
         size = histogram_bytes(len(names) + len(focused), bins)
-        subject = f"the statistics of {len(names)} tensors take"
-        limits.check_size(size, limits.CACHE_MEMORY, subject, DataError)
+        limits.check_size(
+            size, limits.CACHE_MEMORY, f"the statistics of {len(names)} tensors take", DataError
+        )
     parts = _unpack_counts([*names, *focused], bins, arrays)
     tensors = dict(zip(names, parts, strict=False))
     _unpack_spots(parts[: len(names)], arrays)
@@ -392,11 +402,15 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
     try:
         lines = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        reason = "cannot be read as a TensorRT calibration table: not text"
-        raise DataError(reason, name, code="wrong-encoding") from error
+        raise DataError(
+            "cannot be read as a TensorRT calibration table: not text", name, code="wrong-encoding"
+        ) from error
     if not lines or not lines[0].startswith("TRT-"):
-        reason = "is not a TensorRT calibration table (its first line should start with 'TRT-')"
-        raise DataError(reason, name, code="wrong-format")
+        raise DataError(
+            "is not a TensorRT calibration table (its first line should start with 'TRT-')",
+            name,
+            code="wrong-format",
+        )
     scales: dict[str, float] = {}
     for number, line in enumerate(lines[1:], 2):
         if not line.strip():
@@ -405,11 +419,16 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
         try:
             (scale,) = struct.unpack("!f", bytes.fromhex(digits.strip().rjust(8, "0")))
         except (ValueError, struct.error):
-            reason = f"line {number} is not 'tensor: 8 hexadecimal digits'"
-            raise DataError(reason, name, code="invalid-line") from None
+            raise DataError(
+                f"line {number} is not 'tensor: 8 hexadecimal digits'", name, code="invalid-line"
+            ) from None
         if not tensor or not math.isfinite(scale) or scale < 0:
-            reason = f"line {number}: scale {scale:g} of tensor '{tensor}' is not usable"
-            raise DataError(reason, name, code="invalid-scale", node=tensor)
+            raise DataError(
+                f"line {number}: scale {scale:g} of tensor '{tensor}' is not usable",
+                name,
+                code="invalid-scale",
+                node=tensor,
+            )
         scales[tensor.rstrip()] = scale
     return scales
 

@@ -65,27 +65,49 @@ class DataQuality:
         if not total:
             return
         if self.broken:
-            images = total + self.broken
-            text = f"{self.broken} of {images} images could not be read and were skipped"
-            yield Note(text, code="broken-images", broken=self.broken, total=images)
+            yield Note(
+                f"{self.broken} of {total + self.broken} images could not be read and were skipped",
+                code="broken-images",
+                broken=self.broken,
+                total=total + self.broken,
+            )
         if total < FEW_IMAGES:
-            text = f"only {counted(total, 'calibration image')}"
-            text = f"{text}; {FEW_IMAGES} or more give steadier ranges"
-            yield Note(text, code="few-images", images=total, enough=FEW_IMAGES)
+            yield Note(
+                f"only {counted(total, 'calibration image')}; {FEW_IMAGES} or more give steadier "
+                "ranges",
+                code="few-images",
+                images=total,
+                enough=FEW_IMAGES,
+            )
         if max(-low, high) > _FAR_INPUT:  # minus infinity if nothing was finite
-            text = f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1"
-            text = f"{text}: is the division by 255 missing (scale 1/255)?"
-            yield Note(text, code="far-inputs", low=low, high=high)
+            yield Note(
+                f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division "
+                "by 255 missing (scale 1/255)?",
+                code="far-inputs",
+                low=low,
+                high=high,
+            )
         elif low >= 0 and 0 < high < _SMALL_INPUT:
-            text = f"inputs never exceed {high:g}; YOLO models take 0 to 1"
-            text = f"{text}: were they divided by 255 twice?"
-            yield Note(text, code="small-inputs", high=high)
+            yield Note(
+                f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 "
+                "twice?",
+                code="small-inputs",
+                high=high,
+            )
         if self.constant:
-            text = f"{self.constant} of {total} images are constant (every value the same)"
-            yield Note(text, code="constant-images", constant=self.constant, total=total)
+            yield Note(
+                f"{self.constant} of {total} images are constant (every value the same)",
+                code="constant-images",
+                constant=self.constant,
+                total=total,
+            )
         if self.nonfinite:
-            text = f"{self.nonfinite} of {total} samples contain NaN or infinities"
-            yield Note(text, code="nonfinite-samples", nonfinite=self.nonfinite, total=total)
+            yield Note(
+                f"{self.nonfinite} of {total} samples contain NaN or infinities",
+                code="nonfinite-samples",
+                nonfinite=self.nonfinite,
+                total=total,
+            )
 
 
 @dataclass(frozen=True)
@@ -132,17 +154,26 @@ class InputSpec:
         sizes = zip(self.shape[1:], array.shape[1:], strict=False)
         if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
             shape = "[" + ", ".join(map(str, array.shape)) + "]"
-            reason = f"{what} is {shape}, {takes} {self.shape_text()}"
-            raise DataError(reason, code="wrong-shape", node=self.name)
+            raise DataError(
+                f"{what} is {shape}, {takes} {self.shape_text()}",
+                code="wrong-shape",
+                node=self.name,
+            )
         if not array.size:
-            reason = f"{what} holds no values: its shape is {list(array.shape)}"
-            raise DataError(reason, code="empty", node=self.name)
+            raise DataError(
+                f"{what} holds no values: its shape is {list(array.shape)}",
+                code="empty",
+                node=self.name,
+            )
         dtype = self.numpy_dtype
         if array.dtype != dtype:
             rounds = dtype.kind in "iub" and array.dtype.kind == "f"
             if array.dtype.kind not in "fiub" or rounds:
-                reason = f"{what} holds {array.dtype}, {takes} {dtype}"
-                raise DataError(reason, code="wrong-type", node=self.name)
+                raise DataError(
+                    f"{what} holds {array.dtype}, {takes} {dtype}",
+                    code="wrong-type",
+                    node=self.name,
+                )
             # Infinities are counted and reported with the tensor's name.
             with np.errstate(over="ignore"):
                 array = array.astype(dtype)

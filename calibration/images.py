@@ -78,14 +78,17 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
             image = stack.enter_context(_open_image(source, name))
             width, height = image.size
             if width * height > limits.IMAGE_PIXELS:  # checked before the pixels are decoded
-                reason = f"{width}x{height} pixels; the limit is {limits.IMAGE_PIXELS}"
-                raise DataError(reason, code="image-too-large")
+                raise DataError(
+                    f"{width}x{height} pixels; the limit is {limits.IMAGE_PIXELS}",
+                    code="image-too-large",
+                )
             return _to_upright_rgb(image)
         except QdqtoolError:
             raise
         except Exception as error:  # the decoders raise nearly anything for a damaged file
-            reason = getattr(error, "strerror", None) or reason_of(error)
-            raise DataError(reason, code="file-damaged") from error
+            raise DataError(
+                getattr(error, "strerror", None) or reason_of(error), code="file-damaged"
+            ) from error
 
 
 def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -279,8 +282,11 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
     """Return whether the input is NHWC, its channels, height and width."""
     label = f"input '{spec.name}' {spec.shape_text()}"
     if len(spec.shape) != 4:
-        reason = f"{label} does not take images (rank 4 needed); give npz files"
-        raise DataError(reason, code="wrong-rank", node=spec.name)
+        raise DataError(
+            f"{label} does not take images (rank 4 needed); give npz files",
+            code="wrong-rank",
+            node=spec.name,
+        )
     nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
     _, *dims = spec.shape
     if nhwc:
@@ -290,8 +296,11 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
     if channels is None:
         channels = 3
     if channels not in (1, 3):
-        reason = f"{label} takes {channels} channels, images have 3 or 1; give npz files"
-        raise DataError(reason, code="wrong-channels", node=spec.name)
+        raise DataError(
+            f"{label} takes {channels} channels, images have 3 or 1; give npz files",
+            code="wrong-channels",
+            node=spec.name,
+        )
     if height is None or width is None:
         height, width = _complete_size(spec, height, width, size)
     if height < 1 or width < 1 or height * width > limits.INPUT_PIXELS:

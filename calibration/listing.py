@@ -46,8 +46,9 @@ def list_files(root: Path, suffixes: Set[str]) -> FolderListing:
 
     def fail_for_root(error: OSError) -> None:
         if error.filename == os.fspath(root):
-            reason = f"cannot be read: {error.strerror or error}"
-            raise DataError(reason, str(root), code="file-unreadable") from error
+            raise DataError(
+                f"cannot be read: {error.strerror or error}", str(root), code="file-unreadable"
+            ) from error
 
     listing = FolderListing()
     names: list[str] = []

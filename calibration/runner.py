@@ -210,8 +210,6 @@ class _Calibration:
     done: set[int] = field(default_factory=set)
     #: Tensors of a finished pass over the same data.
     finished: Statistics = field(default_factory=lambda: Statistics({}))
-    #: The cache file as it was last read or written here.
-    cache_identity: tuple[int, ...] | None = None
 
     def run(self, progress: bool) -> Statistics:
         names = self.names
@@ -251,7 +249,6 @@ class _Calibration:
             self._note(f"{cache}: {reason}", "not-reused")
         if not cache.exists():
             return None
-        self.cache_identity = _file_identity(cache)
         progress = load_progress(cache)
         mismatch = self._find_mismatch(progress)
         if mismatch is None:
@@ -312,24 +309,6 @@ class _Calibration:
             return CacheMismatch.BINS
         return None
 
-    def _check_replaceable(self, cache: Path) -> None:
-        """Check that no other process has written the cache of another calibration meanwhile.
-
-        Raises:
-            DataError: The cache is now of another model or of other data.
-        """
-        identity = _file_identity(cache)
-        if identity is None or identity == self.cache_identity or self.overwrite:
-            return
-        mismatch = self._find_mismatch(load_progress(cache))
-        if mismatch:
-            raise DataError(
-                f"another process has written it, and {mismatch}; give another name",
-                str(cache),
-                code=mismatch.code,
-                parameter="cache",
-            )
-
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
         """Add the statistics of this pass to the earlier ones, and write the cache."""
         dataset = self.dataset
@@ -343,9 +322,7 @@ class _Calibration:
             done = self.done | done
             total = len(done) if finished else None
             quality = replace(dataset.quality)
-            self._check_replaceable(self.cache)
             save_progress(CalibrationProgress(self.key, result, done, total, quality), self.cache)
-            self.cache_identity = _file_identity(self.cache)
         result.tensors = {name: result.tensors[name] for name in self.names}
         return result
 
@@ -414,15 +391,6 @@ class _Calibration:
             for _ in range(count)
         ]
         return ThreadPass(self.dataset.tasks(self.done), counters)
-
-
-def _file_identity(path: Path) -> tuple[int, ...] | None:
-    """Return numbers that change if a file is replaced or written; None without a file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _model_key(model: Model, focus: Focus | None) -> str:

@@ -45,14 +45,20 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
     except KeyError:
-        reason = f"{label} is not a tensor of numbers"
-        raise ModelError(reason, path, code="not-a-tensor", node=value.name) from None
+        raise ModelError(
+            f"{label} is not a tensor of numbers", path, code="not-a-tensor", node=value.name
+        ) from None
     if dtype.kind not in "fiub":
-        reason = f"{label} holds {dtype}, which cannot be fed"
-        raise ModelError(reason, path, code="wrong-type", node=value.name)
+        raise ModelError(
+            f"{label} holds {dtype}, which cannot be fed", path, code="wrong-type", node=value.name
+        )
     if not value.type.tensor_type.HasField("shape"):
-        reason = f"{label} has no known rank; export the model with shapes"
-        raise ModelError(reason, path, code="unknown-rank", node=value.name)
+        raise ModelError(
+            f"{label} has no known rank; export the model with shapes",
+            path,
+            code="unknown-rank",
+            node=value.name,
+        )
     # Some exporters write 0 or -1 for an open dimension.
     shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
     return InputSpec(value.name, shape, dtype.name)
@@ -272,8 +278,11 @@ def open_packed_session(source: bytes, threads: int, name: str, **options: Any) 
 
 
 def _session_error(path: str, error: BaseException) -> ModelError:
-    reason = f"onnxruntime cannot run it: {sessions.describe_failure(error)}"
-    return ModelError(reason, path or "model", code="onnxruntime-failed")
+    return ModelError(
+        f"onnxruntime cannot run it: {sessions.describe_failure(error)}",
+        path or "model",
+        code="onnxruntime-failed",
+    )
 
 
 def _embed_weights(model: Model, partial: onnx.ModelProto) -> None:
@@ -313,6 +322,8 @@ class TensorFetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            reason = f"onnxruntime failed on a sample: {sessions.describe_failure(error)}"
-            raise ModelError(reason, code="onnxruntime-failed") from error
+            raise ModelError(
+                f"onnxruntime failed on a sample: {sessions.describe_failure(error)}",
+                code="onnxruntime-failed",
+            ) from error
         return dict(zip(self.outputs, values, strict=True))

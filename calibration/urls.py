@@ -53,11 +53,15 @@ def open_url(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        reason = f"{' '.join(str(error).split())} (pip install it here and on every worker)"
-        raise DataError(reason, url, code="missing-package") from None
+        raise DataError(
+            f"{' '.join(str(error).split())} (pip install it here and on every worker)",
+            url,
+            code="missing-package",
+        ) from None
     except Exception as error:  # each file system has classes of its own
-        reason = f"cannot be opened: {reason_of(error)}"
-        raise DataError(reason, url, code="file-unreadable") from None
+        raise DataError(
+            f"cannot be opened: {reason_of(error)}", url, code="file-unreadable"
+        ) from None
     return system, str(path)
 
 
@@ -78,8 +82,9 @@ def open_url_source(
     except DataError:
         raise
     except Exception as error:
-        reason = f"cannot be listed: {reason_of(error)}"
-        raise DataError(reason, url, code="file-unreadable") from None
+        raise DataError(
+            f"cannot be listed: {reason_of(error)}", url, code="file-unreadable"
+        ) from None
     if not names:
         kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
         raise DataError(f"no images ({kinds}) under this URL", url, code="no-images")

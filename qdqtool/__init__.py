@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qdqtool.comparison.api import compare
     from qdqtool.comparison.result import Comparison
-    from qdqtool.extraction.job import extract
+    from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import Extraction
     from qdqtool.fixing.api import Fixed, fix
     from qdqtool.insertion.api import insert
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "compare": "qdqtool.comparison.api",
     "Comparison": "qdqtool.comparison.result",
-    "extract": "qdqtool.extraction.job",
+    "extract": "qdqtool.extraction.api",
     "Extraction": "qdqtool.extraction.result",
     "fix": "qdqtool.fixing.api",
     "Fixed": "qdqtool.fixing.api",

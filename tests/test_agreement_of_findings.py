@@ -25,7 +25,7 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.findings.report import worded
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import Reader, ReaderKind
+from qdqtool.trt.refusals import ConsumerKind, TensorConsumer
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import (
     Cause,
@@ -93,7 +93,7 @@ def claimed_float(finding: Finding) -> set[str]:
         if isinstance(
             r, (trt.OutputManyConsumers, trt.OutputNotQuantized, trt.AddOutputNotQuantized)
         ):
-            nodes |= {x.node for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.SUM)}
+            nodes |= {x.node for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.SUM)}
         elif isinstance(r, trt.ResidualFloat):
             nodes.add(r.add)
         elif isinstance(
@@ -107,7 +107,7 @@ def claimed_float(finding: Finding) -> set[str]:
         ):
             nodes.add(r.node)
         elif (
-            isinstance(r, trt.Stays)
+            isinstance(r, trt.RemainingConversion)
             and r.quantize
             and not (cause.see or cause.also or r.requantizes)
         ):
@@ -215,7 +215,7 @@ def test_false_claims_reports_a_wrong_finding() -> None:
     model = forked("MaxPool", (0.1, 0.1))
     prediction = qdqtool.predict(model)
     assert false_claims(prediction, model) == []
-    reader = Reader(ReaderKind.OP, "moved", "MaxPool")
+    reader = TensorConsumer(ConsumerKind.OP, "moved", "MaxPool")
     claim = trt.OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
     prediction.findings.append(
         Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, worded)

@@ -61,7 +61,7 @@ def test_growth_of_quantizers_on_one_tensor() -> None:
 def test_paths_to_a_producer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surroundings, "STEPS", 5)
     found = qdqtool.predict(FAMILIES["MaxPool, read along"](60), target="trt8.5").refusals
-    origins = {r.name: r.origin for r in found if isinstance(r, refusals.Stays)}
+    origins = {r.name: r.origin for r in found if isinstance(r, refusals.RemainingConversion)}
     ways = [(len(o.path), o.op) for o in origins.values()]
     assert (1, "Conv") in ways and ways.count((5, "MaxPool")) > 4 and max(ways)[0] == 5
 

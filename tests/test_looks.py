@@ -22,7 +22,7 @@ from qdqtool.formats.output import as_options, coloured, in_colour, worded, wrap
 from qdqtool.formats.predict_text import render
 from qdqtool.ir.modelfile import save
 from qdqtool.prediction import predict
-from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
+from qdqtool.trt.rtx.operands import CompilerFault, FaultKind, UnsupportedForm
 from qdqtool.types import Cause, Evidence, Finding, Severity
 from qdqtool.util import progress
 from qdqtool.util.said import said
@@ -345,9 +345,17 @@ def test_names_and_words_of_compilers_stay_as_they_are() -> None:
     """They may look like parameters."""
     prediction = predict(residual(), "rtx1.7")
     for fault, values, quoted in (
-        (Fault.OPERATOR, (Form.ASPECT, "Resize"), "currently as `keep_aspect_ratio_policy`."),
-        (Fault.ZERO_POINT, ("z",), "has `zero_point` which is not an initializer"),
-        (Fault.FLOAT_TYPES, ("Conv", "Half", "Float"), "`input` and `kernel` must be of same type"),
+        (
+            FaultKind.OPERATOR,
+            (UnsupportedForm.ASPECT, "Resize"),
+            "currently as `keep_aspect_ratio_policy`.",
+        ),
+        (FaultKind.ZERO_POINT, ("z",), "has `zero_point` which is not an initializer"),
+        (
+            FaultKind.FLOAT_TYPES,
+            ("Conv", "Half", "Float"),
+            "`input` and `kernel` must be of same type",
+        ),
     ):
         cause = Cause(CompilerFault("", "at `excluded`", fault, values))
         prediction.findings[:] = [

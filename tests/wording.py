@@ -18,9 +18,9 @@ from qdqtool.trt.faults import (
     CHECK,
     ActivationFit,
     ActivationScales,
+    DecomposedNorm,
     DepthwiseAdd,
     LargeKernel,
-    NormInPieces,
     OutlierScales,
 )
 from qdqtool.trt.refusals import WeightsNotConstant
@@ -213,7 +213,7 @@ def records() -> list[Refusal]:
         for linear in (True, False)
     ]
     listed += [
-        NormInPieces(CHECK, "n", exact, opset) for exact in (True, False) for opset in (13, 17)
+        DecomposedNorm(CHECK, "n", exact, opset) for exact in (True, False) for opset in (13, 17)
     ]
     return listed
 

@@ -19,7 +19,6 @@ AHEAD = 2  # pieces for each thread of the cluster that are sent before results 
 WATCH_SECONDS = 2.0
 WORKERLESS_SECONDS = 120.0
 _FETCH_SECONDS = 30.0
-_ATTEMPTS, _RETRY_SECONDS = 3, 3.0  # to distribute the payload
 _LOST = "the connection to the cluster's scheduler was lost; start it again and run again"
 _END = object()
 
@@ -44,7 +43,7 @@ class ClusterJob:
     def __init__(self, cluster: Cluster, factory: str, payload: Any, function: str) -> None:
         self.cluster, self.client = cluster, cluster.client
         self.factory, self.payload, self.function = factory, payload, function
-        self.name = ""
+        self.name = f"qdqtool-{uuid.uuid4().hex}"
         self.slots = 1
         self._submitted = 0
         self._waiting: dict[Any, tuple[Future, Any]] = {}
@@ -52,22 +51,16 @@ class ClusterJob:
         self._workers_seen = self._checked = time.monotonic()
 
     def __enter__(self) -> ClusterJob:
-        for attempt in range(1, _ATTEMPTS + 1):
-            self.name = f"qdqtool-{uuid.uuid4().hex}"
-            try:
-                self._distribute_payload()
-                break
-            except OSError as error:  # a worker that ends meanwhile breaks the answers of all
-                self._clean_up()
-                if attempt == _ATTEMPTS or self.client.status != "running":
-                    raise _connection_error(
-                        f"the cluster does not answer ({' '.join(str(error).split())[:150]}); "
-                        "where workers end, as for want of memory, their logs say why"
-                    ) from None
-                time.sleep(_RETRY_SECONDS)
-            except BaseException:
-                self._clean_up()
-                raise
+        try:
+            self._distribute_payload()
+        except BaseException as error:
+            self._clean_up()
+            if isinstance(error, OSError):
+                raise _connection_error(
+                    f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
+                    "workers end, as for want of memory, their logs say why"
+                ) from None
+            raise
         self.payload = None
         return self
 
@@ -205,8 +198,9 @@ class ClusterJob:
         try:
             yield
         except OSError as error:  # Dask's errors of communication, with all timeouts
-            reason = f"the cluster's scheduler does not answer any more: {error}"
-            raise _connection_error(reason) from None
+            raise _connection_error(
+                f"the cluster's scheduler does not answer any more: {error}"
+            ) from None
 
     def _cancel_waiting(self) -> None:
         futures = [future for future, _ in self._waiting.values()]

@@ -24,8 +24,14 @@ from qdqtool.findings.messages import floats_of, known_scale, quantizers_of
 from qdqtool.findings.outputs import behind_pool
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Stays
-from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined, Why
+from qdqtool.trt.refusals import (
+    ConsumerKind,
+    RemainingConversion,
+    Scale,
+    TensorConsumer,
+    TensorOrigin,
+)
+from qdqtool.trt.rtx.operands import IntegersLost, LossReason, ScalesJoined
 from qdqtool.types import Cause, Finding, Precision, Refusal
 from qdqtool.util.records import contents, nearest
 
@@ -34,7 +40,7 @@ Key = tuple[Any, ...]
 
 class _Reading(NamedTuple):
     node: str
-    kind: ReaderKind
+    kind: ConsumerKind
     op: str
     scale: Any
 
@@ -74,25 +80,27 @@ def _value(value: Any) -> Any:
     """What is compared of a value: one that is equal to itself, as a scale that is not a number is not."""
     if isinstance(value, _Reading):
         return value
-    if isinstance(value, Origin):
+    if isinstance(value, TensorOrigin):
         return value.convolution or value.node or value.tensor, bool(value.quantizer)
     if isinstance(value, tuple):
         return (
-            _readers(value) if value and isinstance(value[0], Reader) else tuple(map(_value, value))
+            _readers(value)
+            if value and isinstance(value[0], TensorConsumer)
+            else tuple(map(_value, value))
         )
     return "nan" if value != value else value
 
 
-def _readers(readers: Sequence[Reader]) -> Key:
+def _readers(readers: Sequence[TensorConsumer]) -> Key:
     """Who reads a tensor; neither in what order, nor what lies behind."""
     found = {
-        _Reading("" if r.kind == ReaderKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale))
+        _Reading("" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale))
         for r in readers
     }
     return tuple(sorted(found, key=str))
 
 
-def _named(quantizer: Reader | None) -> Key:
+def _named(quantizer: TensorConsumer | None) -> Key:
     """A Q whose pair another reader can share."""
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
@@ -148,7 +156,7 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Key:
 
 
 def _residual(finding: Finding, cause: Cause, r: trt.ResidualFloat) -> Key:
-    others = [x for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.OUTPUT)]
+    others = [x for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
     shared = _named(known_scale(r.quantizers))
     return r.node, cause.fused, r.add, r.tensor, _value(r.residual), shared, _readers(others)
 
@@ -161,16 +169,19 @@ def _different(finding: Finding, cause: Cause, r: trt.OutputDifferentScales) -> 
     return r.node if r.node in finding.convolutions else "", *_scales(cause, r.tensor, r.readers)
 
 
-def _channels(finding: Finding, cause: Cause, r: faults.Channels) -> Key:
+def _channels(finding: Finding, cause: Cause, r: faults.ChannelNumbers) -> Key:
     return r.inputs, r.outputs, () if r.small else tuple(dict.fromkeys(r.odd))
 
 
 def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Key:
-    of_dq = r.why in (Why.INPUT_AXIS, Why.INPUT_SHAPE1)  # whichever convolution reads it
-    return r.why, r.dq, r.weights, *(() if of_dq else (r.node, r.at))
+    of_dq = r.why in (
+        LossReason.INPUT_AXIS,
+        LossReason.INPUT_SHAPE1,
+    )  # whichever convolution reads it
+    return r.why, r.dq, r.weights, *(() if of_dq else (r.node, r.step))
 
 
-def _scales(cause: Cause, tensor: str, readers: Sequence[Reader]) -> Key:
+def _scales(cause: Cause, tensor: str, readers: Sequence[TensorConsumer]) -> Key:
     """Scales that differ: those of a Concat's parts and how far apart all are, or who has them."""
     quantizers = quantizers_of(readers)
     for parts in cause.also:
@@ -183,7 +194,7 @@ def _extent(scales: Sequence[Scale]) -> Key:
     return (min(known), max(known)) if known else ()
 
 
-def _conversion(finding: Finding, cause: Cause, r: Stays) -> Key:
+def _conversion(finding: Finding, cause: Cause, r: RemainingConversion) -> Key:
     """What is told of a conversion, by what explains it."""
     if finding.code == "INPUT-CONVERSION":
         return r.name, r.scale, r.precision, r.origin.tensor
@@ -207,7 +218,7 @@ def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
     )
 
 
-def _why(cause: Cause, r: Stays) -> Key:
+def _why(cause: Cause, r: RemainingConversion) -> Key:
     origin = r.origin
     if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
         return (r.precision,)
@@ -232,9 +243,9 @@ _TOLD: dict[type[Refusal], Callable[[Finding, Cause, Any], Key]] = {
     trt.ResidualFloat: _residual,
     trt.AddOutputNotQuantized: _sum,
     trt.PoolingOneSide: _pooling,
-    Stays: _conversion,
+    RemainingConversion: _conversion,
     ScalesAround: _around,
-    faults.Channels: _channels,
+    faults.ChannelNumbers: _channels,
     IntegersLost: _lost,
     ScalesJoined: _lost,
 }

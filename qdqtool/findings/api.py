@@ -6,7 +6,7 @@ from qdqtool.findings import outputs
 from qdqtool.findings.coded import codes_of
 from qdqtool.findings.report import Diagnosis, Known, Report
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.faults import TakenByMyelin
+from qdqtool.trt.faults import FusedByMyelin
 from qdqtool.types import Cause, Evidence, FindingCode, Prediction, Refusal
 from qdqtool.util.records import nearest
 
@@ -63,7 +63,7 @@ def explain(prediction: Prediction, report: Report) -> None:
         found = found or outputs.diagnose(known, refused)
         if found is not None:
             known.add(found, (outcome.name,))
-    for stays in known.every(trt.Stays):
+    for stays in known.every(trt.RemainingConversion):
         outputs.explain(known, stays)
     for parts in known.every(trt.ConcatScales):
         known.add(
@@ -77,7 +77,7 @@ def name_regions(prediction: Prediction, report: Report) -> None:
         if region.norms or (region.softmaxes and region.products):
             sure = not (region.uncertain or region.possible)
             report.add(
-                TakenByMyelin(
+                FusedByMyelin(
                     "MyelinRegions",
                     region.nodes[0],
                     region.nodes[-1],

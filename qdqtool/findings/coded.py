@@ -13,21 +13,27 @@ from qdqtool.ir.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import (
+    ConsumerKind,
     OutputManyConsumers,
     OutputNotQuantized,
-    Reader,
-    ReaderKind,
-    Stays,
-    Step,
+    PathStep,
+    RemainingConversion,
+    TensorConsumer,
 )
-from qdqtool.trt.rtx.operands import CompilerFault, Fault, IntegersLost, ScalesJoined, Why
+from qdqtool.trt.rtx.operands import (
+    CompilerFault,
+    FaultKind,
+    IntegersLost,
+    LossReason,
+    ScalesJoined,
+)
 from qdqtool.types import Finding, FindingCode, Refusal
 from qdqtool.util.records import contents, nearest, once
 
 # What a refusal says -------------------------------------------------------------------------------------------------
 
 
-def crossed(steps: Sequence[Step]) -> Step | None:
+def crossed(steps: Sequence[PathStep]) -> PathStep | None:
     """The operator to name where scales differ on the two sides of some: a join first, then a cut."""
     joins = (s for s in steps if s.op in JOINS)
     cuts = (s for s in steps if s.op in CUTS)
@@ -35,21 +41,21 @@ def crossed(steps: Sequence[Step]) -> Step | None:
 
 
 @once
-def crossed_by(readers: Sequence[Reader]) -> Step | None:
+def crossed_by(readers: Sequence[TensorConsumer]) -> PathStep | None:
     """The same for the Qs that read one tensor."""
     return crossed([s for q in quantizers_of(readers) for s in q.path])
 
 
-def with_own(r: Stays) -> list[Reader]:
+def with_own(r: RemainingConversion) -> list[TensorConsumer]:
     """The Qs that read a requantized tensor, its own included."""
-    own = Reader(ReaderKind.Q, r.node, "QuantizeLinear", r.passed, r.scale)
+    own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.passed, r.scale)
     return [*quantizers_of(r.siblings), own]
 
 
 _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
-def shared_pool(r: OutputManyConsumers) -> Step | None:
+def shared_pool(r: OutputManyConsumers) -> PathStep | None:
     """The pooling in front of all readers, where there is one: no Q moves up past it."""
     shared = r.readers[0].path[0] if r.readers[0].path else None
     if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.readers):
@@ -60,19 +66,19 @@ def shared_pool(r: OutputManyConsumers) -> Step | None:
     return shared if known.kind in _POOLS or shared.op == "GlobalMaxPool" else None
 
 
-def float_sum(r: OutputManyConsumers) -> Reader | None:
+def float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
     """The residual sum that reads a result as float."""
-    return next((x for x in floats_of(r.readers) if x.kind == ReaderKind.SUM), None)
+    return next((x for x in floats_of(r.readers) if x.kind == ConsumerKind.SUM), None)
 
 
-def average_behind(r: OutputNotQuantized) -> Reader | None:
+def average_behind(r: OutputNotQuantized) -> TensorConsumer | None:
     """The averaging pooling that alone reads a result."""
     return r.readers[0] if len(r.readers) == 1 and r.readers[0].op in AVERAGES else None
 
 
 def left_float(r: OutputNotQuantized) -> bool:
     """Whether no convolution lies behind what reads the result: it was left float."""
-    return all(x.kind == ReaderKind.OUTPUT or not x.feeds_weighted for x in r.readers)
+    return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.readers)
 
 
 def before_norm(r: OutputNotQuantized) -> bool:
@@ -88,11 +94,11 @@ def _silu_is_last(r: OutputNotQuantized) -> bool:
 # Codes ---------------------------------------------------------------------------------------------------------------
 
 
-class ScalesAround(Stays):
+class ScalesAround(RemainingConversion):
     """A conversion that is reported for the scales in front of and behind it."""
 
     @staticmethod
-    def of(stays: Stays) -> ScalesAround:
+    def of(stays: RemainingConversion) -> ScalesAround:
         """The same conversion, reported so."""
         return ScalesAround(*contents(stays))
 
@@ -118,7 +124,7 @@ def _tried(code: FindingCode, when: Callable[[Any], Any] | None = None) -> Made:
     return Made(code, when, tried=True)
 
 
-def _scales(steps: Callable[[Any], Step | None]) -> tuple[Made, ...]:
+def _scales(steps: Callable[[Any], PathStep | None]) -> tuple[Made, ...]:
     """Of scales that differ, by the operator between them."""
     return (
         _fixed("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
@@ -128,7 +134,7 @@ def _scales(steps: Callable[[Any], Step | None]) -> tuple[Made, ...]:
     )
 
 
-def _because(*reasons: Why | Fault) -> Callable[[Any], bool]:
+def _because(*reasons: LossReason | FaultKind) -> Callable[[Any], bool]:
     """Whether TensorRT-RTX lost integers, or a build ends, for one of these reasons."""
     return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
@@ -160,7 +166,7 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     faults.WeightsBehind: (_fixed("W-NONCONST", lambda r: not r.stored), _fixed("WEIGHT-INDIRECT")),
     trt.WeightsNotConstant: (Made("W-NONCONST"),),
     trt.WeightsNotDequantized: (_fixed("W-NO-DQ"),),
-    faults.StoredReadElsewhere: (_fixed("WEIGHT-INDIRECT"),),
+    faults.MisreadConstant: (_fixed("WEIGHT-INDIRECT"),),
     faults.WeightsStored: (_fixed("WEIGHT-PREQUANT"),),
     trt.WeightsShared: (_fixed("W-SHARED"),),
     faults.WeightsOutput: (Made("W-Q-OUTPUT"),),
@@ -201,7 +207,7 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     trt.AddOutputNotQuantized: (_tried("ADD-OUT-FLOAT"),),
     trt.ActivationBeforeAdd: (_tried("ADD-ACT"),),
     # Conversions
-    trt.Stays: (
+    trt.RemainingConversion: (
         _tried("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node),
         _tried("INPUT-CONVERSION"),
     ),
@@ -213,45 +219,47 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     # Placement and shapes
     trt.InsideActivation: (_fixed("SILU-INNER-Q", lambda r: r.silu), _fixed("ACT-INNER-Q")),
     trt.BehindPad: (_tried("PAD-SPLIT"),),
-    faults.JoinedBehindHead: (_fixed("HEAD-CONCAT"),),
+    faults.ConcatAfterHead: (_fixed("HEAD-CONCAT"),),
     faults.HeadQuantized: (Made("HEAD-SCORE", lambda r: r.branch == "class"), _fixed("HEAD-QUANT")),
     faults.QuantizedStream: (Made("RESIDUAL-STREAM"),),
-    faults.Grouped: (Made("GROUP-SLOW"),),
-    faults.Channels: (Made("CH-SMALL", lambda r: r.small), Made("CH-ALIGN")),
+    faults.GroupedConvolution: (Made("GROUP-SLOW"),),
+    faults.ChannelNumbers: (Made("CH-SMALL", lambda r: r.small), Made("CH-ALIGN")),
     faults.DepthwiseSilu: (Made("DW-SILU"),),
     faults.DepthwiseAdd: (Made("DW-ADD"),),
     faults.LargeKernel: (Made("KERNEL-LARGE"),),
     faults.Convolution3D: (Made("CONV3D-INT8"),),
     trt.Deconvolution3D: (Made("CT3D-FLOAT"),),
-    faults.DeconvolutionFloat: (Made("CT-FLOAT"),),
+    faults.FloatDeconvolution: (Made("CT-FLOAT"),),
     # Operators and float types
     faults.IntegerOperator: (Made("QOPERATOR"),),
     faults.UnknownOperator: (Made("PLUGIN-OUTSIDE"),),
-    faults.NormalizationFloat: (Made("NORM-FLOAT"),),
-    faults.NormInPieces: (_fixed("NORM-PIECES"),),
+    faults.FloatNormalization: (Made("NORM-FLOAT"),),
+    faults.DecomposedNorm: (_fixed("NORM-PIECES"),),
     faults.ConstantsInHalf: (Made("CONST-FP16"),),
-    faults.EinsumFloat: (Made("EINSUM-FLOAT"),),
+    faults.FloatEinsum: (Made("EINSUM-FLOAT"),),
     faults.FloatFlag: (Made("FLAG-FP16"),),
-    faults.FloatStays: (_fixed("FLOAT-FP32"),),
-    faults.TakenByMyelin: (Made("MYELIN-REGION"),),
+    faults.RemainingFloat: (_fixed("FLOAT-FP32"),),
+    faults.FusedByMyelin: (Made("MYELIN-REGION"),),
     # TensorRT-RTX
     IntegersLost: (
-        Made("POOL-MIXED", _because(Why.POOL)),
-        _fixed("SCALE-SHAPE1", _because(Why.INPUT_SHAPE1)),
-        Made("QTYPE", _because(Why.TYPES)),
-        Made("FLOAT-SM75", _because(Why.TURING)),
-        Made("W-AXIS", _because(Why.WEIGHTS_AXIS)),
-        Made("W-AXIS", lambda r: r.weights and r.why in (Why.AXIS, Why.SUM_AXIS)),
-        _fixed("ACT-PER-CHANNEL", _because(Why.INPUT_AXIS, Why.AXIS, Why.SUM_AXIS)),
+        Made("POOL-MIXED", _because(LossReason.POOL)),
+        _fixed("SCALE-SHAPE1", _because(LossReason.INPUT_SHAPE1)),
+        Made("QTYPE", _because(LossReason.TYPES)),
+        Made("FLOAT-SM75", _because(LossReason.TURING)),
+        Made("W-AXIS", _because(LossReason.WEIGHTS_AXIS)),
+        Made("W-AXIS", lambda r: r.weights and r.why in (LossReason.AXIS, LossReason.SUM_AXIS)),
+        _fixed(
+            "ACT-PER-CHANNEL", _because(LossReason.INPUT_AXIS, LossReason.AXIS, LossReason.SUM_AXIS)
+        ),
         Made("W-NO-DQ", lambda r: r.weights),
         Made("IN-BLOCKED"),
     ),
     ScalesJoined: (_fixed("CONCAT-SCALE"),),
     CompilerFault: (
-        Made("QTYPE", _because(Fault.CONSTANT_TYPE, Fault.HARDWARE_TYPE)),
-        Made("BUILD-CRASHES", _because(Fault.SCALE)),
-        Made("SCALE-RANK", _because(Fault.BLOCKS)),
-        Made("ZP-NONZERO", _because(Fault.ZERO_POINT)),
+        Made("QTYPE", _because(FaultKind.CONSTANT_TYPE, FaultKind.HARDWARE_TYPE)),
+        Made("BUILD-CRASHES", _because(FaultKind.SCALE)),
+        Made("SCALE-RANK", _because(FaultKind.BLOCKS)),
+        Made("ZP-NONZERO", _because(FaultKind.ZERO_POINT)),
         Made("BUILD-FAILS"),
     ),
     # GPUs

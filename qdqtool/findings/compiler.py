@@ -9,7 +9,13 @@ from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, ScalesJoined, Why, ends_build
+from qdqtool.trt.rtx.operands import (
+    CompilerFault,
+    IntegersLost,
+    LossReason,
+    ScalesJoined,
+    ends_build,
+)
 from qdqtool.types import Prediction, Refusal
 
 REFUSALS: tuple[type[Refusal], ...] = (
@@ -19,9 +25,9 @@ REFUSALS: tuple[type[Refusal], ...] = (
     trt.InputNotDequantized,
     trt.WeightsNotDequantized,
     trt.NonzeroZeroPoint,
-    faults.DeconvolutionFloat,
+    faults.FloatDeconvolution,
     faults.IntegerOperator,
-    faults.StoredReadElsewhere,
+    faults.MisreadConstant,
     faults.BiasQuantized,
     faults.ScaleCount,
     faults.ScaleNotPositive,
@@ -29,12 +35,12 @@ REFUSALS: tuple[type[Refusal], ...] = (
     faults.ZeroPointCount,
 )
 _AT_NODE = (
-    Why.OPERATOR,
-    Why.SHARED,
-    Why.POOL,
-    Why.JOIN_FLOAT,
-    Why.JOIN_SCALE,
-    Why.PAD,
+    LossReason.OPERATOR,
+    LossReason.SHARED,
+    LossReason.POOL,
+    LossReason.JOIN_FLOAT,
+    LossReason.JOIN_SCALE,
+    LossReason.PAD,
 )  # reported there
 CODES = frozenset(code for kind in REFUSALS for code in codes_of(kind))
 """The codes that say what the compiler does; what the model alone shows has others there."""
@@ -49,8 +55,8 @@ def explain(prediction: Prediction, report: Report, view: View) -> None:
         lost = r if isinstance(r, IntegersLost) else None
         quantizer = _quantizer(view, lost.dq if lost is not None and code in _OF_PAIR else r.node)
         at = r.node if quantizer is None else quantizer.name
-        if lost is not None and lost.at is not None and lost.why in _AT_NODE:
-            at = lost.at.node
+        if lost is not None and lost.step is not None and lost.why in _AT_NODE:
+            at = lost.step.node
         concerned = (
             [r.node]
             if r.node in convolutions or quantizer is None

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.errors import ModelError
-from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, FloatDeconvolution, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Json, Refusal
 from qdqtool.util.records import nearest, record, replaced
@@ -211,7 +211,7 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
         f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT supports constant INT8 weights of two"
     ),
     ProductInEinsum: lambda r: f"product in an Einsum, which cannot be written as MatMul: {r.why}",
-    DeconvolutionFloat: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
+    FloatDeconvolution: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
     SmallConvolution: lambda r: said(
         "small convolution ({inputs} to {outputs} channels, kernel {kernel}): no fast INT8 kernel expected "
         "({`include`} quantizes it)",

@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 
 from qdqtool.ir.operators import SUMS
 from qdqtool.ir.qdq import PerChannel
-from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Size, Step
+from qdqtool.trt.refusals import (
+    ConsumerKind,
+    PathStep,
+    Scale,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
+)
 from qdqtool.types import Cause, Finding, FindingCode, Refusal, Severity
 from qdqtool.util.records import once
 from qdqtool.util.text import counted
@@ -103,7 +110,7 @@ def names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
     return f"{shown} and {further} more" if further else shown
 
 
-def size_words(size: Size | None) -> str:
+def size_words(size: TensorSize | None) -> str:
     """`` (64x80x80)``; empty where the size is not known."""
     return f" ({size.shape})" if size is not None and size.shape else ""
 
@@ -113,27 +120,27 @@ def node_words(name: str, op: str) -> str:
     return name if not op or op in name else f"{name} ({op})"
 
 
-def step_words(step: Step) -> str:
+def step_words(step: PathStep) -> str:
     """The same for an operator on the way."""
     return node_words(step.node, step.op)
 
 
-def reader_names(readers: Sequence[Reader]) -> list[str]:
+def reader_names(readers: Sequence[TensorConsumer]) -> list[str]:
     return [
         "the network's output"
-        if r.kind == ReaderKind.OUTPUT
+        if r.kind == ConsumerKind.OUTPUT
         else r.node
-        if r.kind == ReaderKind.Q
+        if r.kind == ConsumerKind.Q
         else node_words(r.node, r.op)
         for r in readers
     ]
 
 
-def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
+def readers_words(readers: Sequence[TensorConsumer], it: str = " it") -> str:
     """Who reads a tensor as float, as a clause; ``it`` is empty in a clause that begins with ``which``."""
     if not readers:
         return f"nothing reads{it}"
-    if all(r.kind == ReaderKind.OUTPUT for r in readers):
+    if all(r.kind == ConsumerKind.OUTPUT for r in readers):
         return "it is the network's output"
     more = getattr(readers, "more", "")
     if more and [r.node for r in readers] == [more]:
@@ -144,13 +151,13 @@ def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
     return f"{names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float{others_words(readers)}"
 
 
-def others_words(readers: Sequence[Reader]) -> str:
+def others_words(readers: Sequence[TensorConsumer]) -> str:
     """Return `` (and others after cat7, which were not analyzed)``, or an empty string if no consumer is missing."""
     more = getattr(readers, "more", "")
     return f" (and others after {more}, which were not analyzed)" if more else ""
 
 
-def origin_words(origin: Origin, tensor: str = "") -> str:
+def origin_words(origin: TensorOrigin, tensor: str = "") -> str:
     """Where a tensor comes from."""
     if origin.convolution:
         return f"the result of {origin.convolution}"
@@ -183,17 +190,17 @@ def unified(scales: Sequence[Scale]) -> str:
 
 
 @once
-def floats_of(readers: Sequence[Reader]) -> list[Reader]:
+def floats_of(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
     """Those that are no Q."""
-    return [r for r in readers if r.kind is not ReaderKind.Q]
+    return [r for r in readers if r.kind is not ConsumerKind.Q]
 
 
 @once
-def quantizers_of(readers: Sequence[Reader]) -> list[Reader]:
-    return [r for r in readers if r.kind is ReaderKind.Q]
+def quantizers_of(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+    return [r for r in readers if r.kind is ConsumerKind.Q]
 
 
-def known_scale(quantizers: Sequence[Reader]) -> Reader | None:
+def known_scale(quantizers: Sequence[TensorConsumer]) -> TensorConsumer | None:
     """A Q right behind a tensor, whose pair another reader can share."""
     return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
 

@@ -96,9 +96,7 @@ says(
         f"{'is' if len(r.steps) == 1 else 'are'} between the weights and {r.quantizer}."
     ),
 )
-says(
-    lint.StoredReadElsewhere, lambda r: f"{r.node} ({r.op}) reads the stored integers '{r.tensor}'."
-)
+says(lint.MisreadConstant, lambda r: f"{r.node} ({r.op}) reads the stored integers '{r.tensor}'.")
 says(
     lint.WeightsStored,
     lambda r: f"{r.convolution}: weights '{r.weight}' are stored as integers, with only {r.node}.",
@@ -128,7 +126,7 @@ says(
 )
 says(lint.ProductOfActivations, lambda r: f"{r.node} multiplies two quantized activations.")
 says(
-    lint.DeconvolutionFloat,
+    lint.FloatDeconvolution,
     lambda r: f"{r.node} has Q/DQ, but this target computes ConvTranspose in float.",
 )
 
@@ -244,8 +242,8 @@ def _per_tensor(finding: Finding, cause: Cause, r: lint.WeightsPerTensor) -> Wor
 # Placement ------------------------------------------------------------------------------------------------------
 
 
-@words(lint.JoinedBehindHead)
-def _joined(finding: Finding, cause: Cause, r: lint.JoinedBehindHead) -> str:
+@words(lint.ConcatAfterHead)
+def _joined(finding: Finding, cause: Cause, r: lint.ConcatAfterHead) -> str:
     scale = "" if r.scale is None else f", {number(r.scale)}"
     text = f"{r.node} has one scale for all inputs of {r.concat} after the head{scale}"
     if not r.scores:
@@ -254,7 +252,7 @@ def _joined(finding: Finding, cause: Cause, r: lint.JoinedBehindHead) -> str:
     return f"{text}: {lost_scores(r)} (scores are '{r.scores}', at most 1{own})."
 
 
-def lost_scores(r: lint.JoinedBehindHead) -> str:
+def lost_scores(r: lint.ConcatAfterHead) -> str:
     """What the scale of a Concat makes of the scores in it."""
     if r.lost_below >= 1:
         return "all scores become 0, and the detector finds nothing"
@@ -265,7 +263,7 @@ def harm(findings: Sequence[Finding]) -> str:
     """What the values of one of several findings of one code show to be lost, for its first line; empty for nothing."""
     for finding in findings:
         r = finding.causes[0].refusal
-        if finding.severity == Severity.ERROR and isinstance(r, lint.JoinedBehindHead) and r.scores:
+        if finding.severity == Severity.ERROR and isinstance(r, lint.ConcatAfterHead) and r.scores:
             return f"{lost_scores(r)} (the scale is {number(r.scale or 0.0)})"
     return ""
 
@@ -299,7 +297,7 @@ says(
     ),
 )
 says(
-    lint.NormalizationFloat,
+    lint.FloatNormalization,
     lambda r: f"{r.node} ({r.op}) reads the output of a DQ and is computed in float.",
 )
 says(
@@ -315,13 +313,13 @@ says(
     ),
 )
 says(
-    lint.FloatStays,
+    lint.RemainingFloat,
     lambda r: (
         f"the float part of the model stays FP32 ({r.convolutions} of "
         f"{layers_counted(r.total - r.products, r.products)} read or write FP32 and could use FP16, {r.first} first)."
     ),
 )
-says(lint.Grouped, lambda r: f"{r.node} has {r.groups} groups of {r.channels} channels.")
+says(lint.GroupedConvolution, lambda r: f"{r.node} has {r.groups} groups of {r.channels} channels.")
 says(
     lint.DepthwiseSilu,
     lambda r: (
@@ -333,7 +331,7 @@ says(
     lambda r: f"{r.node} is a depthwise convolution whose result goes into {r.add}.",
 )
 says(
-    lint.EinsumFloat,
+    lint.FloatEinsum,
     lambda r: (
         f"{r.node} computes a matrix product as an Einsum ({r.equation}), in float; its operands are "
         f"{'' if r.quantized else 'not all '}dequantized."
@@ -341,8 +339,8 @@ says(
 )
 
 
-@words(lint.Channels)
-def _channels(finding: Finding, cause: Cause, r: lint.Channels) -> str:
+@words(lint.ChannelNumbers)
+def _channels(finding: Finding, cause: Cause, r: lint.ChannelNumbers) -> str:
     text = f"{r.node} has {r.inputs} input and {r.outputs} output channels"
     if r.small:
         return f"{text}."
@@ -356,8 +354,8 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
     return fp16_words(finding.way)
 
 
-@words(lint.NormInPieces)
-def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> Words | str:
+@words(lint.DecomposedNorm)
+def _pieces(finding: Finding, cause: Cause, r: lint.DecomposedNorm) -> Words | str:
     if r.alone:
         return (
             f"{r.node} ({r.alone}) squares values that are summed: in FP16 the square of 256 is infinite, and that of "
@@ -383,8 +381,8 @@ def _constants_in_half(finding: Finding, cause: Cause, r: lint.ConstantsInHalf) 
     return f"constants that FP16 {what}: {', '.join(f'{count} {which}' for count, which in counts if count)}; {listed}."
 
 
-@words(lint.TakenByMyelin)
-def _taken_by_myelin(finding: Finding, cause: Cause, r: lint.TakenByMyelin) -> str:
+@words(lint.FusedByMyelin)
+def _taken_by_myelin(finding: Finding, cause: Cause, r: lint.FusedByMyelin) -> str:
     parts = [
         f"{r.products} matrix products ({r.int8} INT8, {r.products - r.int8} float)"
         if r.products

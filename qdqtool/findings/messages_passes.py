@@ -37,7 +37,7 @@ from qdqtool.findings.outputs import behind_pool
 from qdqtool.ir.operators import JOINS
 from qdqtool.ir.qdq import PerChannel
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import Reader, ReaderKind, Scale
+from qdqtool.trt.refusals import ConsumerKind, Scale, TensorConsumer
 from qdqtool.types import Cause, Finding, Precision, Refusal
 
 # Inputs ---------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def _not_quantized(finding: Finding, cause: Cause, r: trt.OutputNotQuantized) ->
     readers = readers_words(r.readers)
     if finding.code == "SILU-NO-Q-AFTER":
         return f"{_writes(r)} after SiLU: {readers}."
-    outputs = all(x.kind == ReaderKind.OUTPUT for x in r.readers)
+    outputs = all(x.kind == ConsumerKind.OUTPUT for x in r.readers)
     return f"{_writes(r)}: {readers}{' (left float)' if r.readers and left_float(r) and not outputs else ''}."
 
 
@@ -265,13 +265,13 @@ def _residual_float(finding: Finding, cause: Cause, r: trt.ResidualFloat) -> Wor
         else (f"{r.add} adds it to {origin}, both as float")
     )
     fix = _skip_fix(r.add, f"'{r.tensor}'", r.quantizers)
-    others = [x for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.OUTPUT)]
+    others = [x for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
     if others:  # a quantized skip alone would then only add a DQ that remains (resnet18-a100-qat-residual, last block)
         fix += f" This helps only if the result of {r.add} is quantized as well: {readers_words(others)}."
     return f"{_writes(r)} because {how}.", fix
 
 
-def _skip_fix(add: str, what: str, quantizers: Sequence[Reader]) -> str:
+def _skip_fix(add: str, what: str, quantizers: Sequence[TensorConsumer]) -> str:
     q = known_scale(quantizers)
     if q is None:
         return f"Put Q/DQ on {what} before {add}; its scale needs calibration."
@@ -383,7 +383,9 @@ def _parts(r: trt.ConcatScales, consequence: str, own: Sequence[Scale]) -> Words
     )
 
 
-def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: str) -> Words:
+def _scales(
+    cause: Cause, tensor: str, readers: Sequence[TensorConsumer], consequence: str
+) -> Words:
     quantizers = quantizers_of(readers)
     own = [q.scale for q in quantizers]
     if cause.also and isinstance(cause.also[0], trt.ConcatScales):
@@ -409,8 +411,8 @@ def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: s
 # Conversions ----------------------------------------------------------------------------------------------------
 
 
-@words(trt.Stays)
-def _stays(finding: Finding, cause: Cause, r: trt.Stays) -> str:
+@words(trt.RemainingConversion)
+def _stays(finding: Finding, cause: Cause, r: trt.RemainingConversion) -> str:
     scale = scale_words(r.scale)
     if finding.code == "INPUT-CONVERSION":
         return f"{r.name} converts the network's input '{r.origin.tensor}' to {r.precision} (scale {scale})."
@@ -444,7 +446,7 @@ def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Words | str:
     )
 
 
-def _why(cause: Cause, r: trt.Stays) -> str:
+def _why(cause: Cause, r: trt.RemainingConversion) -> str:
     """Return why a conversion remains: a related finding, a refusal, or the node that cannot absorb it."""
     origin = r.origin
     if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
@@ -453,7 +455,7 @@ def _why(cause: Cause, r: trt.Stays) -> str:
         return "see " + ", and ".join(f"{code} at {node}" for code, node in cause.see)
     if not r.quantize:
         who = names(
-            "the network's output" if x.kind == ReaderKind.OUTPUT else x.node for x in r.behind
+            "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.behind
         )
         return f"{who or 'its consumer'} cannot absorb it"
     if cause.also:
@@ -464,14 +466,14 @@ def _why(cause: Cause, r: trt.Stays) -> str:
     return f"{origin.node} ({origin.op}){joined} runs in float"
 
 
-def _blocked(r: trt.Stays, refusal: Refusal) -> str:
+def _blocked(r: trt.RemainingConversion, refusal: Refusal) -> str:
     if isinstance(refusal, trt.OutputScale):
         return f"{r.origin.node} cannot use its scale"
     if isinstance(refusal, trt.NotCommuting):
         return f"a Q cannot move up past {node_words(refusal.node, refusal.op)}"
     if isinstance(refusal, trt.ManyConsumers):
         floats = floats_of(refusal.readers)
-        plain = all(x.kind != ReaderKind.OUTPUT for x in floats)
+        plain = all(x.kind != ConsumerKind.OUTPUT for x in floats)
         others = others_words(refusal.readers)
         who = (
             f", which {readers_words(floats, it='')}{others}"

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from qdqtool.findings.messages import Words, words
-from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form, IntegersLost, ScalesJoined, Why
+from qdqtool.trt.rtx.operands import (
+    CompilerFault,
+    FaultKind,
+    IntegersLost,
+    LossReason,
+    ScalesJoined,
+    UnsupportedForm,
+)
 from qdqtool.types import Cause, Finding
 
 _ACTIVATION = (
@@ -12,179 +19,188 @@ _ACTIVATION = (
 )
 
 # {conv}, {node}, {op} and {dq} are filled in.
-_LOST: dict[Why, Words] = {
-    Why.OPERATOR: (
+_LOST: dict[LossReason, Words] = {
+    LossReason.OPERATOR: (
         "{conv}: {node} ({op}) is between {dq} and it, and TensorRT-RTX computes {op} in float.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
-    Why.SHARED: (
+    LossReason.SHARED: (
         "{conv}: the factor of {node} ({op}) cannot be merged into the scale of {dq}, because other nodes read the same tensor.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
-    Why.POOL: (
+    LossReason.POOL: (
         "{conv}: {node} ({op}) is between {dq} and a Q and becomes an INT8 pooling with the scale of the Q; {conv} "
         "reads a second, float pooling.",
         "Put Q/DQ on the input of {conv} as well, or remove the Q of the other consumer.",
     ),
-    Why.JOIN_FLOAT: (
+    LossReason.JOIN_FLOAT: (
         "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
         "Put Q/DQ directly before {conv}, or on every input of {node} with one scale.",
     ),
-    Why.JOIN_SCALE: (
+    LossReason.JOIN_SCALE: (
         "{conv}: the inputs of {node} ({op}) have different scales, so its result is float.",
         "Give all inputs of {node} one scale, or put Q/DQ directly before {conv}.",
     ),
-    Why.PAD: (
+    LossReason.PAD: (
         "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width is fused into a convolution, "
         "if it is directly before it and has no other consumer.",
         "Put Q/DQ between {node} and {conv}, or use the pads attribute of the convolution.",
     ),
-    Why.AXIS: (
+    LossReason.AXIS: (
         "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
         _ACTIVATION,
     ),
-    Why.INPUT_AXIS: (
+    LossReason.INPUT_AXIS: (
         "{dq}: its scale varies along an axis; TensorRT-RTX computes a convolution that reads it in float.",
         "Quantize the tensor with one scalar scale.",
     ),
-    Why.INPUT_SHAPE1: (
+    LossReason.INPUT_SHAPE1: (
         "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel; a convolution that reads it runs in "
         "float.",
         "Give {dq} a scalar scale (shape []).",
     ),
-    Why.WEIGHTS_AXIS: (
+    LossReason.WEIGHTS_AXIS: (
         "{conv}: the scales of its weights ({dq}) vary along an axis other than the output channels (0).",
         "Quantize the weights along axis 0.",
     ),
-    Why.SUM_AXIS: (
+    LossReason.SUM_AXIS: (
         "{conv}: the scales of {dq} vary along the axis that is summed, or by batch.",
         "Quantize along the output columns, or with one scale.",
     ),  # of weights
-    Why.CAST: (
+    LossReason.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and it.",
         "Let the DQ write the wider type: give it scales of that type.",
     ),
-    Why.TYPES: (
+    LossReason.TYPES: (
         "{conv}: its inputs are quantized to types that cannot be multiplied.",
         "Quantize both sides to int8.",
     ),
-    Why.TURING: (
+    LossReason.TURING: (
         "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets disables it for all.",
         "Build for SM80 and later only.",
     ),
 }
 
 # {node} is filled in, and {0}, {1} ... are the values.
-_FAULTS: dict[Fault, Words] = {
-    Fault.CONSTANT_TYPE: (
+_FAULTS: dict[FaultKind, Words] = {
+    FaultKind.CONSTANT_TYPE: (
         '{node}: TensorRT-RTX rejects a constant of type {0}: "Failed to import initializer: {node}".',
         "Quantize to int8.",
     ),
-    Fault.OPERATOR: (
+    FaultKind.OPERATOR: (
         '{node}: TensorRT-RTX does not support {what}; the parser stops with "{words}".',
         "Replace it by an operator or form that TensorRT-RTX supports, or remove it from the model.",
     ),
-    Fault.NMS: (
+    FaultKind.NMS: (
         '{node}: "NonMaxSuppression has no runners that implement the layer".',
         "Remove the NonMaxSuppression from the model and run it outside.",
     ),
-    Fault.ONE_VALUE: (
+    FaultKind.ONE_VALUE: (
         '{node}: normalizes a single value; "Error during shape inference of ... inorm".',
         "Remove the InstanceNormalization: its result is its bias.",
     ),
-    Fault.UINT8_INPUT: (
+    FaultKind.UINT8_INPUT: (
         '{node}: reads a uint8 network input; "Found unsupported input type of UINT8".',
         "Make the network input int8, with zero point 0.",
     ),
-    Fault.WEIGHTS_SCALE: (
+    FaultKind.WEIGHTS_SCALE: (
         "{node}: its scale '{0}' is computed at run time; TensorRT-RTX stops with \"MyelinCheckException: operand.h: "
         'CHECK(is_constant())".',
         "Write the scale as a constant; TensorRT has no dynamic quantization.",
     ),
-    Fault.SCALE: (
+    FaultKind.SCALE: (
         "{node}: its scale '{0}' is computed at run time; TensorRT-RTX crashes (signal 11) while building.",
         "Write the scale as a constant; TensorRT has no dynamic quantization.",
     ),
-    Fault.BLOCKS: (
+    FaultKind.BLOCKS: (
         '{node}: blocks along axis {0}; "The blocking dimension must be the last or second to last dimension".',
         "Use one scale for each output channel.",
     ),
-    Fault.ZERO_POINT: (
+    FaultKind.ZERO_POINT: (
         "{node}: its zero point '{0}' is computed; \"has `zero_point` which is not an initializer\".",
         "Write the zero point as a constant 0.",
     ),
-    Fault.FLOAT_TYPES: (
+    FaultKind.FLOAT_TYPES: (
         '{node}: "{0} `input` and `kernel` must be of same type. `input` type is {1} but `kernel` is of type {2}."',
         "Give input and weights the same float type (a DQ writes the type of its scale).",
     ),
-    Fault.INTEGERS: (
+    FaultKind.INTEGERS: (
         "{node}: its input is {0}; a convolution needs float inputs.",
         "Put a DequantizeLinear before it.",
     ),
-    Fault.INT4_WEIGHTS: (
+    FaultKind.INT4_WEIGHTS: (
         '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".',
         "Quantize the weights to int8.",
     ),
-    Fault.HALF_SHAPE1: (
+    FaultKind.HALF_SHAPE1: (
         '{node}: float16 weights with one scale of shape [1] ({0}); "MyelinCheckException: const_ppg.cpp: '
         'CHECK(same_symbolic_shapes(op_output->dimensions(), A_dims)) failed".',
         "Give the weights a scalar scale (shape []), or one for each output channel.",
     ),
-    Fault.HARDWARE_TYPE: (
+    FaultKind.HARDWARE_TYPE: (
         '{node}: "Cannot compile for target(s) {1}, because the model contains HW-specific datatypes: {0}".',
         "Quantize to int8, or build for SM{2} or later only.",
     ),
 }
 
 # Description and parser message of an operator or a form of it; {1} is the operator, or the type of an input.
-_FORMS: dict[Form, tuple[str, str]] = {
-    Form.OPERATOR: ("the operator {1}", "In function check{1}: [8] false"),
-    Form.PLUGIN: ("the operator {1}", "Plugin not found"),
-    Form.INPUT: (
+_FORMS: dict[UnsupportedForm, tuple[str, str]] = {
+    UnsupportedForm.OPERATOR: ("the operator {1}", "In function check{1}: [8] false"),
+    UnsupportedForm.PLUGIN: ("the operator {1}", "Plugin not found"),
+    UnsupportedForm.INPUT: (
         "a network input of {1}",
         "Failed to convert ONNX date type to TensorRT data type.",
     ),
-    Form.OUTPUTS: (
+    UnsupportedForm.OUTPUTS: (
         "a second output of {1}",
         "This version of TensorRT doesn't support mode than 1 outputs for {1} nodes!",
     ),
-    Form.DILATIONS: (
+    UnsupportedForm.DILATIONS: (
         "dilations of {1}",
         "This version of TensorRT does not support dilations other than 1.",
     ),
-    Form.TRAINING: (
+    UnsupportedForm.TRAINING: (
         "{1} in training",
         "This version of TensorRT does not support training_mode == 1 in BatchNormalization.",
     ),
-    Form.NORM: ("another norm than L1 and L2", "Only L1 and L2 normalization are supported."),
-    Form.ANTIALIASING: ("antialiasing", "Antialiasing is not supported currently."),
-    Form.ASPECT: (
+    UnsupportedForm.NORM: (
+        "another norm than L1 and L2",
+        "Only L1 and L2 normalization are supported.",
+    ),
+    UnsupportedForm.ANTIALIASING: ("antialiasing", "Antialiasing is not supported currently."),
+    UnsupportedForm.ASPECT: (
         "this keep_aspect_ratio_policy",
         "Only `stretch` is supported currently as `keep_aspect_ratio_policy`.",
     ),
-    Form.COORDINATES: (
+    UnsupportedForm.COORDINATES: (
         "this coordinate_transformation_mode of {1}",
         "TensorRT only supports half_pixel, pytorch_half_pixel, "
         "tf_half_pixel_for_nn, asymmetric and align_corners transformation modes!",
     ),
-    Form.REDUCTION_ND: ("{1} with a reduction", "ScatterND with reduction is not supported."),
-    Form.REDUCTION: ("{1} with a reduction", "Unsupported reduction type"),
-    Form.CAPITALS: (
+    UnsupportedForm.REDUCTION_ND: (
+        "{1} with a reduction",
+        "ScatterND with reduction is not supported.",
+    ),
+    UnsupportedForm.REDUCTION: ("{1} with a reduction", "Unsupported reduction type"),
+    UnsupportedForm.CAPITALS: (
         "capital letters in an equation of {1}",
         "Invalid character(s) in Einsum equation",
     ),
-    Form.CAST: ("a Cast to this type", "Unsupported data type for the Cast operator!"),
-    Form.FLOATS: (
+    UnsupportedForm.CAST: ("a Cast to this type", "Unsupported data type for the Cast operator!"),
+    UnsupportedForm.FLOATS: (
         "a {1} of floats",
         "The fmod attribute is set to 0. Inputs cannot be of floating point types.",
     ),
-    Form.UINT8: ("{1} of uint8", "But type is UInt8."),
-    Form.UINT8_BETWEEN: (
+    UnsupportedForm.UINT8: ("{1} of uint8", "But type is UInt8."),
+    UnsupportedForm.UINT8_BETWEEN: (
         "uint8 between layers",
         "TensorRT does not support UINT8 types for intermediate tensors.",
     ),
-    Form.INT32: ("{1} of int32", "Found unsupported input type of INT32"),
-    Form.HALF: ("{1} of 16 bits", "The rank of operands should be the same adding inputs."),
+    UnsupportedForm.INT32: ("{1} of int32", "Found unsupported input type of INT32"),
+    UnsupportedForm.HALF: (
+        "{1} of 16 bits",
+        "The rank of operands should be the same adding inputs.",
+    ),
 }
 _PLUGINS = {
     "CausalConvWithState": "failed to load CausalConvWithState plugin",
@@ -197,24 +213,28 @@ _PLUGINS = {
 @words(ScalesJoined)
 @words(IntegersLost)
 def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
-    message, fix = _LOST[Why.WEIGHTS_AXIS if r.weights and r.why == Why.AXIS else r.why]
-    if not r.weights and r.why == Why.SUM_AXIS:
+    message, fix = _LOST[
+        LossReason.WEIGHTS_AXIS if r.weights and r.why == LossReason.AXIS else r.why
+    ]
+    if not r.weights and r.why == LossReason.SUM_AXIS:
         fix = _ACTIVATION
     filled = {
         "conv": r.node,
-        "node": r.at.node if r.at else r.node,
-        "op": r.at.op if r.at else "",
+        "node": r.step.node if r.step else r.node,
+        "op": r.step.op if r.step else "",
         "dq": r.dq or "the DQ",
     }
-    where = "on the path of the weights: " if r.weights and r.why != Why.AXIS else ""
+    where = "on the path of the weights: " if r.weights and r.why != LossReason.AXIS else ""
     return where + message.format(**filled), fix.format(**filled)
 
 
 @words(CompilerFault)
 def _fault(finding: Finding, cause: Cause, r: CompilerFault) -> Words:
     message, fix = _FAULTS[r.fault]
-    what, quoted = _FORMS[Form(r.values[0])] if r.fault == Fault.OPERATOR else ("", "")
-    if r.fault == Fault.OPERATOR and r.values[0] == Form.PLUGIN:
+    what, quoted = (
+        _FORMS[UnsupportedForm(r.values[0])] if r.fault == FaultKind.OPERATOR else ("", "")
+    )
+    if r.fault == FaultKind.OPERATOR and r.values[0] == UnsupportedForm.PLUGIN:
         quoted = _PLUGINS.get(r.values[1], quoted)
     filled = {"node": r.node, "what": what.format(*r.values), "words": quoted.format(*r.values)}
     return message.format(*r.values, **filled), fix.format(*r.values, **filled)

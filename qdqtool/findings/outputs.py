@@ -17,7 +17,13 @@ from qdqtool.findings.messages import floats_of, known_scale, quantizers_of
 from qdqtool.findings.report import Diagnosis, Known, See
 from qdqtool.ir.operators import CUTS, JOINS, SUMS
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays
+from qdqtool.trt.refusals import (
+    ConsumerKind,
+    OutputManyConsumers,
+    OutputNotQuantized,
+    RemainingConversion,
+    TensorConsumer,
+)
 from qdqtool.trt.surroundings import have_different_scales
 from qdqtool.types import Cause, Precision, Refusal
 from qdqtool.util.records import replaced
@@ -44,12 +50,14 @@ def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
 def of_readers(
     known: Known,
     r: trt.OutputDifferentScales | ScalesAround,
-    readers: Sequence[Reader],
+    readers: Sequence[TensorConsumer],
     convolutions: tuple[str, ...],
 ) -> Diagnosis:
     """The diagnosis of different scales of a tensor's Qs; a Concat's refusal says what scales its parts have."""
     between = crossed_by(readers)
-    tensor = r.origin.tensor if isinstance(r, Stays) and not r.requantizes else r.tensor
+    tensor = (
+        r.origin.tensor if isinstance(r, RemainingConversion) and not r.requantizes else r.tensor
+    )
     parts = (
         known.first(trt.ConcatScales, between.node)
         if between is not None and between.op in JOINS
@@ -124,12 +132,12 @@ def _has_scale(known: Known, add: str, shares: bool = False) -> bool:
     return shares if residual is None else known_scale(residual.quantizers) is not None
 
 
-def wanted(readers: Sequence[Reader]) -> bool:
+def wanted(readers: Sequence[TensorConsumer]) -> bool:
     """Whether a tensor can become INT8 for all that read it: one that cannot keeps it float for the others too."""
-    return bool(readers) and all(x.kind == ReaderKind.Q or x.gains for x in readers)
+    return bool(readers) and all(x.kind == ConsumerKind.Q or x.gains for x in readers)
 
 
-def behind_pool(r: OutputManyConsumers) -> list[Reader]:
+def behind_pool(r: OutputManyConsumers) -> list[TensorConsumer]:
     """The Qs that read the result of that pooling, as seen from there."""
     return [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
 
@@ -156,7 +164,7 @@ def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> D
             automatic=_has_scale(known, add.node, add.shares),
         )
     first = (floats_of(r.readers) or r.readers)[0]  # the float one may be farther than was looked
-    node = first.node if first.kind != ReaderKind.OUTPUT else r.tensor
+    node = first.node if first.kind != ConsumerKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
 
 
@@ -192,7 +200,7 @@ def of_average(known: Known, node: str) -> Diagnosis | None:
 # Conversions ---------------------------------------------------------------------------------------------------------
 
 
-def explain(known: Known, stays: Stays) -> None:
+def explain(known: Known, stays: RemainingConversion) -> None:
     """Adds the finding about a conversion, and one about what causes it where no convolution's finding says that."""
     if stays.precision not in (Precision.INT8, Precision.INT32) and stays.origin.node:
         _stays(known, stays)
@@ -210,7 +218,7 @@ def explain(known: Known, stays: Stays) -> None:
 
 def _stays(
     known: Known,
-    stays: Stays,
+    stays: RemainingConversion,
     see: tuple[See, ...] = (),
     also: Refusal | None = None,
     convolutions: tuple[str, ...] | None = None,
@@ -220,7 +228,7 @@ def _stays(
     known.add(Diagnosis(stays.name, cause, stays.elements, concerned), (stays.node,))
 
 
-def _beside(known: Known, stays: Stays) -> tuple[See, ...]:
+def _beside(known: Known, stays: RemainingConversion) -> tuple[See, ...]:
     """The finding about Qs of other scales on the same tensor; empty where there is none."""
     if not have_different_scales(quantizers_of(stays.siblings)):
         return ()
@@ -231,7 +239,7 @@ def _beside(known: Known, stays: Stays) -> tuple[See, ...]:
     return ((found.code, found.node),)
 
 
-def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]:
+def _why_q(known: Known, stays: RemainingConversion) -> tuple[tuple[See, ...], Refusal | None]:
     """The findings that explain a Q that stays, or else the refusal that does."""
     origin = stays.origin
     seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
@@ -256,7 +264,7 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
     return (known.see(origin.quantizer) if origin.quantizer else ()), None
 
 
-def _requantized(known: Known, stays: Stays) -> None:
+def _requantized(known: Known, stays: RemainingConversion) -> None:
     between = crossed(stays.passed)
     joined = (
         between is not None
@@ -272,7 +280,7 @@ def _requantized(known: Known, stays: Stays) -> None:
     _stays(known, stays, ((found.code, found.node),))
 
 
-def _dequantize(known: Known, stays: Stays) -> None:
+def _dequantize(known: Known, stays: RemainingConversion) -> None:
     inner = known.see(stays.pair) if stays.pair else ()
     for reader in stays.behind:
         found = of_average(known, reader.node)

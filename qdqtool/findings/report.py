@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from qdqtool.findings.coded import PROMISED, ScalesAround, code_of, fixed
-from qdqtool.trt.refusals import AddOutputNotQuantized, ResidualFloat, Size, Stays
+from qdqtool.trt.refusals import (
+    AddOutputNotQuantized,
+    RemainingConversion,
+    ResidualFloat,
+    TensorSize,
+)
 from qdqtool.types import (
     Cause,
     ConvOutcome,
@@ -176,7 +181,7 @@ class Diagnosis:
 
     node: str
     cause: Cause
-    size: Size | None = None
+    size: TensorSize | None = None
     convolutions: tuple[str, ...] = ()
     joined: bool = False
     gains: bool = True
@@ -231,7 +236,7 @@ class Known:
     def add(self, found: Diagnosis, about: Iterable[str] = ()) -> bool:
         """Reports a diagnosis; ``about`` are the refused nodes that it explains."""
         cause = found.cause.refusal  # what it or its outcome rests on, the finding rests on too
-        rests = cause if isinstance(cause, Stays) else self.outcomes.get(cause.node)
+        rests = cause if isinstance(cause, RemainingConversion) else self.outcomes.get(cause.node)
         evidence = Evidence.SEEN if rests is None else rests.evidence
         size = found.size.values if found.size is not None else None
         holds = self.report.add(
@@ -244,7 +249,7 @@ class Known:
             gains=found.gains,
             automatic=found.automatic,
         )
-        if isinstance(cause, Stays) and not isinstance(cause, ScalesAround):
+        if isinstance(cause, RemainingConversion) and not isinstance(cause, ScalesAround):
             return holds  # what stays explains nothing else
         for node in (*about, found.node):
             self._found.setdefault(node, (found.code, found.node))

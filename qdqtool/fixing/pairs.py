@@ -29,7 +29,7 @@ from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passa
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, adds_computed
-from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead, ScaleDead
+from qdqtool.trt.faults import ConcatAfterHead, HeadQuantized, ScaleDead
 from qdqtool.trt.refusals import InsideActivation, ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
@@ -261,7 +261,7 @@ def find_pairs_after_head(view: View, target: Target, refusals: Sequence[Refusal
     visited: set[int] = set()
     dfl = find_dfl(view.model) if refusals else set()
     parts = [r for r in select_refusals(ScaleDead, refusals) if not r.whole]
-    joined = select_refusals(JoinedBehindHead, refusals)
+    joined = select_refusals(ConcatAfterHead, refusals)
     for start in find_refused_nodes(view, [*joined, *parts]):
         if start.index in visited or _reaches_weights(view, start):
             continue

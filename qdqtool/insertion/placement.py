@@ -67,8 +67,8 @@ from qdqtool.patterns.heads import (
 from qdqtool.patterns.pointwise import activation_outputs
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
-from qdqtool.trt import detect
-from qdqtool.trt.taken import find_float_fusions
+from qdqtool.trt import fault_checks
+from qdqtool.trt.float_fusions import find_float_fusions
 from qdqtool.types import Refusal
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note, Remark
@@ -427,7 +427,7 @@ class _Placer:
         if node.input(0) not in self._varying:
             return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
         is_constant = model.is_constant(weights)
-        computed = detect.weights_not_constant(
+        computed = fault_checks.weights_not_constant(
             PLACEMENT, name, weights, is_constant, is_sparse(model, weights)
         )
         if computed is not None:
@@ -452,7 +452,7 @@ class _Placer:
                 return WeightsRank(PLACEMENT, name, len(shape))
             if node.integer("transA", 0):
                 return UnfitInput(PLACEMENT, name, Unfit.TRANSPOSED)
-        return None if self._rules.transposed else detect.deconvolution_float(PLACEMENT, node)
+        return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
     def _refuse_few_channels(self, node: Node) -> Refusal | None:
         """Apply ModelOpt's published rule (``find_nodes_from_convs_to_exclude``)."""

@@ -6,7 +6,7 @@ and fuses it into the convolution before it. :mod:`qdqtool.ir.operators` lists t
 operators.
 
 Insertion and heads use this module before there is any Q/DQ. The simulator decides which of these
-functions a convolution fuses (:mod:`qdqtool.trt.taken`).
+functions a convolution fuses (:mod:`qdqtool.trt.float_fusions`).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from qdqtool.qat.networks import (
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, WEIGHTED_MODULES, QuantizerSite
 from qdqtool.qat.trace import NetworkTrace, trace
-from qdqtool.trt import detect
+from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
 from qdqtool.util.checks import compile_pattern
@@ -347,7 +347,7 @@ def _find_unreachable(
                 constant = site.kind != "input" or "weight" in modules[site.module]._parameters
                 name = reader.node.name
                 if (
-                    made := detect.weights_not_constant(
+                    made := fault_checks.weights_not_constant(
                         PLACEMENT, name, reader.node.input(1), constant
                     )
                 ) is not None:

@@ -6,7 +6,7 @@ A fault that a pass finds too (weights without a DQ, a zero point that is not 0)
 
 from enum import StrEnum
 
-from qdqtool.trt.refusals import Scale, Step
+from qdqtool.trt.refusals import PathStep, Scale
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.records import record
 
@@ -147,13 +147,13 @@ class WeightsBehind(Refusal):
     ``stored`` where that quantizer is a DQ, of stored integers.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
     quantizer: str
     stored: bool
     more: int = 0
 
 
-class StoredReadElsewhere(Refusal):
+class MisreadConstant(Refusal):
     """Something else than a DQ reads stored integers."""
 
     op: str
@@ -301,14 +301,14 @@ class ProductOfActivations(Refusal):
     """A product of two quantized tensors that are computed at run time."""
 
 
-class DeconvolutionFloat(Refusal):
+class FloatDeconvolution(Refusal):
     """A quantized ConvTranspose on a target that computes it in float."""
 
 
 # Placement ------------------------------------------------------------------------------------------------------
 
 
-class JoinedBehindHead(Refusal):
+class ConcatAfterHead(Refusal):
     """One scale for everything that a Concat behind the head joins.
 
     Attributes:
@@ -359,7 +359,7 @@ class OtherTypes(Refusal):
     kinds: tuple[tuple[str, int], ...]
 
 
-class TakenByMyelin(Refusal):
+class FusedByMyelin(Refusal):
     """Attention and normalizations of a network, which Myelin compiles; the node is the first in graph order.
 
     Attributes:
@@ -385,7 +385,7 @@ class TakenByMyelin(Refusal):
     possible: int
 
 
-class NormalizationFloat(Refusal):
+class FloatNormalization(Refusal):
     """A normalization or Softmax behind a DQ."""
 
     op: str
@@ -401,14 +401,14 @@ class LargeKernel(Refusal):
     kernel: tuple[int, ...]
 
 
-class Grouped(Refusal):
+class GroupedConvolution(Refusal):
     """A grouped convolution that is not depthwise."""
 
     groups: int
     channels: int
 
 
-class Channels(Refusal):
+class ChannelNumbers(Refusal):
     """Numbers of channels that INT8 kernels dislike; ``odd`` are no multiples of 16, ``small``: one is less than 16."""
 
     inputs: int
@@ -433,14 +433,14 @@ class FloatFlag(Refusal):
     """What is not quantized needs the builder's permission to run in FP16."""
 
 
-class EinsumFloat(Refusal):
+class FloatEinsum(Refusal):
     """A matrix product that an Einsum computes; ``quantized`` where both operands are dequantized in front of it."""
 
     equation: str
     quantized: bool
 
 
-class NormInPieces(Refusal):
+class DecomposedNorm(Refusal):
     """A layer normalization in pieces, whose squares FP16 may not hold; the node squares.
 
     Attributes:
@@ -467,7 +467,7 @@ class ConstantsInHalf(Refusal):
     denormal: int
 
 
-class FloatStays(Refusal):
+class RemainingFloat(Refusal):
     """Convolutions and matrix products (``products`` of ``total``) read or write FP32, which strong types keep."""
 
     convolutions: int

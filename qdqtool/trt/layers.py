@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qdqtool.evidence import Case
 from qdqtool.ir.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
 from qdqtool.ir.qdq import QuantParams, precision_of
-from qdqtool.trt.refusals import EMPTY_PATH, OperatorPath, Scale, Step
+from qdqtool.trt.refusals import EMPTY_PATH, OperatorPath, PathStep, Scale
 from qdqtool.types import MyelinRegion, Precision, Refusal
 
 Dims = tuple[int | None, ...]
@@ -204,7 +204,7 @@ class FusedParts:
     """
 
     has_activation: bool = False
-    activation: Step | None = None
+    activation: PathStep | None = None
     tensor_before_activation: str = ""
     has_pointwise: bool = False
     has_pooling: bool = False
@@ -409,7 +409,7 @@ class Layer:
         """``MAX`` or ``AVERAGE`` for a POOLING; empty for other kinds."""
         return "" if self.window is None else self.window.type
 
-    def record_move(self, step: Step) -> None:
+    def record_move(self, step: PathStep) -> None:
         """Record that a Q, with those merged into it, moved past an operator."""
         self.path = self.path.with_step(step)
         self.merged_quantizers = tuple(

@@ -125,7 +125,7 @@ class PassError(QdqtoolError):
     """A pass failed: a defect of qdqtool, reported with the passes that had run."""
 
 
-class Run:
+class PipelineRun:
     """A run of passes over a network.
 
     Attributes:
@@ -189,7 +189,7 @@ class Run:
         return refusals
 
 
-def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run:
+def run(network: Network, target: Target, last: type[Pass] | None = None) -> PipelineRun:
     """Run the pipeline over a network.
 
     Args:
@@ -200,7 +200,7 @@ def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run
     Raises:
         PassError: A pass failed.
     """
-    result = Run(network)
+    result = PipelineRun(network)
     for stage in PIPELINE:
         if isinstance(stage, tuple):
             result.refusals += result.run_loop([pass_type(target) for pass_type in stage])

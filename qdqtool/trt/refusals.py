@@ -21,7 +21,7 @@ STEPS = 100  # of a way that are listed; networks have a dozen
 
 
 @record
-class Size:
+class TensorSize:
     """How large a tensor is: its ``shape`` without the batch (``64x80x80``), and how many ``values`` it has.
 
     An unknown batch counts as 1.
@@ -32,7 +32,7 @@ class Size:
 
 
 @record
-class Step:
+class PathStep:
     """An operator between a tensor and its reader, or that a Q moved past: the ONNX node, and its operator.
 
     ``part``: for a Concat, which of its inputs the way leads through; -1 elsewhere.
@@ -52,26 +52,26 @@ class OperatorPath:
     __slots__ = ("_before", "_step", "ops")
     ops: frozenset[str]
 
-    def __init__(self, step: Step | None = None, before: OperatorPath | None = None) -> None:
+    def __init__(self, step: PathStep | None = None, before: OperatorPath | None = None) -> None:
         self._step = step
         self._before = before
         ops = before.ops if before is not None else frozenset()
         self.ops = ops if step is None or step.op in ops else ops | {step.op}
 
-    def with_step(self, step: Step) -> OperatorPath:
+    def with_step(self, step: PathStep) -> OperatorPath:
         """The way with one more step at its end."""
         return OperatorPath(step, self)
 
-    def latest_steps(self, most: int = STEPS) -> tuple[Step, ...]:
+    def latest_steps(self, most: int = STEPS) -> tuple[PathStep, ...]:
         """The latest steps first, ``most`` of them at most."""
-        found: list[Step] = []
+        found: list[PathStep] = []
         way: OperatorPath | None = self
         while way is not None and way._step is not None and len(found) < most:
             found.append(way._step)
             way = way._before
         return tuple(found)
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PathStep, ...]:
         """The steps in order; of a longer way the last :data:`STEPS`."""
         return self.latest_steps()[::-1]
 
@@ -79,7 +79,7 @@ class OperatorPath:
 EMPTY_PATH = OperatorPath()
 
 
-class ReaderKind(StrEnum):
+class ConsumerKind(StrEnum):
     """A QuantizeLinear, a sum of two computed tensors, another operator, or an output of the network."""
 
     Q = "q"
@@ -89,7 +89,7 @@ class ReaderKind(StrEnum):
 
 
 @record
-class Reader:
+class TensorConsumer:
     """Who reads a tensor, looked for past the operators that a Q could pass.
 
     Attributes:
@@ -103,10 +103,10 @@ class Reader:
         shares: Of a sum, whether each input comes from a DQ or is read by a Q, whose scale the sum can share.
     """
 
-    kind: ReaderKind
+    kind: ConsumerKind
     node: str
     op: str
-    path: tuple[Step, ...] = ()
+    path: tuple[PathStep, ...] = ()
     scale: Scale = None
     feeds_weighted: bool = False
     gains: bool = False
@@ -114,7 +114,7 @@ class Reader:
 
 
 @record
-class Origin:
+class TensorOrigin:
     """What writes a tensor, looked for up past operators that a Q could pass.
 
     Attributes:
@@ -134,7 +134,7 @@ class Origin:
     node: str
     op: str
     convolution: str = ""
-    path: tuple[Step, ...] = ()
+    path: tuple[PathStep, ...] = ()
     int8: bool = False
     boundary: str = ""
     quantizer: str = ""
@@ -161,8 +161,8 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
     op: str
     weights_quantized: bool = False
     dq: str = ""
-    blocker: Step | None = None
-    elements: Size | None = None
+    blocker: PathStep | None = None
+    elements: TensorSize | None = None
 
 
 class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
@@ -170,7 +170,7 @@ class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
 
     weight: str
     dq: str = ""
-    elements: Size | None = None
+    elements: TensorSize | None = None
 
 
 class WeightsNotConstant(Refusal, reason="weights-not-constant"):
@@ -209,7 +209,7 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
     """A ConvTranspose of three spatial dimensions without an activation and a Q behind it."""
 
     dq: str
-    elements: Size | None = None
+    elements: TensorSize | None = None
 
 
 class ActivationPerChannel(Refusal, reason="activation-per-channel"):
@@ -263,25 +263,25 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
     """No Q reads the result; ``activation`` is the pointwise one that the layer took in (``SiLU`` for a gated one)."""
 
     tensor: str
-    readers: tuple[Reader, ...]
-    elements: Size | None = None
-    activation: Step | None = None
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+    activation: PathStep | None = None
 
 
 class OutputDifferentScales(Refusal, reason="output-different-scales"):
     """Several Qs with different scales read the result, and nothing else."""
 
     tensor: str
-    readers: tuple[Reader, ...]
-    elements: Size | None = None
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
 
 
 class OutputManyConsumers(Refusal, reason="output-many-consumers"):
     """A Q and something that reads float read the result."""
 
     tensor: str
-    readers: tuple[Reader, ...]
-    elements: Size | None = None
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
 
 
 class OutputScale(Refusal, reason="output-scale"):
@@ -301,11 +301,11 @@ class ResidualFloat(Refusal, reason="residual-float"):
     """
 
     add: str
-    residual: Origin
-    readers: tuple[Reader, ...]
-    elements: Size | None = None
+    residual: TensorOrigin
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
     tensor: str = ""
-    quantizers: tuple[Reader, ...] = ()
+    quantizers: tuple[TensorConsumer, ...] = ()
 
 
 class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
@@ -314,16 +314,16 @@ class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
     add: str
     quantizer: str
     scales: tuple[Scale, Scale] = (None, None)
-    elements: Size | None = None
+    elements: TensorSize | None = None
 
 
 class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
     """The residual is quantized, what reads the Add is not (or not alone)."""
 
     add: str
-    residual: Origin
-    readers: tuple[Reader, ...]
-    elements: Size | None = None
+    residual: TensorOrigin
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
 
 
 class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
@@ -333,17 +333,17 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
 
     add: str
     activation: str
-    residual: Origin | None = None
-    elements: Size | None = None
-    readers: tuple[Reader, ...] = ()
+    residual: TensorOrigin | None = None
+    elements: TensorSize | None = None
+    readers: tuple[TensorConsumer, ...] = ()
 
 
 class ActivationJoined(Refusal, reason="activation-joined"):
     """What follows the convolution is one kernel of ``pointwise`` nodes, which reads from ``others`` as well."""
 
     pointwise: tuple[str, ...]
-    others: tuple[Origin, ...]
-    elements: Size | None = None
+    others: tuple[TensorOrigin, ...]
+    elements: TensorSize | None = None
 
 
 class InsideActivation(Refusal, reason="inside-activation"):
@@ -364,7 +364,7 @@ class InsideActivation(Refusal, reason="inside-activation"):
     silu: bool
     gate: bool = False
     second: str = ""
-    elements: Size | None = None
+    elements: TensorSize | None = None
 
 
 # Pads -----------------------------------------------------------------------------------------------------------
@@ -383,14 +383,14 @@ class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
     """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
 
     batchnorm: str
-    elements: Size | None = None
+    elements: TensorSize | None = None
 
 
 class ConvTransposeBatchNorm(Refusal, reason="convtranspose-batchnorm"):
     """A BatchNormalization behind a quantized ConvTranspose is not folded."""
 
     batchnorm: str
-    elements: Size | None = None
+    elements: TensorSize | None = None
 
 
 # Motion ---------------------------------------------------------------------------------------------------------
@@ -408,13 +408,13 @@ class ManyConsumers(Refusal, reason="many-consumers"):
 
     op: str
     quantizer: str
-    readers: tuple[Reader, ...]
+    readers: tuple[TensorConsumer, ...]
 
 
 class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
     """The Concat's result is read by something else than the Q."""
 
-    readers: tuple[Reader, ...]
+    readers: tuple[TensorConsumer, ...]
 
 
 class ConcatScales(Refusal, reason="concat-scales"):
@@ -426,7 +426,7 @@ class ConcatScales(Refusal, reason="concat-scales"):
 
     parts: tuple[Scale, ...]
     behind: Scale
-    elements: Size | None = None
+    elements: TensorSize | None = None
 
 
 class ScalesDiffer(Refusal, reason="scales-differ"):
@@ -441,9 +441,9 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
     """An averaging pooling is quantized on one side only; ``quantized_input``: whether the side is its input."""
 
     quantized_input: bool
-    origin: Origin
-    readers: tuple[Reader, ...]
-    elements: Size | None = None
+    origin: TensorOrigin
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
 
 
 class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
@@ -455,8 +455,8 @@ class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
     apart = (*Refusal.apart, "dq", "readers")
 
     dq: str
-    readers: tuple[Reader, ...]
-    elements: Size | None = None
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
 
 
 class InMyelin(Refusal, reason="in-myelin"):
@@ -465,7 +465,7 @@ class InMyelin(Refusal, reason="in-myelin"):
     ``trigger`` is the operator that only Myelin runs; whether data and weights come from DQs.
     """
 
-    trigger: Step
+    trigger: PathStep
     data_quantized: bool
     weights_quantized: bool
 
@@ -477,7 +477,7 @@ class OutsideRules(Refusal, reason="outside-rules"):
     precision: Precision
 
 
-class Stays(Refusal, reason="stays"):
+class RemainingConversion(Refusal, reason="stays"):
     """Nothing absorbed a Q or DQ: it is a conversion of the engine.
 
     Attributes:
@@ -504,12 +504,12 @@ class Stays(Refusal, reason="stays"):
     quantize: bool
     tensor: str
     scale: Scale
-    origin: Origin
-    siblings: tuple[Reader, ...]
-    behind: tuple[Reader, ...]
-    passed: tuple[Step, ...] = ()
+    origin: TensorOrigin
+    siblings: tuple[TensorConsumer, ...]
+    behind: tuple[TensorConsumer, ...]
+    passed: tuple[PathStep, ...] = ()
     blocked: Refusal | None = None
-    elements: Size | None = None
+    elements: TensorSize | None = None
     convolutions: tuple[str, ...] = ()
     pair: str = ""
     first_scale: Scale = None

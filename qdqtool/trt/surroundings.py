@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from qdqtool.ir.operators import OPERATORS, LayerKind
 from qdqtool.ir.qdq import precision_of
-from qdqtool.trt import detect, refusals
+from qdqtool.trt import fault_checks, refusals
 from qdqtool.trt.layers import (
     QDQ,
     WEIGHTED,
@@ -23,13 +23,13 @@ from qdqtool.trt.layers import (
 )
 from qdqtool.trt.refusals import (
     STEPS,
+    ConsumerKind,
     OperatorPath,
-    Origin,
-    Reader,
-    ReaderKind,
+    PathStep,
     Scale,
-    Size,
-    Step,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
 )
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
@@ -52,7 +52,7 @@ _RETYPING_OPERATORS = frozenset(
     name for name, operator in OPERATORS.items() if operator.kind == LayerKind.IDENTITY
 )
 
-_Path = tuple[Step, ...]
+_Path = tuple[PathStep, ...]
 
 
 def quantizer_scale(layer: Layer | None) -> Scale:
@@ -60,7 +60,7 @@ def quantizer_scale(layer: Layer | None) -> Scale:
     return None if layer is None or layer.quant is None else layer.quant.summary
 
 
-def tensor_size(tensor: Tensor) -> Size | None:
+def tensor_size(tensor: Tensor) -> TensorSize | None:
     """Return the size of a tensor; None if its shape is unknown."""
     shape = tensor.shape
     if shape is None:
@@ -69,18 +69,18 @@ def tensor_size(tensor: Tensor) -> Size | None:
             shape = shuffle.out.shape  # after a matrix product that became a convolution
     if shape is None or any(not d for d in shape[1:]):
         return None
-    return Size("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
+    return TensorSize("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
 
 
-def to_step(layer: Layer, part: int = -1) -> Step:
+def to_step(layer: Layer, part: int = -1) -> PathStep:
     """Return the step of a path past a layer; ``part`` is the position of a Concat's input."""
-    return Step(node_name(layer), layer.op or layer.kind.value.title(), part)
+    return PathStep(node_name(layer), layer.op or layer.kind.value.title(), part)
 
 
 # Consumers ------------------------------------------------------------------------------------
 
 
-def find_consumers(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
+def find_consumers(tensor: Tensor, *, through: bool = True) -> tuple[TensorConsumer, ...]:
     """Return the consumers of a tensor.
 
     Args:
@@ -101,7 +101,7 @@ class _ConsumerSearch:
     def __init__(self, tensor: Tensor, through: bool) -> None:
         self.tensor = tensor
         self.through = through
-        self.consumers: list[Reader] = []
+        self.consumers: list[TensorConsumer] = []
         self.more = ""
         self.queue: list[tuple[Tensor, _Path]] = [(tensor, ())]
         self.visited = {id(tensor)}
@@ -110,7 +110,7 @@ class _ConsumerSearch:
         # First operator after which nothing was looked for, with its input and the path there.
         self.last_operator: tuple[Layer, Tensor, _Path] | None = None
 
-    def run(self) -> Shared[Reader]:
+    def run(self) -> Shared[TensorConsumer]:
         for tensor, path in self.queue:
             if len(self.consumers) >= MAX_CONSUMERS:
                 self.note_more(tensor, path)
@@ -131,7 +131,7 @@ class _ConsumerSearch:
         if len(tensor.consumers) > MAX_CONSUMERS:
             self.note_more(tensor, path)
         if tensor.is_output:
-            self.consumers.append(Reader(ReaderKind.OUTPUT, tensor.name, "Output", path))
+            self.consumers.append(TensorConsumer(ConsumerKind.OUTPUT, tensor.name, "Output", path))
         for layer in itertools.islice(tensor.consumers, MAX_CONSUMERS):
             if layer.kind == LayerKind.QUANTIZE and layer.data is tensor:
                 self.add_quantizers(layer, path)
@@ -148,7 +148,9 @@ class _ConsumerSearch:
             limit = max(MIN_Q_STEPS, min(self.q_steps_left, STEPS))
             steps = moves.latest_steps(limit)
             self.q_steps_left -= len(steps)
-            self.consumers.append(Reader(ReaderKind.Q, name, q.op, (*path, *steps), scale))
+            self.consumers.append(
+                TensorConsumer(ConsumerKind.Q, name, q.op, (*path, *steps), scale)
+            )
 
     def follow(self, layer: Layer, tensor: Tensor, path: _Path) -> None:
         """Put the outputs of an operator that a Q could pass into the queue."""
@@ -171,12 +173,12 @@ def _q_can_pass(layer: Layer, tensor: Tensor) -> bool:
     return layer.passage is not None and is_moved_input
 
 
-def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> Reader:
-    kind = ReaderKind.SUM if is_sum(layer) else ReaderKind.OP
+def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> TensorConsumer:
+    kind = ConsumerKind.SUM if is_sum(layer) else ConsumerKind.OP
     node, op = node_name(layer), layer.op or layer.kind.value
     if layer.activation_and_add is not None and tensor is not layer.data:
-        kind, node, op = ReaderKind.SUM, layer.activation_and_add[1], "Add"
-    return Reader(
+        kind, node, op = ConsumerKind.SUM, layer.activation_and_add[1], "Add"
+    return TensorConsumer(
         kind,
         node,
         op,
@@ -184,7 +186,7 @@ def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> Reader:
         scale=None,
         feeds_weighted=_feeds_weighted(layer),
         gains=_gains_from_qdq(layer),
-        shares=kind == ReaderKind.SUM and all(map(_has_scale, layer.inputs)),
+        shares=kind == ConsumerKind.SUM and all(map(_has_scale, layer.inputs)),
     )
 
 
@@ -324,7 +326,7 @@ def explain_float_output(
     """
     consumers = find_consumers(layer.out)
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
-    quantizers = [consumer for consumer in consumers if consumer.kind == ReaderKind.Q]
+    quantizers = [consumer for consumer in consumers if consumer.kind == ConsumerKind.Q]
     if quantizers and len(quantizers) < len(consumers):
         return refusals.OutputManyConsumers(by, node, tensor, consumers, size)
     different = check_output_scales(by, node, tensor, consumers, size)
@@ -335,12 +337,12 @@ def explain_float_output(
 
 
 def check_output_scales(
-    by: str, node: str, tensor: str, consumers: tuple[Reader, ...], size: Size | None
+    by: str, node: str, tensor: str, consumers: tuple[TensorConsumer, ...], size: TensorSize | None
 ) -> refusals.OutputDifferentScales | None:
     """Return a refusal if Qs with different scales read a result, and nothing else does."""
     if not have_different_scales(consumers):
         return None
-    if any(consumer.kind != ReaderKind.Q for consumer in consumers):
+    if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
         return None
     return refusals.OutputDifferentScales(by, node, tensor, consumers, size)
 
@@ -356,35 +358,35 @@ def check_equal_scales(
     return refusals.ScalesDiffer(by, node, tensor.source, tuple(names), tuple(scales))
 
 
-def have_different_scales(quantizers: Sequence[Reader]) -> bool:
+def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
     """Return whether Qs have different scales. An unknown scale differs from any other."""
     scales = {q.scale for q in quantizers}
     return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
 
 
-# Origin ---------------------------------------------------------------------------------------
+# TensorOrigin ---------------------------------------------------------------------------------------
 
 
-def find_origin(tensor: Tensor) -> Origin:
+def find_origin(tensor: Tensor) -> TensorOrigin:
     """Return the producer of a tensor, past at most :data:`STEPS` operators that a Q could pass.
 
     A Concat is not passed.
     """
-    path: list[Step] = []
+    path: list[PathStep] = []
     producer = tensor.producer
     while producer is not None and len(path) < STEPS and _has_one_origin(producer):
         path.append(to_step(producer))
         tensor = producer.data
         producer = tensor.producer
     if producer is None:
-        return Origin(tensor.source, "", "Input", path=tuple(path))
+        return TensorOrigin(tensor.source, "", "Input", path=tuple(path))
     return _describe_origin(producer, tensor, tuple(path))
 
 
-def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> Origin:
+def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrigin:
     is_quantizer = producer.kind in QDQ
     nodes = producer.nodes or [""]
-    return Origin(
+    return TensorOrigin(
         tensor.source,
         node_name(producer),
         producer.op,
@@ -462,7 +464,7 @@ def _type_obstacles(
     """Yield what keeps types of data and weights from being multiplied, or None."""
     node = node_name(layer)
     for dq in dqs:
-        yield detect.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
+        yield fault_checks.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
     data, weights = dqs
     types = (_quantized_precision(data), _quantized_precision(weights))
     if Precision.INT4 in types:
@@ -473,7 +475,7 @@ def _type_obstacles(
         yield refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
         floats = (_dequantized_precision(data), _dequantized_precision(weights))
-        yield detect.float_types_differ(by, node, floats, node_name(data), node_name(weights))
+        yield fault_checks.float_types_differ(by, node, floats, node_name(data), node_name(weights))
 
 
 def _quantizer_obstacles(
@@ -482,12 +484,12 @@ def _quantizer_obstacles(
     """Yield what is wrong with the DQs of data and weights, of types that can be multiplied."""
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
-    yield detect.activation_per_channel(by, node, node_name(data), data.quant)
+    yield fault_checks.activation_per_channel(by, node, node_name(data), data.quant)
     for dq in dqs:
         if dq.quant is not None:
-            yield detect.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
+            yield fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
     if weights.quant is not None and not layer_weights.from_matmul:
-        yield detect.weights_axis(
+        yield fault_checks.weights_axis(
             by,
             node,
             node_name(weights),
@@ -499,12 +501,12 @@ def _quantizer_obstacles(
         )
     if layer.kind != LayerKind.MATRIX_MULTIPLY:
         is_constant = layer_weights.constant or constant_before(weights.data) is not None
-        yield detect.weights_not_constant(by, node, layer_weights.name, is_constant)
+        yield fault_checks.weights_not_constant(by, node, layer_weights.name, is_constant)
 
 
-def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
+def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
     """Return the first DQ before a layer's data, and the first operator between that stops a DQ."""
-    blocker: Step | None = None
+    blocker: PathStep | None = None
     queue = [layer.data]
     visited = {id(layer.data)}
     for tensor in queue:

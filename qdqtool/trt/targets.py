@@ -420,7 +420,7 @@ def target_of_version(version: str) -> Target:
 
 
 @record
-class Build:
+class PublishedBuild:
     """A published build.
 
     Attributes:
@@ -448,8 +448,8 @@ class Build:
 
 
 _ROWS: list[dict[str, Any]] = [*read_rows(Path(__file__).with_name("builds.tsv"))]
-BUILDS: dict[str, Build] = {
-    row["name"]: Build(
+BUILDS: dict[str, PublishedBuild] = {
+    row["name"]: PublishedBuild(
         **{**row, "graph": row["graph"] == "yes", "made_rules": row["made_rules"] == "yes"}
     )
     for row in _ROWS

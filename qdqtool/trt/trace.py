@@ -39,7 +39,7 @@ NO_PASS = ""
 
 
 @record
-class Format:
+class LineFormat:
     """The wording of one kind of line.
 
     Attributes:
@@ -56,27 +56,31 @@ class Format:
     scope: str
 
 
-FORMATS: dict[str, Format] = {
-    RUNNING: Format("Running: {pass}", " on ", "", "printed"),
-    REMOVING: Format("Removing ", "", "", "running"),
-    SWAPPING: Format("Swapping ", " with ", "", "running"),
-    FUSING: Format("{pass}: Fusing ", " with ", "", "printed"),
-    FUSING_INTO: Format("{pass}: fusing ", " into ", "", "printed"),
-    ELIMINATING: Format("Eliminating ", " which duplicates (Q) ", "", "running"),
-    SWAP_TYPE: Format("Swap the layer type of ", " from ", "", "running"),
-    CONVERT_TYPE: Format("Convert layer type of ", " from ", "", "running"),
-    SQUEEZE: Format("-----------SqueezePushDown kSQUEEZE_JOIN case: ", " --> ", "", "running"),
-    SQUEEZE_FORK: Format("-----------SqueezePushDown kSQUEEZE_FORK case: ", " --> ", "", "running"),
-    MERGING: Format("Merging layers: ", "", "", "none"),
-    ELIMINATING_SLICE: Format("Eliminating slice ", " by retargeting ", "", "none"),
-    ELIMINATING_CONCAT: Format("Eliminating concatenation ", "", "", "none"),
-    REPLACING_SLICE: Format("Replacing slice ", " with copy from ", "", "none"),
-    RETARGETING: Format("Retargeting ", " to ", "", "none"),
-    COPY_STRIDING: Format(
+FORMATS: dict[str, LineFormat] = {
+    RUNNING: LineFormat("Running: {pass}", " on ", "", "printed"),
+    REMOVING: LineFormat("Removing ", "", "", "running"),
+    SWAPPING: LineFormat("Swapping ", " with ", "", "running"),
+    FUSING: LineFormat("{pass}: Fusing ", " with ", "", "printed"),
+    FUSING_INTO: LineFormat("{pass}: fusing ", " into ", "", "printed"),
+    ELIMINATING: LineFormat("Eliminating ", " which duplicates (Q) ", "", "running"),
+    SWAP_TYPE: LineFormat("Swap the layer type of ", " from ", "", "running"),
+    CONVERT_TYPE: LineFormat("Convert layer type of ", " from ", "", "running"),
+    SQUEEZE: LineFormat("-----------SqueezePushDown kSQUEEZE_JOIN case: ", " --> ", "", "running"),
+    SQUEEZE_FORK: LineFormat(
+        "-----------SqueezePushDown kSQUEEZE_FORK case: ", " --> ", "", "running"
+    ),
+    MERGING: LineFormat("Merging layers: ", "", "", "none"),
+    ELIMINATING_SLICE: LineFormat("Eliminating slice ", " by retargeting ", "", "none"),
+    ELIMINATING_CONCAT: LineFormat("Eliminating concatenation ", "", "", "none"),
+    REPLACING_SLICE: LineFormat("Replacing slice ", " with copy from ", "", "none"),
+    RETARGETING: LineFormat("Retargeting ", " to ", "", "none"),
+    COPY_STRIDING: LineFormat(
         "Generating copy for ", " to ", " because input does not support striding.", "none"
     ),
-    COPY_STOMPING: Format("Generating copy for ", " to ", " because of stomping hazard.", "none"),
-    COPY_UNMOVABLE: Format(
+    COPY_STOMPING: LineFormat(
+        "Generating copy for ", " to ", " because of stomping hazard.", "none"
+    ),
+    COPY_UNMOVABLE: LineFormat(
         "Generating copy for ", " to ", " because input is not movable.", "none"
     ),
 }
@@ -87,7 +91,7 @@ _RUNNING = re.compile(r"Running: ([A-Za-z_]\w*)(?: on (.*))?", re.DOTALL)
 _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 
 # By the first word; a longer beginning before the one it starts with.
-_BY_WORD: dict[str, list[tuple[str, Format]]] = {}
+_BY_WORD: dict[str, list[tuple[str, LineFormat]]] = {}
 for _kind, _format in sorted(FORMATS.items(), key=lambda pair: -len(pair[1].before)):
     if _format.scope != "printed":
         _BY_WORD.setdefault(_format.before.split(" ", 1)[0], []).append((_kind, _format))

@@ -29,7 +29,7 @@ from qdqtool.ir.qdq import quantizers
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
     RTX,
@@ -488,7 +488,7 @@ def _compare_with_local_build(
     pairs = local_build.pair_convolutions(prediction, result) if is_built else []
     verification = verification_from_pairs(prediction, pairs, facts)
     if local_build.is_status_as_predicted(prediction, result) is False:
-        predicted = status_of(prediction)
+        predicted = build_status(prediction)
         actual = f"{result.status}: {result.message}" if result.message else result.status
         verification.mismatches.append(
             Mismatch(

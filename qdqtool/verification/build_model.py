@@ -11,7 +11,7 @@ from pathlib import Path
 from qdqtool import builders
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.trt.rtx.predict import build_status
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
 from qdqtool.util.outputs import write_text
 from qdqtool.util.records import published
@@ -192,4 +192,4 @@ def pair_convolutions(prediction: Prediction, result: BuiltModel) -> list[Convol
 
 def is_status_as_predicted(prediction: Prediction, result: BuiltModel) -> bool | None:
     """Return whether the build ended as predicted (built, refused, crashed); None on timeout."""
-    return None if result.status == "timeout" else status_of(prediction) == result.status
+    return None if result.status == "timeout" else build_status(prediction) == result.status

@@ -300,9 +300,8 @@ def test_folder_of_samples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
 def test_impossible_path_is_rejected(text: str) -> None:
-    with pytest.raises(DataError, check=reports(None)) as caught:
+    with pytest.raises(DataError, check=reports("file-missing")):
         open_data(text, [SPEC])
-    assert caught.value.code in ("invalid-path", "file-missing")  # by the version of Python
 
 
 # Arrays in memory

@@ -564,7 +564,6 @@ def test_paths_of_a_list_begin_at_the_list_or_the_current_folder(
     ("content", "code", "values"),
     [
         pytest.param(b"# nothing\n \n", "no-images", [], id="empty"),
-        pytest.param(b"a.png\n\nb\0.png\n", "invalid-path", ["line 3:", "NUL"], id="nul"),
         pytest.param(b"\xff\n", "wrong-encoding", ["'utf-8'"], id="not text"),
     ],
 )

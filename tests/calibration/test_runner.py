@@ -257,51 +257,6 @@ def test_progress_of_an_iterator_has_no_total(monkeypatch: pytest.MonkeyPatch) -
     assert "Calibrating" in lines.getvalue() and " of " not in lines.getvalue()
 
 
-@pytest.fixture
-def other_cache(tmp_path: Path) -> bytes:
-    """Return the cache of another model."""
-    run(other := tmp_path / "other.npz", model=conv_net(seed=1))
-    return other.read_bytes()
-
-
-def test_cache_that_another_process_writes_meanwhile_is_not_replaced(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, other_cache: bytes
-) -> None:
-    watch_progress(monkeypatch, lambda number: number == 3 and cache.write_bytes(other_cache))
-    with pytest.raises(
-        DataError, check=reports("different-models", "another process", path=str(cache))
-    ):
-        run(cache, progress=True)
-    assert cache.read_bytes() == other_cache
-    assert run(cache, progress=True, overwrite_cache=True).images == 6
-    assert cache.read_bytes() != other_cache
-
-
-def test_cache_of_the_same_calibration_is_replaced(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    same = tmp_path / "same.npz"
-    run(same)
-    watch_progress(monkeypatch, lambda number: number == 3 and cache.write_bytes(same.read_bytes()))
-    run(cache, names=("c1",), progress=True)
-    assert list(load_progress(cache).statistics) == ["c1"]
-
-
-def test_cache_is_another_file_if_only_its_size_differs(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, other_cache: bytes
-) -> None:
-    write_unfinished(cache)
-    before = cache.stat()
-
-    def replace_content(number: int) -> None:
-        cache.write_bytes(other_cache + b"\0")  # an archive may have a comment
-        os.utime(cache, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    watch_progress(monkeypatch, replace_content)
-    with pytest.raises(DataError, check=has("different-models", path=str(cache))):
-        run(cache, progress=True)
-
-
 @pytest.mark.parametrize(("seconds", "saves"), [(4.5, 3), (5.0, 3), (5.5, 6)])
 def test_cache_is_saved_whenever_five_seconds_have_passed(
     cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, saves: int

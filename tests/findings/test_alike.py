@@ -10,24 +10,24 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.extraction.cut import Cutter
+from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.alike import key
 from qdqtool.findings.messages import worded
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import (
-    Origin,
+    ConsumerKind,
     OutputNotQuantized,
+    PathStep,
     PoolingOneSide,
-    Reader,
-    ReaderKind,
     ReduceNotPooling,
+    RemainingConversion,
     ResidualFloat,
-    Size,
-    Stays,
-    Step,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
 )
-from qdqtool.trt.rtx.operands import IntegersLost, Why
+from qdqtool.trt.rtx.operands import IntegersLost, LossReason
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from qdqtool.util.records import replaced
 from tests.findings.graphs import GRAPHS
@@ -50,18 +50,18 @@ def key_of(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Any:
     return key(finding(refusal, code, **cause))
 
 
-CONV = Reader(ReaderKind.OP, "c", "Conv", feeds_weighted=True)
-OUTPUT = Reader(ReaderKind.OUTPUT, "a", "Output")
-PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), Size("8x4x4", 128))
+CONV = TensorConsumer(ConsumerKind.OP, "c", "Conv", feeds_weighted=True)
+OUTPUT = TensorConsumer(ConsumerKind.OUTPUT, "a", "Output")
+PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), TensorSize("8x4x4", 128))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"elements": Size("2", 2)},
+        {"elements": TensorSize("2", 2)},
         {"elements": None},
-        {"readers": (replaced(CONV, gains=True, path=(Step("s", "Slice"),)),)},
-        {"tensor": "u", "activation": Step("s", "Relu")},  # in no message
+        {"readers": (replaced(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
+        {"tensor": "u", "activation": PathStep("s", "Relu")},  # in no message
     ],
 )
 def test_key_ignores_sizes_and_nodes_after_the_consumers(changes: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_key_ignores_names_of_network_outputs() -> None:
 
 
 def residual_key(*origin: str, quantizer: str = "") -> Any:
-    return key_of(ResidualFloat("pass", "n", "add", Origin(*origin, quantizer=quantizer), ()))
+    return key_of(ResidualFloat("pass", "n", "add", TensorOrigin(*origin, quantizer=quantizer), ()))
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,12 @@ def test_key_ignores_which_quantizer_a_producer_has() -> None:
 
 
 def test_key_of_pooling_is_its_quantized_side() -> None:
-    q, r = (Reader(ReaderKind.Q, name, "QuantizeLinear") for name in "qr")
+    q, r = (TensorConsumer(ConsumerKind.Q, name, "QuantizeLinear") for name in "qr")
 
-    def pooling(quantized: bool, node: str, *readers: Reader) -> Any:
-        return key_of(PoolingOneSide("pass", "n", quantized, Origin("t", node, "Relu"), readers))
+    def pooling(quantized: bool, node: str, *readers: TensorConsumer) -> Any:
+        return key_of(
+            PoolingOneSide("pass", "n", quantized, TensorOrigin("t", node, "Relu"), readers)
+        )
 
     assert pooling(True, "m", q, r) == pooling(True, "m", CONV, q) != pooling(True, "o", q)
     assert pooling(True, "m") != pooling(True, "m", q) != pooling(True, "m", r)
@@ -146,14 +148,16 @@ def test_key_with_scale_nan_equals_itself() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize(("why", "equal"), [(Why.OPERATOR, False), (Why.INPUT_AXIS, True)])
-def test_key_of_lost_integers_has_the_convolution(why: Why, equal: bool) -> None:
+@pytest.mark.parametrize(
+    ("why", "equal"), [(LossReason.OPERATOR, False), (LossReason.INPUT_AXIS, True)]
+)
+def test_key_of_lost_integers_has_the_convolution(why: LossReason, equal: bool) -> None:
     """Unless the scales of its input are at fault, whichever convolution reads them."""
     first, second = (
-        key_of(IntegersLost("pass", node, why, Step(node, "Relu"), "q")) for node in "ab"
+        key_of(IntegersLost("pass", node, why, PathStep(node, "Relu"), "q")) for node in "ab"
     )
     assert (first == second) is equal
-    assert key_of(IntegersLost("pass", "a", why, Step("a", "Relu"), "q", True)) != first
+    assert key_of(IntegersLost("pass", "a", why, PathStep("a", "Relu"), "q", True)) != first
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt8.6"])
@@ -169,7 +173,7 @@ def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
     ]
     assert len(refusals) > 10
     for stays in refusals:
-        assert isinstance(stays, Stays)
+        assert isinstance(stays, RemainingConversion)
         origin = replaced(stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8)
         moved = replaced(stays, origin=origin)
         plain = stays.quantize and stays.precision in (Precision.INT8, Precision.INT32)
@@ -203,12 +207,12 @@ def words_without_sizes(finding: Finding) -> tuple[str, ...]:
 def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
     """Yield predictions of small and larger parts around every third node."""
     model = Model(proto)
-    cutter = Cutter(model)
+    cutter = ModelCutter(model)
     for place, node in enumerate(n for n in model.ordered if n.index not in cutter.constant):
         if place % 3 == 0:
-            around = cutter.around([node], (1, 1, 3, 3)[place // 3 % 4])
+            around = cutter.find_nodes_within([node], (1, 1, 3, 3)[place // 3 % 4])
             with contextlib.suppress(ModelError):  # a type that is unknown
-                yield predict(cutter.make(cutter.part(around, place % 2 == 1)), target)
+                yield predict(cutter.build(cutter.complete(around, place % 2 == 1)), target)
 
 
 def compare_parts(proto: onnx.ModelProto, target: str) -> Iterator[bool]:

@@ -12,8 +12,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.prediction import advise, predict
 from qdqtool.trt.refusals import (
     ConcatScales,
+    ConsumerKind,
     OutputScale,
-    ReaderKind,
     ReduceNotPooling,
     ResidualFloat,
 )
@@ -101,7 +101,7 @@ def test_add_without_q_after_it_is_reported() -> None:
     prediction, findings = outcome(residual("own", behind=False))
     finding = findings["ADD-OUT-FLOAT"]
     assert "res.DQ" in names(finding)
-    assert {r.kind for r in cause(finding).readers} == {ReaderKind.OUTPUT}
+    assert {r.kind for r in cause(finding).readers} == {ConsumerKind.OUTPUT}
     see = [f.causes[0].see for f in prediction.findings if f.node == "res.DQ"]
     assert any(("ADD-OUT-FLOAT", finding.node) in others for others in see)
 
@@ -137,7 +137,7 @@ def test_silu_without_q_after_it_is_reported(g: Graph) -> None:
 def test_float_network_output_is_a_note(g: Graph) -> None:
     finding = outcome(g.model(g.conv(g.input(1, 16, 16, 16), "c0", 16)))[1]["OUT-FLOAT"]
     assert finding.severity == Severity.INFO
-    assert [r.kind for r in cause(finding).readers] == [ReaderKind.OUTPUT]
+    assert [r.kind for r in cause(finding).readers] == [ConsumerKind.OUTPUT]
 
 
 def test_pair_before_relu_is_reported(g: Graph) -> None:
@@ -236,9 +236,11 @@ def test_float_residual_whose_sum_stays_float_names_its_consumers(g: Graph) -> N
     g.conv(g.relu(g.bn(y, "b1"), "r1"), "c2", 16)
     finding = outcome(g.model("c2:0"))[1]["SKIP-FLOAT"]
     readers = cause_of(ResidualFloat, finding).readers
-    assert finding.node == "sum" and [(r.node, r.kind) for r in readers] == [("b1", ReaderKind.OP)]
+    assert finding.node == "sum" and [(r.node, r.kind) for r in readers] == [
+        ("b1", ConsumerKind.OP)
+    ]
     readers = cause_of(ResidualFloat, outcome(residual())[1]["SKIP-FLOAT"]).readers
-    assert {r.kind for r in readers} == {ReaderKind.Q}
+    assert {r.kind for r in readers} == {ConsumerKind.Q}
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])

@@ -23,12 +23,11 @@ from qdqtool.fixing.api import fix
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.trt import detect, surroundings
+from qdqtool.trt import fault_checks, surroundings
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
-from qdqtool.trt.rtx import operands
-from qdqtool.trt.rtx import predict as rtx_predict
+from qdqtool.trt.rtx import compiler_faults, operands
 from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.types import Evidence, FindingCode, Prediction, Refusal
 from qdqtool.util.records import nearest
@@ -118,34 +117,34 @@ def callables(node: ast.AST) -> Iterator[ast.expr]:
 
 
 CALLED = [
-    "alias = trt.Stays",
-    "alias = trt.Stays if x else None",
-    "partial(Stays, x)",
-    "map(Stays, x)",
-    "Stays(x)",
-    "def f(make=trt.Stays): ...",
-    "(make := trt.Stays)(x)",
-    "def f(): return Stays",
+    "alias = trt.RemainingConversion",
+    "alias = trt.RemainingConversion if x else None",
+    "partial(RemainingConversion, x)",
+    "map(RemainingConversion, x)",
+    "RemainingConversion(x)",
+    "def f(make=trt.RemainingConversion): ...",
+    "(make := trt.RemainingConversion)(x)",
+    "def f(): return RemainingConversion",
 ]
 NOT_CALLED = [
-    "isinstance(x, trt.Stays)",
-    "KINDS = (trt.Stays, trt.ResidualFloat)",
-    "x: trt.Stays",
-    "refusals[trt.Stays]",
+    "isinstance(x, trt.RemainingConversion)",
+    "KINDS = (trt.RemainingConversion, trt.ResidualFloat)",
+    "x: trt.RemainingConversion",
+    "refusals[trt.RemainingConversion]",
 ]
 
 
 @pytest.mark.parametrize("source", [*CALLED, *NOT_CALLED])
 def test_callables_are_those_of_the_source(source: str) -> None:
     names = {last_name(c) for n in walked(ast.parse(source)) for c in callables(n)}
-    assert ("Stays" in names) is (source in CALLED)
+    assert ("RemainingConversion" in names) is (source in CALLED)
 
 
 # Refusals that neither a finding nor a placement reports.
 NOT_REPORTED = {
     trt.TypesDiffer: "the fault of a quantizer (FAULTS), which the checks report by its type",
     trt.OutsideRules: "like TypesDiffer",
-    trt.NotCommuting: "why a Q stays; part of the conversion (Stays) or of the float result after it",
+    trt.NotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
     trt.ManyConsumers: "like NotCommuting",
     trt.ConcatReadElsewhere: "like NotCommuting",
 }
@@ -160,7 +159,7 @@ def test_refusals_are_reported_except_some() -> None:
 
 
 def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
-    """Return the classes of refusals that a module makes, or asks `detect` for.
+    """Return the classes of refusals that a module makes, or asks `fault_checks` for.
 
     Args:
         start: Function to start at; only the functions that it calls count. Empty for all of the module.
@@ -171,7 +170,7 @@ def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
     kinds = set()
     for statement in todo:
         for name in [last_name(n.func) for n in walked(statement) if isinstance(n, ast.Call)]:
-            function = getattr(detect, name, None)
+            function = getattr(fault_checks, name, None)
             annotation = str(getattr(function, "__annotations__", {}).get("return", name))
             names = set(re.findall(r"\w+", annotation))
             kinds |= {kind for kind in every(Refusal) if kind.__name__ in names}
@@ -202,7 +201,7 @@ def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
 
 
 def test_refusals_of_tensorrt_rtx_are_left_to_its_simulation() -> None:
-    assert made_in(rtx_predict) | made_in(operands) == set(compiler.REFUSALS)
+    assert made_in(compiler_faults) | made_in(operands) == set(compiler.REFUSALS)
 
 
 def test_codes_have_refusals() -> None:

@@ -8,7 +8,7 @@ from qdqtool.findings.coded import ScalesAround
 from qdqtool.prediction import predict
 from qdqtool.trt import refusals
 from qdqtool.trt.faults import OtherTypes, TypeUnknown
-from qdqtool.trt.refusals import Step
+from qdqtool.trt.refusals import PathStep
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.records import contents
 from tests.findings.graphs import GRAPHS
@@ -21,7 +21,7 @@ CLASSES = {
 
 # Finding that each class becomes, and values in its causes.
 FINDINGS: dict[str, tuple[str, set[object]]] = {
-    "input-not-dequantized": ("IN-BLOCKED", {"c", "p.DQ", Step("soft", "Softmax")}),
+    "input-not-dequantized": ("IN-BLOCKED", {"c", "p.DQ", PathStep("soft", "Softmax")}),
     "weights-not-dequantized": ("W-NO-DQ", {"c", "c.weight"}),
     "weights-not-constant": ("W-NONCONST", {"c", "w"}),
     "scale-computed": ("SCALE-DYNAMIC", {"q", "max:0"}),
@@ -35,7 +35,7 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "output-not-quantized": ("OUT-FLOAT", {"c0", "soft", "Softmax", "16x16x16"}),
     "output-different-scales": (
         "POOL-SCALE",
-        {"c0", Step("pool", "MaxPool"), "a.in.Q", 0.02, "b.in.Q", 0.05},
+        {"c0", PathStep("pool", "MaxPool"), "a.in.Q", 0.02, "b.in.Q", 0.05},
     ),
     "output-many-consumers": ("OUT-MIXED", {"c0", "soft", "Softmax", "a.in.Q"}),
     "output-scale": ("OUT-FLOAT", {"c0", "wide.Q"}),
@@ -49,13 +49,13 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "inside-activation": ("SILU-INNER-Q", {"inner.Q", "c0", "sig", "gate.Q"}),
     "behind-pad": ("PAD-SPLIT", {"end", "pad"}),
     "not-commuting": ("CONVERSION", {"end.in.Q", "pad"}),
-    "many-consumers": ("CONVERSION", {"a.in.Q", Step("pool", "MaxPool"), "neg"}),
+    "many-consumers": ("CONVERSION", {"a.in.Q", PathStep("pool", "MaxPool"), "neg"}),
     "output-not-only-quantized": ("CONVERSION", {"a.in.Q", "cat", "soft", "Softmax"}),
     "concat-scales": ("CONCAT-SCALE", {"cat", 0.02, 0.05}),
     "scales-differ": ("DOUBLE-QDQ", {"first.Q", 0.2, "end.in.Q", 0.05}),
     "pooling-one-side": ("POOL-FLOAT", {"gap", "end.in.Q"}),
     "reduce-not-pooling": ("POOL-FLOAT", {"mean", "gap.DQ"}),
-    "in-myelin": ("NOT-QUANTIZED", {"fc", Step("best", "ArgMax")}),
+    "in-myelin": ("NOT-QUANTIZED", {"fc", PathStep("best", "ArgMax")}),
     "outside-rules": ("FP8-OUTSIDE", {"FP8", "in.Q"}),
     "stays": ("CONVERSION", {"end.in.Q", 0.05, ("SKIP-FLOAT", "sum")}),
 }

@@ -16,13 +16,13 @@ import pytest
 
 import qdqtool
 from qdqtool.commands.cli import cli
-from qdqtool.extraction.private import public
+from qdqtool.extraction.private import public_words
 from qdqtool.findings.codes import CODES, Holds, read_code
 from qdqtool.findings.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError, lookup
 from qdqtool.findings.lines import HEADINGS, MEANINGS
 from qdqtool.findings.ways import WAYS
 from qdqtool.trt.pipeline import passes
-from qdqtool.trt.targets import TARGETS, Build
+from qdqtool.trt.targets import TARGETS, PublishedBuild
 from qdqtool.types import Evidence, FindingCode
 from qdqtool.util.records import contents
 from qdqtool.util.tables import join_lines, make_entry, read_rows, read_sections
@@ -108,7 +108,7 @@ def test_builds_have_every_field() -> None:
         assert {row["graph"], row["made_rules"]} <= {"yes", "no"}, row["name"]
         fields = {name: value for name, value in row.items() if value or name != "gpu"}
         fields |= {"graph": row["graph"] == "yes", "made_rules": True}
-        make_entry(Build, {"gpu": "not stated", **fields}, row["name"])
+        make_entry(PublishedBuild, {"gpu": "not stated", **fields}, row["name"])
 
 
 def test_examples_name_their_command() -> None:
@@ -121,7 +121,7 @@ def test_examples_name_their_command() -> None:
 
 
 def test_public_words_are_unique() -> None:
-    for words in contents(public()):
+    for words in contents(public_words()):
         assert words and len(set(words)) == len(words), words
 
 

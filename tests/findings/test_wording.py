@@ -7,9 +7,8 @@ from qdqtool.findings import left_float
 from qdqtool.findings.coded import MADE
 from qdqtool.findings.messages import worded
 from qdqtool.trt.refusals import ScalesDiffer
-from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
+from qdqtool.trt.rtx.operands import CompilerFault, FaultKind, UnsupportedForm
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
-from qdqtool.util.notes import Remark
 from tests.extraction.networks import residual
 from tests.wording import findings, kinds_worded, left_float_reasons
 
@@ -39,9 +38,9 @@ def test_skipped_node_of_subclass_has_words_of_its_base() -> None:
     assert len(reasons) == 1
 
 
-@pytest.mark.parametrize("form", Form)
-def test_compiler_fault_of_each_form_has_words(form: Form) -> None:
-    cause = Cause(CompilerFault("", "n", Fault.OPERATOR, (form, "Resize")))
+@pytest.mark.parametrize("form", UnsupportedForm)
+def test_compiler_fault_of_each_form_has_words(form: UnsupportedForm) -> None:
+    cause = Cause(CompilerFault("", "n", FaultKind.OPERATOR, (form, "Resize")))
     context = "BUILD-FAILS", Severity.ERROR, "n", (cause,), Evidence.SEEN
     finding = Finding(*context, worded, target="rtx1.7")
     assert finding.message.startswith("n: ") and finding.fix and "{" not in finding.message
@@ -57,9 +56,5 @@ def test_private_part_renames_nodes_but_no_words() -> None:
     assert hidden.private is not None
     name = hidden.private.names["prediction"]
     assert hidden.kept.count(name) == 2 and "prediction" in hidden.kept
-    quoted = Remark.CHECKED_BUILD_SAYING(
-        builder="b",
-        status="refused",
-        message="at 'prediction': no prediction",
-    )
-    assert quoted.renamed(hidden.private.value) == f"b: refused: at '{name}': no {name}"
+    message = hidden.private.replace_names("at 'prediction': no prediction")
+    assert message == f"at '{name}': no {name}"

@@ -17,7 +17,7 @@ from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import ScalesDiffer, Stays
+from qdqtool.trt.refusals import RemainingConversion, ScalesDiffer
 from qdqtool.trt.targets import target_named
 from tests.errors import has
 from tests.findings.graphs import GRAPHS
@@ -330,7 +330,7 @@ def test_classes_and_codes_of_fixes():
     """Each class of refusals that is tried belongs to one step; a conversion, whose cause may be either, to two."""
     taken = Counter(kind for step in (*STEPS, *MODEL_STEPS) for kind in step.refusal_types)
     assert taken.keys() == {kind for kind, made in MADE.items() if any(m.tried for m in made)}
-    assert {kind: times for kind, times in taken.items() if times > 1} == {Stays: 2}
+    assert {kind: times for kind, times in taken.items() if times > 1} == {RemainingConversion: 2}
     proto = model_of("RequantizeFusion/into-convolution")
     prediction = predict(proto, "trt10")
     assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}

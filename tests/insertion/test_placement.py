@@ -16,7 +16,7 @@ from qdqtool.insertion.placement import (
 )
 from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
 from qdqtool.ir.graph import Model
-from qdqtool.trt.faults import DeconvolutionFloat
+from qdqtool.trt.faults import FloatDeconvolution
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.util.records import contents
 from tests.errors import has
@@ -410,7 +410,7 @@ def transposed_net() -> Net:
 def test_transposed_convolution_is_left_float_for_rtx() -> None:
     rtx = placed(transposed_net(), PlacementRules(transposed=False))
     assert {w.node.name for w in rtx.weights} == {"c"}
-    assert reasons(rtx) == {"t": (DeconvolutionFloat,)}
+    assert reasons(rtx) == {"t": (FloatDeconvolution,)}
 
 
 @pytest.mark.parametrize(("per_channel", "axis"), [(False, None), (True, 1)])

@@ -17,7 +17,7 @@ from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_q, read_params
-from qdqtool.trt.faults import FloatStays
+from qdqtool.trt.faults import RemainingFloat
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.refusals import OutputDifferentScales
 from qdqtool.trt.targets import target_named
@@ -419,7 +419,7 @@ def test_high_precision_fp32_can_be_fixed() -> None:
     assert result.float_type == "fp32" and result.agreement is None
     finding = next(f for f in require_prediction(result).findings if f.code == "FLOAT-FP32")
     stays = finding.causes[0].refusal
-    assert isinstance(stays, FloatStays) and (stays.convolutions, stays.total) == (30, 31)
+    assert isinstance(stays, RemainingFloat) and (stays.convolutions, stays.total) == (30, 31)
     assert finding.automatic
     fixed = fix(result.model, "trt11", ["FLOAT-FP32"])
     assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]

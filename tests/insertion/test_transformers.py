@@ -19,7 +19,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
 from qdqtool.timing.model_variants import quantized_variant
-from qdqtool.trt.faults import TakenByMyelin
+from qdqtool.trt.faults import FusedByMyelin
 from qdqtool.trt.refusals import ActivationPerChannel
 from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.trt.targets import TARGETS, target_named
@@ -61,11 +61,11 @@ def quantized(**choices: Any) -> qdqtool.Insertion:
     return qdqtool.insert(vit(), samples(vit()), predict=False, losses=0, **choices)
 
 
-def myelin_region(prediction: Prediction) -> TakenByMyelin:
+def myelin_region(prediction: Prediction) -> FusedByMyelin:
     (region,) = (
         c.refusal for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes
     )
-    assert isinstance(region, TakenByMyelin)
+    assert isinstance(region, FusedByMyelin)
     return region
 
 

@@ -23,9 +23,9 @@ from qdqtool.ir.operators import OPERATORS, LayerKind, Operator
 from qdqtool.patterns.pointwise import activation_input
 from qdqtool.patterns.view import View, find_consumers
 from qdqtool.trt import importer
+from qdqtool.trt.float_fusions import FloatFusions
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.pipeline import case_id
-from qdqtool.trt.taken import FloatFusions
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction

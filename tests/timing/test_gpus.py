@@ -22,7 +22,7 @@ from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
 from qdqtool.util.notes import note_codes
@@ -378,7 +378,7 @@ def test_type_that_a_gpu_lacks_is_refused_for_this_gpu(gpu: str, status: str) ->
     x = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), scale, zero], "q")
     proto = g.model(g.op("DequantizeLinear", [x, scale, zero], "dq"))
     prediction, _ = predict_on_gpu(proto, "rtx1.7", TimingOptions(gpu=gpu))
-    assert status_of(prediction) == status
+    assert build_status(prediction) == status
 
 
 def test_relu_is_fused_on_gpus_without_tensor_cores() -> None:

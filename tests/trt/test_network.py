@@ -19,7 +19,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED, Layer, LayerWeights, Tensor
 from qdqtool.trt.network import Network
-from qdqtool.trt.pipeline import PIPELINE, Pass, PassError, Run
+from qdqtool.trt.pipeline import PIPELINE, Pass, PassError, PipelineRun
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Refusal
 from tests.errors import has
@@ -210,7 +210,7 @@ def test_insert_before_reads_former_input() -> None:
     assert inconsistencies(network) == []
 
 
-class CheckedRun(Run):
+class CheckedRun(PipelineRun):
     """Run of the pipeline that checks the network after each pass."""
 
     def __init__(self, network: Network) -> None:

@@ -12,7 +12,7 @@ from qdqtool.ir.qdq import PerChannel
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
-from qdqtool.trt.refusals import ReaderKind, Size
+from qdqtool.trt.refusals import ConsumerKind, TensorSize
 from qdqtool.trt.surroundings import (
     find_consumers,
     find_origin,
@@ -34,7 +34,7 @@ def layer(network: Network, name: str) -> Layer:
 
 def test_size_counts_batch_but_does_not_name_it(g: Graph) -> None:
     out = layer(network_of(g, g.op("Exp", g.input(4, 8, 5, 5), "e")), "e").out
-    assert tensor_size(out) == Size("8x5x5", 800)
+    assert tensor_size(out) == TensorSize("8x5x5", 800)
 
 
 @pytest.mark.parametrize("shape", [None, (1, None, 5), (1, 0, 5)])
@@ -47,9 +47,9 @@ def test_size_of_unknown_shape_is_unknown(g: Graph, shape: tuple[int | None, ...
 def test_size_of_tensor_without_shape_is_that_of_its_reshape(g: Graph) -> None:
     network = network_of(g, g.reshape(g.op("Exp", g.input(1, 8, 5, 5), "e"), "r", 1, 200))
     out = layer(network, "e").out
-    assert tensor_size(out) == Size("8x5x5", 200)
+    assert tensor_size(out) == TensorSize("8x5x5", 200)
     out.shape = None
-    assert tensor_size(out) == Size("200", 200)
+    assert tensor_size(out) == TensorSize("200", 200)
     out.is_output = True
     assert tensor_size(out) is None
 
@@ -71,19 +71,19 @@ def test_consumers_past_operators_that_a_q_passes(g: Graph) -> None:
     )
     consumers = {r.node: r for r in find_consumers(layer(network, "e").out)}
     assert {name: r.kind for name, r in consumers.items()} == {
-        "p.Q": ReaderKind.Q,
-        "cat:0": ReaderKind.OUTPUT,
-        "sum": ReaderKind.SUM,
-        "shift": ReaderKind.OP,
-        "t": ReaderKind.OP,
-        "u": ReaderKind.OP,
-        "m": ReaderKind.OP,
+        "p.Q": ConsumerKind.Q,
+        "cat:0": ConsumerKind.OUTPUT,
+        "sum": ConsumerKind.SUM,
+        "shift": ConsumerKind.OP,
+        "t": ConsumerKind.OP,
+        "u": ConsumerKind.OP,
+        "m": ConsumerKind.OP,
     }
     assert [(s.node, s.part) for s in consumers["cat:0"].path] == [("pool", -1), ("cat", 1)]
     assert [s.node for s in consumers["p.Q"].path] == ["pool"]
     assert consumers["p.Q"].scale == float(np.float32(0.3))
     direct = {r.node: r.kind for r in find_consumers(layer(network, "e").out, through=False)}
-    assert direct == {"t": ReaderKind.OP, "pool": ReaderKind.OP, "m": ReaderKind.OP}
+    assert direct == {"t": ConsumerKind.OP, "pool": ConsumerKind.OP, "m": ConsumerKind.OP}
 
 
 def test_consumer_that_feeds_convolution_through_float_operators(g: Graph) -> None:
@@ -103,7 +103,7 @@ def test_nested_concats_have_no_float_consumer(g: Graph, count: int) -> None:
         last = g.concat([last, g.input(1, 8, 4, 4, name=f"x{i}")], f"cat{i}")
         outputs.append(g.op("Neg", g.pair(last, f"p{i}"), f"n{i}"))
     consumers = find_consumers(layer(network_of(g, *outputs), "e").out)
-    assert len(consumers) > 15 and {r.kind for r in consumers} == {ReaderKind.Q}
+    assert len(consumers) > 15 and {r.kind for r in consumers} == {ConsumerKind.Q}
 
 
 def test_list_of_consumers_is_cut_at_100(g: Graph) -> None:

@@ -10,7 +10,7 @@ import onnx
 from qdqtool.builders.compiler_process import CompilerProcess
 from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.ir import modelfile
-from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.trt.rtx.predict import build_status, predict_rtx
 from qdqtool.verification.build_model import (
     BuiltModel,
     is_status_as_predicted,
@@ -72,7 +72,7 @@ class Lab:
         if not is_status_as_predicted(prediction, result):
             return Answer(
                 1,
-                [("", status_of(prediction), f"{result.status}: {result.message}")],
+                [("", build_status(prediction), f"{result.status}: {result.message}")],
                 0,
                 result.status,
             )

@@ -43,11 +43,11 @@ def norms(view: View, report: Report) -> None:
     for pieces in whole:
         if not target.strongly_typed or computes_in_fp16(model, (pieces.square, pieces.mean)):
             exact = target.layer_normalization and layer_norm_inputs(model, pieces) is not None
-            found = faults.NormInPieces(CHECK, pieces.square.name, exact, model.opset)
+            found = faults.DecomposedNorm(CHECK, pieces.square.name, exact, model.opset)
             report.add(found, automatic=exact)
     for square, *others in find_sums_of_squares(model, whole):
         if not target.strongly_typed or computes_in_fp16(model, (square, *others)):
-            found = faults.NormInPieces(CHECK, square.name, False, model.opset, square.op)
+            found = faults.DecomposedNorm(CHECK, square.name, False, model.opset, square.op)
             report.add(found, automatic=False)
 
 
@@ -113,7 +113,7 @@ def float_types(view: View, report: Report) -> None:
     if float32:
         products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
         report.add(
-            faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products)
+            faults.RemainingFloat(CHECK, "", len(float32), len(weighted), float32[0].name, products)
         )
 
 

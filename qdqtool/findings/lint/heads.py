@@ -94,7 +94,7 @@ CONFIDENCE = 0.25
 COARSE_LOGITS = 2.0  # a step of logits: scores of 0.5 and 0.88 are one step apart
 
 
-def _joined(view: View, q: Node, concat: Node) -> faults.JoinedBehindHead:
+def _joined(view: View, q: Node, concat: Node) -> faults.ConcatAfterHead:
     """The record of a Q that gives the parts of a Concat one scale, with the scores among the parts."""
     params, known = view.params(q), find_bounds(view.model)
     scale = float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
@@ -102,7 +102,7 @@ def _joined(view: View, q: Node, concat: Node) -> faults.JoinedBehindHead:
     scores = [t for t in parts if t in known and 0.0 <= known[t].low < known[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
         raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
-        return faults.JoinedBehindHead(CHECK, q.name, concat.name, scale, raw=raw)
+        return faults.ConcatAfterHead(CHECK, q.name, concat.name, scale, raw=raw)
     own = (
         float(params.scale[0])
         for reader in view.model.consumers(scores[0])
@@ -110,12 +110,10 @@ def _joined(view: View, q: Node, concat: Node) -> faults.JoinedBehindHead:
         and (params := view.params(reader)).scale is not None
         and params.scale.size == 1
     )
-    return faults.JoinedBehindHead(
-        CHECK, q.name, concat.name, scale, scores[0], own=next(own, None)
-    )
+    return faults.ConcatAfterHead(CHECK, q.name, concat.name, scale, scores[0], own=next(own, None))
 
 
-def _is_fatal(found: faults.JoinedBehindHead) -> bool:
+def _is_fatal(found: faults.ConcatAfterHead) -> bool:
     """Whether the scale shows that scores which a detector would report are lost."""
     if found.scores:
         return found.lost_below >= CONFIDENCE

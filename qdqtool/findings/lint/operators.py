@@ -12,7 +12,7 @@ from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
 from qdqtool.ir.sizes import contraction
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.trt import detect, faults
+from qdqtool.trt import fault_checks, faults
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.layers import SILU
 from qdqtool.trt.targets import target_named
@@ -44,7 +44,7 @@ def run(view: View, report: Report) -> None:
         if qdq.is_qdq(node):
             if (precision := view.params(node).precision) in _OTHER_TYPES:
                 outside[precision].append(node)
-        elif (integers := detect.integer_operator(CHECK, node)) is not None:
+        elif (integers := fault_checks.integer_operator(CHECK, node)) is not None:
             report.add(integers)
         elif named := _other_type(node):
             outside[named].append(node)
@@ -54,7 +54,7 @@ def run(view: View, report: Report) -> None:
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.find_pair(view.model, node.input(0)) is not None:
             report.add(
-                faults.NormalizationFloat(CHECK, node.name, node.op),
+                faults.FloatNormalization(CHECK, node.name, node.op),
                 values=view.element_count(node.input(0)),
             )
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
@@ -71,7 +71,7 @@ def run(view: View, report: Report) -> None:
         report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
     if not outside and not qdq.is_quantized(view.model):
         floats = [n for n in view.weighted if view.weights(n).folded]
-        if floats and not any(detect.computes_integers(n) for n in view.model.nodes):
+        if floats and not any(fault_checks.computes_integers(n) for n in view.model.nodes):
             report.add(faults.NothingQuantized(CHECK, "", len(floats)))
 
 
@@ -80,7 +80,7 @@ def _is_plain(node: Node) -> bool:
     return (
         operator_of(node).name != ""
         and node.op not in (qdq.Q, qdq.DQ, "Einsum")
-        and not (detect.computes_integers(node) or _normalizes(node))
+        and not (fault_checks.computes_integers(node) or _normalizes(node))
     )
 
 
@@ -90,7 +90,7 @@ def _einsum(view: View, report: Report, node: Node) -> None:
     weights = any(t in view.constants for t in node.inputs)
     if any(read) or (weights and qdq.is_quantized(view.model)):
         report.add(
-            faults.EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read))
+            faults.FloatEinsum(CHECK, node.name, str(node.attributes["equation"]), all(read))
         )
 
 
@@ -121,7 +121,7 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
         else ()
     )
     if operator_of(conv).kind == LayerKind.DECONVOLUTION:
-        if (found := detect.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
+        if (found := fault_checks.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
             report.add(found, convolutions=concerned)
         return
     if len(kernel) == 3:
@@ -175,13 +175,14 @@ def _shape(view: View, report: Report, conv: Node, outcome: ConvOutcome | None) 
             report.add(form, convolutions=[conv.name])
     elif 1 < groups != inputs:
         report.add(
-            faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name]
+            faults.GroupedConvolution(CHECK, conv.name, groups, inputs // groups),
+            convolutions=[conv.name],
         )
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
     if small or odd:
-        found = faults.Channels(CHECK, conv.name, inputs, outputs, odd, small)
+        found = faults.ChannelNumbers(CHECK, conv.name, inputs, outputs, odd, small)
         report.add(found, convolutions=[conv.name])
 
 

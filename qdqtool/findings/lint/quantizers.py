@@ -10,7 +10,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.view import View
-from qdqtool.trt import detect, faults
+from qdqtool.trt import fault_checks, faults
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.targets import target_named
 from qdqtool.types import BYTES, Precision, Refusal
@@ -85,7 +85,7 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal
     reads_q = maker is not None and qdq.is_q(
         maker
     )  # a DQ without zero point takes the type of what it reads
-    nonzero = detect.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
+    nonzero = fault_checks.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
     if nonzero is not None:
         yield nonzero
     elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
@@ -93,13 +93,13 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal
     if not params.has_zero_point:
         yield faults.ZeroPointMissing(CHECK, name, node.op)
     elif values is not None and params.scale_shape is not None:
-        yield detect.zero_point_count(CHECK, name, math.prod(params.scale_shape), values.size)
+        yield fault_checks.zero_point_count(CHECK, name, math.prod(params.scale_shape), values.size)
 
 
 def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
     name = node.name
     made = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
-    computed = detect.scale_computed(
+    computed = fault_checks.scale_computed(
         CHECK, name, name, bool(made), node.input(1) if node.input(1) in made else ""
     )
     if computed is not None:
@@ -107,10 +107,10 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
         return
     if params.scale_type == _HALF:
         yield faults.ScaleHalf(CHECK, name, params.summary)
-    yield detect.scale_not_positive(CHECK, name, params.scales)
+    yield fault_checks.scale_not_positive(CHECK, name, params.scales)
     shape = params.scale_shape or ()
     taken = math.prod(shape) == 1 and target_named(target).blocked_scales
-    yield detect.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, taken)
+    yield fault_checks.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, taken)
 
 
 def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
@@ -120,8 +120,8 @@ def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | Non
     if view.model.opset < 13:
         yield faults.AxisOpset(CHECK, name, view.model.opset, params.has_axis)
     if not view.is_weight(node):
-        yield detect.activation_per_channel(CHECK, name, name, params)
+        yield fault_checks.activation_per_channel(CHECK, name, name, params)
         return
     shape = view.model.constant_shape(node.input(0))
     count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
-    yield detect.scale_count(CHECK, name, count, view.axis(node) or 0, shape or ())
+    yield fault_checks.scale_count(CHECK, name, count, view.axis(node) or 0, shape or ())

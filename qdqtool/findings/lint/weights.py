@@ -8,7 +8,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS, LayerKind, is_sum, operator_of, output_axis
 from qdqtool.patterns.view import View, WeightSource
-from qdqtool.trt import detect, faults, refusals
+from qdqtool.trt import fault_checks, faults, refusals
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Refusal
@@ -24,7 +24,7 @@ def run(view: View, report: Report) -> None:
             _quantized(view, report, conv, weights)
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
             sparse = qdq.is_sparse(view.model, weights.source)
-            found = detect.weights_not_constant(
+            found = fault_checks.weights_not_constant(
                 CHECK, conv.name, weights.source, weights.folded, sparse
             )
             _add(report, found, conv)
@@ -35,7 +35,11 @@ def run(view: View, report: Report) -> None:
     for source, users in sources.items():
         convs = tuple(c.name for c, _ in users)
         readers = convs if len(users) > 1 else (*convs, *_others(view, *users[0]))
-        _add(report, detect.weights_shared(CHECK, source, source, readers), *(c for c, _ in users))
+        _add(
+            report,
+            fault_checks.weights_shared(CHECK, source, source, readers),
+            *(c for c, _ in users),
+        )
     _misread(view, report)
 
 
@@ -60,7 +64,7 @@ def _others(view: View, conv: Node, weights: WeightSource) -> list[str]:
 def _misread(view: View, report: Report) -> None:
     """Stored integers of no convolution's weights that something else than a DQ reads; those are reported above."""
     reported = view.folded_nodes()
-    for found in detect.stored_read_elsewhere(CHECK, view.model):
+    for found in fault_checks.misread_constants(CHECK, view.model):
         if found.node not in reported:
             report.add(found)
 
@@ -68,7 +72,7 @@ def _misread(view: View, report: Report) -> None:
 def _floats(view: View, report: Report, conv: Node) -> None:
     """Data and weights of different float types; a DQ makes the type of its scale."""
     data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
-    _add(report, detect.float_types_differ(CHECK, conv.name, (data, weights)), conv)
+    _add(report, fault_checks.float_types_differ(CHECK, conv.name, (data, weights)), conv)
 
 
 def _float_type(view: View, tensor: str) -> Precision:
@@ -87,7 +91,8 @@ def _quantized(view: View, report: Report, conv: Node, weights: WeightSource) ->
     concerned = [conv.name]
     if weights.before:
         steps = tuple(
-            refusals.Step(n.name, n.op) for n in itertools.islice(weights.before, refusals.STEPS)
+            refusals.PathStep(n.name, n.op)
+            for n in itertools.islice(weights.before, refusals.STEPS)
         )
         further = len(weights.before) - len(steps)
         found = faults.WeightsBehind(
@@ -117,12 +122,12 @@ def _axis(view: View, report: Report, conv: Node, weights: WeightSource) -> None
         count = params.scale.size if params.scale is not None and axis is not None else 0
         if (
             node is weights.first_quantizer
-            and detect.scale_count(CHECK, node.name, count, axis or 0, shape) is not None
+            and fault_checks.scale_count(CHECK, node.name, count, axis or 0, shape) is not None
         ):
             return
         _add(
             report,
-            detect.weights_axis(
+            fault_checks.weights_axis(
                 CHECK, conv.name, node.name, params, axis, wanted, shape, transposed, proven
             ),
             conv,
@@ -141,6 +146,8 @@ def _bias(view: View, report: Report, conv: Node) -> None:
         precision = view.params(found[0]).precision  # what is added to a product may be a residual
         _add(
             report,
-            detect.bias_quantized(CHECK, found[0].name, conv.name, precision, conv.op != "MatMul"),
+            fault_checks.bias_quantized(
+                CHECK, found[0].name, conv.name, precision, conv.op != "MatMul"
+            ),
             conv,
         )

@@ -1,6 +1,6 @@
 """ConstQDQInitializersFusion."""
 
-from qdqtool.trt import detect
+from qdqtool.trt import fault_checks
 from qdqtool.trt.passes._infra import (
     QDQ,
     REMOVING,
@@ -40,7 +40,7 @@ class ConstQDQInitializersFusion(Pass):
             case = COMPUTED if layer.has_computed_scale else CONSTANT
             self.fire_running(case, layer)
             name = node_name(layer)
-            computed = detect.scale_computed(self.name, name, name, layer.has_computed_scale)
+            computed = fault_checks.scale_computed(self.name, name, name, layer.has_computed_scale)
             if computed is not None:
                 self.refuse(computed)
             self._fold_constants(network, case, layer)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from qdqtool.trt import detect
+from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import STEPS
@@ -47,7 +47,7 @@ class ConstWeightsFusion(Pass):
         names = Shared(map(node_name, itertools.islice(consumers, STEPS)))
         more = max(len(consumers) - STEPS, 0)
         refusals = [
-            detect.weights_shared(
+            fault_checks.weights_shared(
                 self.name, node_name(conv), constant.name, names, constant.out.is_output, more
             )
             for conv in convolutions

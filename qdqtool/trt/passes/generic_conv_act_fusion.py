@@ -3,7 +3,7 @@
 from qdqtool.ir.operators import CONVOLVE, OPERATORS
 from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
+from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, PathStep
 from qdqtool.trt.surroundings import find_origin, tensor_size
 from qdqtool.types import Evidence
 
@@ -66,7 +66,7 @@ class GenericConvActFusion(Pass):
                 activation = SILU
             self.fuse_consumer(network, _choose_case(layer, pointwise), layer, pointwise)
             layer.fusion.has_activation = layer.fusion.has_pointwise = True
-            layer.fusion.activation = Step(last_node, activation)
+            layer.fusion.activation = PathStep(last_node, activation)
 
     def _refuse(self, layer: Layer, pointwise: Layer) -> None:
         others = tuple(find_origin(t) for t in pointwise.inputs if t is not layer.out)

@@ -16,7 +16,7 @@ from qdqtool.trt.passes._infra import (
     seen,
     weakest_evidence,
 )
-from qdqtool.trt.refusals import Reader, Stays
+from qdqtool.trt.refusals import RemainingConversion, TensorConsumer
 from qdqtool.trt.surroundings import (
     find_consumers,
     find_origin,
@@ -80,7 +80,9 @@ class QDQToCopy(Pass):
             self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
             network.set_kind(layer, LayerKind.COPY)
 
-    def _describe(self, layer: Layer, find: Callable[[Tensor], tuple[Reader, ...]]) -> Stays:
+    def _describe(
+        self, layer: Layer, find: Callable[[Tensor], tuple[TensorConsumer, ...]]
+    ) -> RemainingConversion:
         """Describe a remaining conversion, given the function that finds a tensor's consumers."""
         is_q = layer.kind == LayerKind.QUANTIZE
         tensor = layer.data if is_q else layer.out
@@ -89,7 +91,7 @@ class QDQToCopy(Pass):
         cases = [*layer.cases, *layer.stationary_cases]
         if is_in_attention:
             cases.append(ATTENTION)
-        return Stays(
+        return RemainingConversion(
             self.name,
             layer.owner or node_name(layer),
             layer.name,

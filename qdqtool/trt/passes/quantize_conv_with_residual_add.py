@@ -22,7 +22,7 @@ from qdqtool.trt.passes._infra import (
     assumed,
     seen,
 )
-from qdqtool.trt.refusals import ReaderKind
+from qdqtool.trt.refusals import ConsumerKind
 from qdqtool.trt.surroundings import (
     check_output_scales,
     find_consumers,
@@ -145,7 +145,7 @@ class QuantizeConvWithResidualAdd(Pass):
         )
 
     def _refuse_float_residual(self, conv: Layer, add: Layer, residual: Tensor) -> None:
-        quantizers = [r for r in find_consumers(residual) if r.kind == ReaderKind.Q]
+        quantizers = [r for r in find_consumers(residual) if r.kind == ConsumerKind.Q]
         self.refuse(
             refusals.ResidualFloat(
                 self.name,

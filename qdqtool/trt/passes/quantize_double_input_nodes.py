@@ -1,7 +1,7 @@
 """QuantizeDoubleInputNodes."""
 
 from qdqtool.ir.operators import case_of
-from qdqtool.trt import detect
+from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_before, node_name, q_after
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import (
@@ -141,7 +141,7 @@ class QuantizeDoubleInputNodes(Pass):
         """Return a refusal if a ConvTranspose of three spatial dimensions stays float."""
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
-        obstacle = detect.deconvolution_3d(
+        obstacle = fault_checks.deconvolution_3d(
             self.name,
             node_name(layer),
             layer.weights.kernel,

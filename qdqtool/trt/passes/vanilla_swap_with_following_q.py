@@ -13,7 +13,7 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
+from qdqtool.trt.refusals import ManyConsumers, NotCommuting, TensorConsumer
 from qdqtool.trt.surroundings import find_consumers, to_step
 from qdqtool.trt.targets import Target
 
@@ -49,7 +49,7 @@ class VanillaSwapWithFollowingQ(Pass):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         # Consumers by tensor, valid until a Q moves: parallel Qs share them.
-        self._consumers: dict[Tensor, tuple[Reader, ...]] = {}
+        self._consumers: dict[Tensor, tuple[TensorConsumer, ...]] = {}
         self._refused: set[int] = set()  # layers with other consumers, by id
 
     def apply(self, network: Network) -> None:

@@ -1,10 +1,11 @@
-"""How integers move through operators: which ones the compiler runs on INT8 data, so that what follows inherits it.
+"""Operators that the compiler runs on integers, so that their consumers can be INT8.
 
-Every rule was found by building the smallest graph that decides it: Q, DQ, the operator, a convolution with quantized
-weights and no pair of its own. Operators that are not listed turn integers into floats.
+Every rule was found by building the smallest graph that decides it: Q, DQ, the operator, a
+convolution with quantized weights and no pair of its own. Operators that are not listed turn
+integers into floats.
 
-The compiler merges equal quantizers first, copies a DQ in front of each operator that it can pass, and pulls Qs up
-towards the pools; so what becomes of one reader of a tensor depends on the others.
+The compiler merges equal quantizers first, copies a DQ before each operator that it can pass, and
+pulls Qs up to the pools. So the outcome of one consumer of a tensor depends on the others.
 """
 
 import functools
@@ -16,10 +17,18 @@ import numpy as np
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
-from qdqtool.trt.rtx.operands import NOTHING, WIDTH, Constants, Dequantized, Float, State, Why
+from qdqtool.trt.rtx.operands import (
+    NEVER_QUANTIZED,
+    WIDTH,
+    ConstantTensors,
+    FloatState,
+    IntegerState,
+    LossReason,
+    State,
+)
 from qdqtool.util.records import replaced
 
-# A Q behind these is pulled up in front of them, whatever else reads them.
+# A Q after these is pulled up before them, whatever else reads their results.
 _PULLED = frozenset(
     {
         "Transpose",
@@ -41,7 +50,7 @@ _PULLED = frozenset(
         "Where",
     }
 )
-# The same, only where the Q is all that reads them.
+# A Q after these is pulled up before them if it is their only consumer.
 _PULLED_ALONE = frozenset(
     {
         "DepthToSpace",
@@ -57,138 +66,148 @@ _PULLED_ALONE = frozenset(
 )
 
 
-class Sharing:
-    """Questions about the readers of tensors."""
+class ConsumerIndex:
+    """Consumers of tensors as the compiler sees them: without dead nodes, equal DQs merged."""
 
-    def __init__(self, model: Model, constants: Constants) -> None:
+    def __init__(self, model: Model, constants: ConstantTensors) -> None:
         self.model = model
         self.constants = constants
-        self._alone: dict[tuple[object, str, object], bool] = {}
-        self._known: dict[str, tuple[float, ...] | None] = {}
+        self._joinable: dict[tuple[object, str, object], bool] = {}
+        self._numbers: dict[str, tuple[float, ...] | None] = {}
 
     @functools.cached_property
     def live(self) -> set[int]:
-        """Indices of the nodes that an output depends on; a Shape that is known is a constant, and reads nothing."""
-        found: set[int] = set()
+        """Indices of the nodes that an output depends on.
+
+        A Shape that is known is a constant, and has no inputs.
+        """
+        live: set[int] = set()
         for node in reversed(self.model.ordered):
             if node.op in ("Shape", "Size") and node.output in self.constants.plain:
                 continue
             for tensor in filter(None, node.outputs):
-                readers = self.model.consumers(tensor)
-                if self.model.is_output(tensor) or any(r.index in found for r in readers):
-                    found.add(node.index)
-        return found
+                consumers = self.model.consumers(tensor)
+                if self.model.is_output(tensor) or any(c.index in live for c in consumers):
+                    live.add(node.index)
+        return live
 
-    def readers(self, tensor: str) -> list[Node]:
-        """The readers that are not dead."""
-        return [r for r in self.model.consumers(tensor) if r.index in self.live]
+    def live_consumers(self, tensor: str) -> list[Node]:
+        return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
-    def same_value(self, a: str, b: str) -> bool:
-        """Whether two constants hold equal numbers, whatever their shape."""
+    def has_equal_values(self, a: str, b: str) -> bool:
+        """Whether two constants hold equal numbers, whatever their shapes."""
         if a == b:
             return True
-        one = self._numbers(a)
-        return one is not None and one == self._numbers(b)
+        numbers = self._read_numbers(a)
+        return numbers is not None and numbers == self._read_numbers(b)
 
-    def _numbers(self, name: str) -> tuple[float, ...] | None:
-        """A constant's numbers, kept: a tensor of many readers has each of their scales compared with all others."""
-        if name not in self._known:
+    def _read_numbers(self, name: str) -> tuple[float, ...] | None:
+        """Return a constant's numbers, cached because scales of one tensor are compared often."""
+        if name not in self._numbers:
             value = self.constants.value(name)
-            self._known[name] = None if value is None else tuple(value.reshape(-1).tolist())
-        return self._known[name]
+            self._numbers[name] = None if value is None else tuple(value.reshape(-1).tolist())
+        return self._numbers[name]
 
-    def merged(self, dq: Node) -> list[Node]:
-        """The live DQs that the compiler makes one of, in graph order; it keeps the last one's scale shape.
+    def find_merged(self, dq: Node) -> list[Node]:
+        """Return the live DQs that the compiler merges with a DQ, in graph order.
 
-        Two are merged when they have one scale for the whole tensor, the same one, and read the same tensor, or Qs that
-        are merged in the same way.
+        It keeps the scale shape of the last one. DQs are merged if they have one and the same scale
+        for the whole tensor, and read the same tensor, or Qs that are merged in the same way.
         """
-        alike = self._alike.get(self._classes.get(dq.index, -1), [])
-        if dq.index in self.live and alike:
-            return alike
-        return [*alike, dq] if not alike or alike[-1].index < dq.index else [dq, *alike]
+        members = self._class_members.get(self._classes.get(dq.index, -1), [])
+        if dq.index in self.live and members:
+            return members
+        if not members or members[-1].index < dq.index:
+            return [*members, dq]
+        return [dq, *members]
 
     @functools.cached_property
     def _classes(self) -> dict[int, int]:
-        """A number for each Q and DQ with a scalar scale: equal ones are merged. In one pass, for chains and crowds."""
+        """Number of the class of each Q and DQ with a scalar scale. A class is merged."""
         numbers: dict[tuple[str, object, object], int] = {}
-        found: dict[int, int] = {}
+        classes: dict[int, int] = {}
         for node in filter(qdq.is_qdq, self.model.ordered):
             shape = self.constants.shape(node.input(1))
             if shape is None or math.prod(shape) != 1:
                 continue
-            maker = self.model.producer(node.input(0))
-            above = found.get(maker.index) if maker is not None and qdq.is_q(maker) else None
-            key = (
-                node.op,
-                self._numbers(node.input(1)) or node.input(1),
-                node.input(0) if above is None else above,
-            )
-            found[node.index] = numbers.setdefault(key, len(numbers))
-        return found
+            source: object = node.input(0)
+            producer = self.model.producer(node.input(0))
+            if producer is not None and qdq.is_q(producer):
+                source = classes.get(producer.index, source)
+            scale = self._read_numbers(node.input(1)) or node.input(1)
+            classes[node.index] = numbers.setdefault((node.op, scale, source), len(numbers))
+        return classes
 
     @functools.cached_property
-    def _alike(self) -> dict[int, list[Node]]:
-        """The live DQs of each class, in graph order."""
-        groups: defaultdict[int, list[Node]] = defaultdict(list)
+    def _class_members(self) -> dict[int, list[Node]]:
+        """Live DQs of each class, in graph order."""
+        members: defaultdict[int, list[Node]] = defaultdict(list)
         for node in self.model.nodes:
             if qdq.is_dq(node) and node.index in self.live and node.index in self._classes:
-                groups[self._classes[node.index]].append(node)
-        return groups
+                members[self._classes[node.index]].append(node)
+        return members
 
-    def is_alone(self, node: Node, tensor: str, constant: str, free: frozenset[str]) -> bool:
-        """Whether a factor can join the scale: all else that reads the tensor moves its integers, or is the same.
+    def can_join_scale(
+        self, node: Node, tensor: str, constant: str, transparent: frozenset[str]
+    ) -> bool:
+        """Whether a factor can join the scale.
+
+        It can if the other consumers of the tensor move its integers, or have the same factor.
 
         Args:
             node: The Mul, Div or Reciprocal.
             tensor: Its data input.
             constant: Its constant input; empty for a Reciprocal.
-            free: Operators in front of which a DQ is copied and moved on.
+            transparent: Operators before which a DQ is copied and moved on.
         """
-        maker = self.model.producer(tensor)
-        number = self._classes.get(maker.index) if maker is not None and qdq.is_dq(maker) else None
-        key = (tensor if number is None else number, node.op, self._numbers(constant) or constant)
-        if key not in self._alone:
-            self._alone[key] = self._all_like(node, tensor, constant, free)
-        return self._alone[key]
+        producer = self.model.producer(tensor)
+        source: object = tensor
+        if producer is not None and qdq.is_dq(producer):
+            source = self._classes.get(producer.index, source)
+        key = (source, node.op, self._read_numbers(constant) or constant)
+        if key not in self._joinable:
+            self._joinable[key] = self._has_compatible_consumers(
+                node, tensor, constant, transparent
+            )
+        return self._joinable[key]
 
-    def _all_like(self, node: Node, tensor: str, constant: str, free: frozenset[str]) -> bool:
-        maker = self.model.producer(tensor)
-        equal = (
-            [n.output for n in self.merged(maker)]
-            if maker is not None and qdq.is_dq(maker)
-            else [tensor]
-        )
-        for same in equal:
-            if self.model.is_output(same):
+    def _has_compatible_consumers(
+        self, node: Node, tensor: str, constant: str, transparent: frozenset[str]
+    ) -> bool:
+        producer = self.model.producer(tensor)
+        tensors = [tensor]
+        if producer is not None and qdq.is_dq(producer):
+            tensors = [dq.output for dq in self.find_merged(producer)]
+        for name in tensors:
+            if self.model.is_output(name):
                 return False
-            for reader in self.readers(same):
-                if reader is node or reader.op in free:
+            for consumer in self.live_consumers(name):
+                if consumer is node or consumer.op in transparent:
                     continue
-                if reader.op != node.op:
+                if consumer.op != node.op:
                     return False
-                if constant and not any(
-                    self.same_value(constant, t) for t in reader.inputs if t and t != same
-                ):
+                others = [t for t in consumer.inputs if t and t != name]
+                if constant and not any(self.has_equal_values(constant, t) for t in others):
                     return False
         return True
 
     def reaches_quantizer(self, tensor: str) -> bool:
-        """Whether a Q behind a tensor is pulled up to it, through operators that a Q passes."""
-        return tensor in self._reaching
+        """Whether a downstream Q is pulled up to a tensor, through operators that a Q passes."""
+        return tensor in self._quantized_downstream
 
     @functools.cached_property
-    def _reaching(self) -> set[str]:
-        found: set[str] = set()
+    def _quantized_downstream(self) -> set[str]:
+        tensors: set[str] = set()
         for node in reversed(self.model.ordered):
-            if node.index in self.live and self._pulls(node, found):
-                found.update(t for t in node.inputs if t)
-        return found
+            if node.index in self.live and self._is_passed_by_q(node, tensors):
+                tensors.update(t for t in node.inputs if t)
+        return tensors
 
-    def _pulls(self, node: Node, found: set[str]) -> bool:
+    def _is_passed_by_q(self, node: Node, quantized: set[str]) -> bool:
+        """Whether a node is a Q, or a Q after it is pulled up before it."""
         if qdq.is_q(node):
             return True
-        if not any(o in found for o in node.outputs):
+        if quantized.isdisjoint(node.outputs):
             return False
         if node.op == "Cast":
             return self.model.elem_type(node.input(0)) == node.integer("to", 0)
@@ -198,18 +217,17 @@ class Sharing:
             factor = node.input(1) if node.input(1) in self.constants.plain else node.input(0)
             if factor not in self.constants.plain or self.constants.scalar(factor) is None:
                 return False
-        output = node.output
         return (
             node.op in _PULLED_ALONE
-            and not self.model.is_output(output)
-            and len(self.readers(output)) == 1
+            and not self.model.is_output(node.output)
+            and len(self.live_consumers(node.output)) == 1
         )
 
 
-# What else reads a tensor --------------------------------------------------------------------------------------------
+# Rules of operators --------------------------------------------------------------------------------------------------
 
 
-# One data input, integers stay as they are (or are negated, or reordered), the scale stays.
+# With one data input: integers are kept (or negated, or reordered), and so is the scale.
 MOVES = frozenset(
     {
         "Identity",
@@ -240,229 +258,231 @@ MOVES = frozenset(
 )
 # All data inputs need the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
-# In front of these a DQ is copied and moved on, so that they do not hold a factor back.
-_FREE = (MOVES - {"Reciprocal"}) | JOINS
+# A DQ is copied before these and moved on, so that they do not keep a factor from the scale.
+_TRANSPARENT = (MOVES - {"Reciprocal"}) | JOINS
 
 
-class Motion:
-    """Applies one node to the states of its inputs."""
+class IntegerMotion:
+    """Rules that give the state of a node's output from those of its inputs."""
 
-    def __init__(self, model: Model, constants: Constants) -> None:
+    def __init__(self, model: Model, constants: ConstantTensors) -> None:
         self.model = model
         self.constants = constants
-        self.sharing = Sharing(model, constants)
-        self._rules: dict[str, Callable[[Node, Dequantized], State]] = {
+        self.consumers = ConsumerIndex(model, constants)
+        self._rules: dict[str, Callable[[Node, IntegerState], State]] = {
             "Cast": self._cast,
-            "Mul": self._scaled,
-            "Div": self._scaled,
+            "Mul": self._multiply,
+            "Div": self._multiply,
             "Pad": self._pad,
             "MaxPool": self._max_pool,
-            **dict.fromkeys(("Resize", "Upsample", "AveragePool", "Einsum"), self._float),
+            "Reciprocal": self._reciprocal,
+            **dict.fromkeys(("Resize", "Upsample", "AveragePool", "Einsum"), self._block),
         }
 
-    def through(self, node: Node, inputs: list[State]) -> State:
-        """The state of the node's first output.
+    def apply(self, node: Node, inputs: list[State]) -> State:
+        """Return the state of the node's first output.
 
         Args:
             node: Any node but a quantizer, Conv, ConvTranspose, Gemm or MatMul.
-            inputs: States of its inputs, in order; constants and unset inputs are ``Float``.
+            inputs: States of its inputs, in order; constants and unset inputs are ``FloatState``.
         """
         data = inputs[1:] if node.op == "Where" else inputs
-        quantized = [s for s in data if isinstance(s, Dequantized)]
+        quantized = [state for state in data if isinstance(state, IntegerState)]
         if not quantized:
-            return next((s for s in data if isinstance(s, Float) and s.reason), NOTHING)
+            losses = (s for s in data if isinstance(s, FloatState) and s.reason)
+            return next(losses, NEVER_QUANTIZED)
         first = quantized[0]
-        if any(s.pad is not None for s in quantized) and node.op != "Pad":
-            return self._lost(Why.PAD, node, first)
-        if node.op in ("Sum", "Mean", "Max", "Min", "Concat") and len(node.inputs) == 1:
+        if node.op != "Pad" and any(state.pad is not None for state in quantized):
+            return _lose(LossReason.PAD, node, first)
+        if len(node.inputs) == 1 and node.op in ("Sum", "Mean", "Max", "Min", "Concat"):
             return first
         if node.op in JOINS:
-            return self._join(node, data, quantized)
+            return self._join(node, quantized)
         if len(quantized) > 1 and node.op != "Einsum":
-            return self._lost(Why.OPERATOR, node, first)
-        if node.op in self._rules:
+            return _lose(LossReason.OPERATOR, node, first)
+        if node.op in self._rules and (node.op != "Reciprocal" or data[0] is first):
             return self._rules[node.op](node, first)
         if node.op in MOVES and data[0] is first:
-            if node.op == "Reciprocal" and not self.sharing.is_alone(
-                node, node.input(0), "", _FREE
-            ):
-                return self._lost(Why.SHARED, node, first)
-            moved = (
-                replaced(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
-            )
-            return self._with_axes(node, moved)
-        return self._lost(Why.OPERATOR, node, first)
+            return self._move_axes(node, first)
+        return _lose(LossReason.OPERATOR, node, first)
 
-    def _lost(self, reason: Why, node: Node, state: Dequantized) -> Float:
-        return Float(reason, node, state.dq)
+    def _reciprocal(self, node: Node, state: IntegerState) -> State:
+        if not self.consumers.can_join_scale(node, node.input(0), "", _TRANSPARENT):
+            return _lose(LossReason.SHARED, node, state)
+        return self._move_axes(node, replaced(state, inverted=not state.inverted))
 
-    def _join(self, node: Node, data: list[State], quantized: list[Dequantized]) -> State:
+    def _join(self, node: Node, quantized: list[IntegerState]) -> State:
         first = quantized[0]
-        if len(quantized) != len([t for t in node.inputs if t]) - (node.op == "Where"):
-            return self._lost(Why.JOIN_FLOAT, node, first)
-        shape = self.model.shape(node.output)
-        axis = node.integer("axis", 1)
-        if node.op == "Concat" and shape:
-            axis %= len(shape)
-        if any(s.axes != first.axes for s in quantized):
-            return self._lost(Why.JOIN_SCALE, node, first)
-        if node.op == "Concat" and first.axes == frozenset({axis}):
-            return first  # scales are joined along the axis together with the integers
-        if not all(first.same_scale(s) for s in quantized):
-            return self._lost(Why.JOIN_SCALE, node, first)
-        return replaced(first, scalar=all(s.scalar for s in quantized))
+        count = len([t for t in node.inputs if t]) - (node.op == "Where")
+        if len(quantized) != count:
+            return _lose(LossReason.JOIN_FLOAT, node, first)
+        if any(state.axes != first.axes for state in quantized):
+            return _lose(LossReason.JOIN_SCALE, node, first)
+        if node.op == "Concat":
+            shape, axis = self.model.shape(node.output), node.integer("axis", 1)
+            if first.axes == frozenset({axis % len(shape) if shape else axis}):
+                return first  # scales are joined along the axis together with the integers
+        if not all(first.has_scale_of(state) for state in quantized):
+            return _lose(LossReason.JOIN_SCALE, node, first)
+        return replaced(first, scalar=all(state.scalar for state in quantized))
 
-    def _cast(self, node: Node, state: Dequantized) -> State:
+    def _cast(self, node: Node, state: IntegerState) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
-            return self._lost(Why.OPERATOR, node, state)
+            return _lose(LossReason.OPERATOR, node, state)
         return replaced(state, width=width, narrowest=min(width, state.narrowest))
 
-    def _scaled(self, node: Node, state: Dequantized) -> State:
-        """Mul or Div by a constant: a factor of the scale. A vector makes the scale vary along its axes."""
-        other = node.input(1)
-        reverse = other and other not in self.constants.plain
-        if reverse:
-            other = node.input(0)
-        dims = self.constants.shape(other) if other in self.constants.plain else None
+    def _multiply(self, node: Node, state: IntegerState) -> State:
+        """Make a constant of a Mul or Div a factor of the scale.
+
+        With a vector the scale varies along its axes.
+        """
+        data, constant = node.input(0), node.input(1)
+        is_reversed = bool(constant) and constant not in self.constants.plain
+        if is_reversed:
+            data, constant = constant, data
+        dims = self.constants.shape(constant) if constant in self.constants.plain else None
         if dims is None:
-            return self._lost(Why.OPERATOR, node, state)
+            return _lose(LossReason.OPERATOR, node, state)
+        if not self.consumers.can_join_scale(node, data, constant, _TRANSPARENT):
+            return _lose(LossReason.SHARED, node, state)
         rank = len(self.model.shape(node.output) or dims)
-        data = node.input(1 if reverse else 0)
-        if not self.sharing.is_alone(node, data, other, _FREE):
-            return self._lost(Why.SHARED, node, state)
-        own = len(self.model.shape(data) or dims)
-        axes = {a + max(rank - own, 0) for a in state.axes}
+        offset = max(rank - len(self.model.shape(data) or dims), 0)
+        axes = {axis + offset for axis in state.axes}
         axes.update(rank - len(dims) + i for i, d in enumerate(dims) if d != 1)
-        inverted = state.inverted
-        factor = np.float32(state.factor)
-        value = self.constants.scalar(other)
+        inverted, factor = state.inverted, np.float32(state.factor)
         with np.errstate(all="ignore"):
-            if node.op == "Div" and reverse:
+            if node.op == "Div" and is_reversed:
                 inverted = not inverted
                 factor = np.float32(1) / factor
+            value = self.constants.scalar(constant)
             step = np.float32(math.nan if value is None else value)
             if math.prod(dims) == 1:
-                factor = factor / step if node.op == "Div" and not reverse else factor * step
+                is_divided = node.op == "Div" and not is_reversed
+                factor = factor / step if is_divided else factor * step
         return replaced(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
 
-    def _pad(self, node: Node, state: Dequantized) -> State:
-        """Zeros around height and width join the convolution behind; cutting and repeating edges are moves."""
+    def _pad(self, node: Node, state: IntegerState) -> State:
+        """Keep zeros around height and width for the convolution that reads them.
+
+        Cutting and repeating edges only move integers.
+        """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
-            return self._with_axes(node, state)
+            return self._move_axes(node, state)
         pads = node.attributes.get("pads")
+        if pads is None and node.input(1):
+            pads = self.constants.ints(node.input(1))
         if pads is None:
-            pads = self.constants.ints(node.input(1)) if node.input(1) else None
-        if pads is None:
-            return self._lost(Why.PAD, node, state)
+            return _lose(LossReason.PAD, node, state)
         pads = [int(p) for p in pads]
         if max(pads, default=0) <= 0 and state.pad is None:
-            return self._with_axes(node, state)
+            return self._move_axes(node, state)
+        if not self._is_zero_border(node, pads):
+            return _lose(LossReason.PAD, node, state)
+        if (
+            self.model.is_output(node.output)
+            or len(self.consumers.live_consumers(node.output)) != 1
+        ):
+            return _lose(LossReason.PAD, node, state)
+        return replaced(state, pad=node)
+
+    def _is_zero_border(self, node: Node, pads: list[int]) -> bool:
+        """Whether a Pad adds zeros, and only around the spatial axes of a rank of 4 or 5."""
         value: float | None = float(node.attributes.get("value", 0.0))
         if node.input(2):
             value = self.constants.scalar(node.input(2))
-        half = len(pads) // 2
         rank = len(self.model.shape(node.input(0)) or ())
+        if value != 0 or min(pads) < 0 or rank not in (4, 5):
+            return False
+        half = len(pads) // 2
         axes = list(range(half))
         if node.input(3):
-            axes = [a % max(rank, 1) for a in self.constants.ints(node.input(3)) or ()]
-        outer = any(pads[i] or pads[half + i] for i, a in enumerate(axes) if a < 2)
-        if value != 0 or min(pads) < 0 or outer or rank not in (4, 5):
-            return self._lost(Why.PAD, node, state)
-        if len(self.sharing.readers(node.output)) != 1 or self.model.is_output(node.output):
-            return self._lost(Why.PAD, node, state)
-        return replaced(state, pad=node)
+            axes = [axis % rank for axis in self.constants.ints(node.input(3)) or ()]
+        return not any(pads[i] or pads[half + i] for i, axis in enumerate(axes) if axis < 2)
 
-    def _float(self, node: Node, state: Dequantized) -> State:
-        """It blocks, unless it changes nothing."""
-        nothing = self._keeps_shape(node)
+    def _block(self, node: Node, state: IntegerState) -> State:
+        """Lose the integers, unless the node changes nothing."""
+        is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
-            nothing = _is_single(node) and not any(node.attributes.get("pads", []))
+            is_identity = _is_single(node) and not any(node.attributes.get("pads", []))
         elif node.op == "Einsum":  # with one input that is only reordered
             terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
-            nothing = (
-                len(node.inputs) == 1 and len(terms) == 2 and sorted(terms[0]) == sorted(terms[1])
+            is_identity = (
+                len(node.inputs) == 1
+                and len(terms) == 2
+                and sorted(terms[0]) == sorted(terms[1])
+                and not state.axes
             )
-            nothing = nothing and not state.axes
-        return state if nothing else self._lost(Why.OPERATOR, node, state)
+        return state if is_identity else _lose(LossReason.OPERATOR, node, state)
 
-    def _max_pool(self, node: Node, state: Dequantized) -> State:
-        """A MaxPool just behind a DQ becomes an INT8 pool for the Q that reads it; other readers get a float one."""
+    def _max_pool(self, node: Node, state: IntegerState) -> State:
+        """Keep integers, except directly after a DQ if a Q reads the MaxPool.
+
+        That MaxPool becomes an INT8 pool for the Q; other consumers get a float one.
+        """
         if _is_single(node):
             return state
-        maker = self.model.producer(node.input(0))
-        # A Tile, Expand or Resize to the size that its input has is removed before anything moves.
-        while maker is not None and (
-            maker.op in ("Identity", "Dropout", "Cast")
-            or (maker.op in ("Tile", "Expand", "Resize") and self._keeps_shape(maker))
+        producer = self.model.producer(node.input(0))
+        # A Tile, Expand or Resize that keeps the size is removed before anything moves.
+        while producer is not None and (
+            producer.op in ("Identity", "Dropout", "Cast")
+            or (producer.op in ("Tile", "Expand", "Resize") and self._keeps_shape(producer))
         ):
-            maker = self.model.producer(maker.input(0))
-        if qdq.is_dq(maker) and self.sharing.reaches_quantizer(node.output):
-            return self._lost(Why.POOL, node, state)
-        return self._with_axes(node, state)
+            producer = self.model.producer(producer.input(0))
+        if qdq.is_dq(producer) and self.consumers.reaches_quantizer(node.output):
+            return _lose(LossReason.POOL, node, state)
+        return self._move_axes(node, state)
 
     def _keeps_shape(self, node: Node) -> bool:
         before = self.model.shape(node.input(0))
         return before is not None and None not in before and before == self.model.shape(node.output)
 
-    def _with_axes(self, node: Node, state: Dequantized) -> State:
-        """Carries the axes of a varying scale to their new places; a scalar scale goes anywhere."""
+    def _move_axes(self, node: Node, state: IntegerState) -> State:
+        """Move the axes of a varying scale to their new places. A scalar scale has none."""
         if not state.axes:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
-        axes = (
-            None
-            if before is None or after is None
-            else _moved_axes(node, state.axes, before, after)
-        )
-        return (
-            self._lost(Why.AXIS, node, state)
-            if axes is None
-            else replaced(state, axes=frozenset(axes))
-        )
+        axes = None
+        if before is not None and after is not None:
+            axes = _map_axes(node, state.axes, before, after)
+        if axes is None:
+            return _lose(LossReason.AXIS, node, state)
+        return replaced(state, axes=frozenset(axes))
+
+
+def _lose(reason: LossReason, node: Node, state: IntegerState) -> FloatState:
+    return FloatState(reason, node, state.dq)
 
 
 def _is_single(pool: Node) -> bool:
     """Whether a pool is 1x1 with stride 1."""
-    return all(
-        v == 1
-        for v in (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1]))
-    )
+    sizes = (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1]))
+    return all(size == 1 for size in sizes)
 
 
-def _moved_axes(
-    node: Node, axes: frozenset[int], before: tuple[int | None, ...], after: tuple[int | None, ...]
-) -> set[int] | None:
+_Shape = tuple[int | None, ...]
+
+
+def _map_axes(node: Node, axes: frozenset[int], before: _Shape, after: _Shape) -> set[int] | None:
+    """Return the axes after a node; None if one is not kept."""
     if node.op == "Transpose":
-        perm = node.attributes.get("perm") or list(range(len(before) - 1, -1, -1))
-        if not isinstance(perm, list) or sorted(map(str, perm)) != sorted(
-            map(str, range(len(before)))
-        ):
+        order = node.attributes.get("perm") or list(range(len(before) - 1, -1, -1))
+        if not isinstance(order, list) or sorted(order) != list(range(len(before))):
             return None
-        return {perm.index(a) for a in axes}
+        return {order.index(axis) for axis in axes}
     if node.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
-        return _reshaped_axes(axes, before, after)
+        return _reshape_axes(axes, before, after)
     return set(axes) if len(before) == len(after) else None
 
 
-def _reshaped_axes(
-    axes: frozenset[int], before: tuple[int | None, ...], after: tuple[int | None, ...]
-) -> set[int] | None:
-    """An axis survives a reshape when its size and the number of elements in front of it stay."""
+def _reshape_axes(axes: frozenset[int], before: _Shape, after: _Shape) -> set[int] | None:
+    """Return the axes after a reshape; None if one is not kept.
+
+    An axis is kept if its size and the number of elements before it do not change.
+    """
     if None in before or None in after:
         return None
     old, new = [d or 0 for d in before], [d or 0 for d in after]
-    found: set[int] = set()
-    for axis in axes:
-        place = next(
-            (
-                i
-                for i, d in enumerate(new)
-                if d == old[axis] and math.prod(new[:i]) == math.prod(old[:axis])
-            ),
-            None,
-        )
-        if place is None:
-            return None
-        found.add(place)
-    return found
+    positions = {(math.prod(new[:i]), size): i for i, size in reversed([*enumerate(new)])}
+    kept = {positions.get((math.prod(old[:axis]), old[axis])) for axis in axes}
+    return None if None in kept else {i for i in kept if i is not None}

@@ -1,6 +1,6 @@
-"""Whether one Conv, ConvTranspose, Gemm or MatMul gets integers on both sides, and if not, why.
+"""Operands of one Conv, ConvTranspose, Gemm or MatMul: integers on both sides, or why not.
 
-Tensors computed from constants only are constants for the compiler.
+Tensors that are computed from constants alone are constants for the compiler.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import onnx
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import RANDOM, contraction
-from qdqtool.trt.detect import deconvolution_float
-from qdqtool.trt.faults import DeconvolutionFloat
-from qdqtool.trt.refusals import InputNotDequantized, Step, WeightsNotDequantized
+from qdqtool.trt.fault_checks import deconvolution_float
+from qdqtool.trt.faults import FloatDeconvolution
+from qdqtool.trt.refusals import InputNotDequantized, PathStep, WeightsNotDequantized
 from qdqtool.types import BYTES, Precision, Refusal
 from qdqtool.util.records import record
 
-COMPILER = "TensorRT-RTX"  # who refused
+COMPILER = "TensorRT-RTX"  # stands for the pass in its refusals
 
 
-class Why(StrEnum):
+class LossReason(StrEnum):
     """Where the integers were lost that a convolution would need."""
 
     OPERATOR = "an operator that is computed in float"
@@ -45,23 +45,27 @@ class Why(StrEnum):
 
 
 class IntegersLost(Refusal):
-    """Integers of ``dq`` do not arrive at a convolution: why, and the node there (None: the convolution itself).
+    """Integers of a DQ do not arrive at a convolution.
 
-    ``weights`` says whether they are those of the weights.
+    Attributes:
+        why: The reason.
+        step: The node where they are lost; None for the convolution itself.
+        dq: The DQ.
+        weights: Whether they are integers of the weights.
     """
 
-    why: Why
-    at: Step | None
+    why: LossReason
+    step: PathStep | None
     dq: str = ""
     weights: bool = False
 
 
 class ScalesJoined(IntegersLost):
-    """Integers lost at a join of different scales, which one scale would save."""
+    """Integers lost at a join of different scales. One scale would keep them."""
 
 
-class Fault(StrEnum):
-    """What the compiler refuses or crashes on."""
+class FaultKind(StrEnum):
+    """Kinds of faults that the compiler rejects or crashes on."""
 
     CONSTANT_TYPE = "a constant of a type that it does not import"
     OPERATOR = "an operator, or a form of one, that it does not take"
@@ -79,8 +83,8 @@ class Fault(StrEnum):
     HARDWARE_TYPE = "a type that the GPU lacks"
 
 
-class Form(StrEnum):
-    """An operator, or a form of one, that the parser does not take."""
+class UnsupportedForm(StrEnum):
+    """Operators, or forms of operators, that the parser rejects."""
 
     OPERATOR = "operator"
     PLUGIN = "plugin"
@@ -104,27 +108,28 @@ class Form(StrEnum):
 
 
 class CompilerFault(Refusal):
-    """The compiler makes no engine of a model.
+    """A fault because of which the compiler makes no engine.
 
     Attributes:
-        fault: What it is.
-        values: What its words name, in the order in which they name it; of an operator its form and the operator, or
-            the type of an input.
+        fault: Its kind.
+        values: Values of its message in order. Of an operator: the form, and the operator or the
+            type of an input.
     """
 
     quotes: ClassVar[bool] = True
 
-    fault: Fault
+    fault: FaultKind
     values: tuple[str, ...] = ()
 
 
 def ends_build(refusal: Refusal) -> bool:
-    """Whether no engine comes out; else a layer runs in float."""
+    """Whether there is no engine. Otherwise a layer runs in float."""
     return not isinstance(
-        refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | DeconvolutionFloat
+        refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | FloatDeconvolution
     )
 
 
+# Bits of the float types.
 WIDTH: dict[int, int] = {
     onnx.TensorProto.FLOAT: 32,
     onnx.TensorProto.DOUBLE: 32,  # TensorRT-RTX computes doubles as floats
@@ -134,20 +139,21 @@ WIDTH: dict[int, int] = {
 
 
 @record
-class Dequantized:
-    """A tensor that is integers times a scale, so that INT8 arithmetic can take the integers.
+class IntegerState:
+    """State of a tensor that is integers times a scale, which INT8 arithmetic can use.
 
     Attributes:
-        dq: The DequantizeLinear it comes from.
+        dq: DequantizeLinear that it comes from.
         precision: Type of the integers.
-        scalar: Whether the DQ's scale has rank 0; a convolution's input needs that, shape [1] is not enough.
-        scale: Bytes of the DQ's scale values as float32; the node's index where the value is not known.
+        scalar: Whether the DQ's scale has rank 0. A convolution's input needs that, shape [1] is
+            not enough.
+        scale: Bytes of the DQ's scale values as float32; the node's index if the value is unknown.
+        width: Bits of its float type.
+        narrowest: Fewest bits since the DQ.
         factor: Product of the scalar constants it was multiplied with, computed in float32.
-        inverted: Whether its reciprocal was taken (the compiler carries integers through 1/x as well).
+        inverted: Whether its reciprocal was taken (the compiler keeps integers through 1/x).
         axes: Axes longer than 1 along which the scale varies.
-        width: Bits of the float type it has now.
-        narrowest: The fewest bits it had since the DQ.
-        pad: The Pad with zeros just behind it, which only joins the convolution that reads it.
+        pad: Pad with zeros directly before, which can only join the convolution that reads it.
     """
 
     dq: Node
@@ -161,39 +167,39 @@ class Dequantized:
     axes: frozenset[int] = frozenset()
     pad: Node | None = None
 
-    def same_scale(self, other: Dequantized) -> bool:
-        """Whether integers of both mean the same numbers: equal DQ scale and equal factor, each for itself.
+    def has_scale_of(self, other: IntegerState) -> bool:
+        """Whether integers of both mean the same numbers: equal DQ scale and equal factor.
 
         A scale of 0.05 times 2 is not equal to a scale of 0.1.
         """
-        mine, its = ((s.scale, s.factor, s.inverted, s.width) for s in (self, other))
-        return mine == its
+        first, second = ((s.scale, s.factor, s.inverted, s.width) for s in (self, other))
+        return first == second
 
 
 @record
-class Float:
-    """A tensor that is just float.
+class FloatState:
+    """State of a tensor that is only float.
 
     Attributes:
-        reason: Where integers were lost; None where no quantizer is upstream.
-        node: The node at which the integers were lost.
-        dq: The DQ behind it.
+        reason: Reason for which integers were lost; None if no quantizer is upstream.
+        node: Node at which the integers were lost.
+        dq: DQ of the integers.
     """
 
-    reason: Why | None = None
+    reason: LossReason | None = None
     node: Node | None = None
     dq: Node | None = None
 
 
-State = Dequantized | Float
-NOTHING = Float()
+State = IntegerState | FloatState
+NEVER_QUANTIZED = FloatState()
 
 
 # One layer with weights ----------------------------------------------------------------------------------------------
 
 
-def judge(model: Model, node: Node, left: State, right: State) -> Precision | Refusal:
-    """Decides for one node: the INT8 or FP8 that it multiplies, or why it runs in its float type.
+def resolve_precision(model: Model, node: Node, left: State, right: State) -> Precision | Refusal:
+    """Return the INT8 or FP8 that a node multiplies, or why it runs in its float type.
 
     Args:
         model: The model.
@@ -201,76 +207,93 @@ def judge(model: Model, node: Node, left: State, right: State) -> Precision | Re
         left: State of its first input: activations [N, C, ...] of a convolution.
         right: State of its second input: weights [Cout, Cin/groups, ...] of a Conv.
     """
-    if isinstance(left, Float) or isinstance(right, Float):
-        return _side(node, left, right)
-    if (deconvolution := deconvolution_float(COMPILER, node)) is not None:
+    if isinstance(left, FloatState) or isinstance(right, FloatState):
+        return _explain_float_side(node, left, right)
+    deconvolution = deconvolution_float(COMPILER, node)
+    if deconvolution is not None:
         return deconvolution
-    refusal = (
-        _convolution(node, left, right) if node.op == "Conv" else _product(model, node, left, right)
-    )
-    if refusal is not None:
-        return refusal
+    if node.op == "Conv":
+        loss = _convolution_loss(node, left, right)
+    else:
+        loss = _product_loss(model, node, left, right)
+    if loss is not None:
+        return loss
     for state in (left, right):
         if state.width > state.narrowest:
-            return lost(node, Why.CAST, node, state.dq)
+            return integer_loss(node, LossReason.CAST, node, state.dq)
     if left.precision in BYTES and right.precision in (*BYTES, Precision.INT4):
         return Precision.INT8
-    both = left.precision == right.precision == Precision.FP8
-    return Precision.FP8 if both else lost(node, Why.TYPES, node, left.dq)
+    if left.precision == right.precision == Precision.FP8:
+        return Precision.FP8
+    return integer_loss(node, LossReason.TYPES, node, left.dq)
 
 
-def lost(
-    node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False
+def integer_loss(
+    node: Node, reason: LossReason, place: Node | None, dq: Node | None, weights: bool = False
 ) -> IntegersLost:
-    step = Step(at.name, at.op) if at is not None else None
-    known = COMPILER, node.name, why, step, dq.name if dq is not None else "", weights
-    return ScalesJoined(*known) if why is Why.JOIN_SCALE else IntegersLost(*known)
+    """Return the refusal of a node whose integers are lost.
+
+    Args:
+        node: Conv, ConvTranspose, Gemm or MatMul.
+        reason: The reason.
+        place: Node where they are lost.
+        dq: DQ of the integers.
+        weights: Whether they are integers of the weights.
+    """
+    step = PathStep(place.name, place.op) if place is not None else None
+    values = (COMPILER, node.name, reason, step, dq.name if dq is not None else "", weights)
+    return ScalesJoined(*values) if reason is LossReason.JOIN_SCALE else IntegersLost(*values)
 
 
-def _side(node: Node, left: State, right: State) -> Refusal:
-    """The reason where at least one side has no integers."""
-    if isinstance(left, Float):
+def _explain_float_side(node: Node, left: State, right: State) -> Refusal:
+    """Return the reason for which at least one side has no integers."""
+    if isinstance(left, FloatState):
         if left.reason is not None:
-            return lost(node, left.reason, left.node, left.dq)
-        quantized = not isinstance(right, Float) or right.reason is not None
+            return integer_loss(node, left.reason, left.node, left.dq)
+        quantized = not isinstance(right, FloatState) or right.reason is not None
         return InputNotDequantized(COMPILER, node.name, node.input(0), "", "", quantized)
-    assert isinstance(right, Float)
+    assert isinstance(right, FloatState)
     if right.reason is not None:
-        return lost(node, right.reason, right.node, right.dq, weights=True)
+        return integer_loss(node, right.reason, right.node, right.dq, weights=True)
     return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name)
 
 
-def _convolution(node: Node, left: Dequantized, right: Dequantized) -> Refusal | None:
+def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Refusal | None:
     if left.axes:
-        return lost(node, Why.INPUT_AXIS, node, left.dq)
+        return integer_loss(node, LossReason.INPUT_AXIS, node, left.dq)
     if not left.scalar:
-        return lost(node, Why.INPUT_SHAPE1, node, left.dq)
+        return integer_loss(node, LossReason.INPUT_SHAPE1, node, left.dq)
     if left.pad is not None and node.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        return lost(node, Why.PAD, left.pad, left.dq)
+        return integer_loss(node, LossReason.PAD, left.pad, left.dq)
     if right.pad is not None:
-        return lost(node, Why.PAD, right.pad, right.dq, weights=True)
+        return integer_loss(node, LossReason.PAD, right.pad, right.dq, weights=True)
     if right.axes - {0}:
-        return lost(node, Why.WEIGHTS_AXIS, node, right.dq)
+        return integer_loss(node, LossReason.WEIGHTS_AXIS, node, right.dq)
     return None
 
 
-def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) -> Refusal | None:
-    """Gemm, MatMul and Einsum: a scale may vary along rows or columns of the result, not the sum, nor by batch."""
+def _product_loss(
+    model: Model, node: Node, left: IntegerState, right: IntegerState
+) -> Refusal | None:
+    """Return the loss of a Gemm, MatMul or Einsum.
+
+    A scale may vary along rows or columns of the result, but not along the sum or by batch.
+    """
     if left.pad is not None or right.pad is not None:
-        return lost(node, Why.PAD, left.pad or right.pad, left.dq)
-    for state, position in ((left, 0), (right, 1)):
+        return integer_loss(node, LossReason.PAD, left.pad or right.pad, left.dq)
+    for position, state in enumerate((left, right)):
         if state.axes and state.axes - _free_axes(model, node, position):
-            return lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
+            return integer_loss(node, LossReason.SUM_AXIS, node, state.dq, weights=position == 1)
     return None
 
 
 def _free_axes(model: Model, node: Node, position: int) -> set[int]:
-    """The axes of a product's operand along which its scale may vary."""
-    shape, known = model.shape(node.input(position)), contraction(model, node)
+    """Return the axes of a product's operand along which its scale may vary."""
+    shape, sums = model.shape(node.input(position)), contraction(model, node)
     if shape is None:
         return set()
-    if known is not None:
-        return {known.operands[position].index(c) for c in known.free[position]}
+    if sums is not None:
+        return {sums.operands[position].index(c) for c in sums.free[position]}
     rank = len(shape)
     if node.op == "Gemm":
         summed = int(bool(node.attributes.get(("transA", "transB")[position], 0))) ^ (1 - position)
@@ -279,15 +302,15 @@ def _free_axes(model: Model, node: Node, position: int) -> set[int]:
     return {rank - 1, rank - 2} - {summed}
 
 
-_SMALL = 4096  # elements; scales and shapes are no larger, and more is not worth computing here
+_SMALL = 4096  # elements; scales and shapes are not larger
 
 
-class Constants:
-    """Knows constant tensors, their shapes, and the values of small ones.
+class ConstantTensors:
+    """Constant tensors, their shapes, and the values of small ones.
 
     Attributes:
-        plain: Constants, and what is computed from constants with no quantizer on the way.
-        with_quantizers: The same, quantizers allowed.
+        plain: Constants, and tensors computed from constants without quantizers.
+        with_quantizers: Constants, and tensors computed from constants.
     """
 
     def __init__(self, model: Model) -> None:
@@ -295,19 +318,20 @@ class Constants:
         self.plain: set[str] = set(model.initializers)
         self.with_quantizers: set[str] = set(model.initializers)
         self._values: dict[str, npt.NDArray[Any] | None] = {}
-        self._computing = constants.ConstantEvaluator(model)
+        self._evaluator = constants.ConstantEvaluator(model)
         for node in model.ordered:
-            inputs = set(filter(None, node.inputs))
+            inputs = {tensor for tensor in node.inputs if tensor}
             shape = model.shape(node.input(0)) if node.op in ("Shape", "Size") else None
-            fixed = node.op == "Constant" or (shape is not None and None not in shape)
-            computed = bool(inputs) and node.op not in RANDOM and not node.captured
-            for found in (self.plain, self.with_quantizers):
-                passes = found is self.with_quantizers or not qdq.is_qdq(node)
-                if fixed or (computed and passes and inputs <= found):
-                    found.update(filter(None, node.outputs))
+            is_fixed = node.op == "Constant" or (shape is not None and None not in shape)
+            is_computed = bool(inputs) and node.op not in RANDOM and not node.captured
+            outputs = [tensor for tensor in node.outputs if tensor]
+            if is_fixed or (is_computed and inputs <= self.with_quantizers):
+                self.with_quantizers.update(outputs)
+            if is_fixed or (is_computed and inputs <= self.plain and not qdq.is_qdq(node)):
+                self.plain.update(outputs)
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Dimensions of a constant; None when not known."""
+        """Return the shape of a constant; None if unknown."""
         shape = self.model.shape(tensor)
         if shape is None or None in shape:
             value = self.value(tensor)
@@ -315,16 +339,12 @@ class Constants:
         return tuple(d for d in shape if d is not None)
 
     def value(self, tensor: str) -> npt.NDArray[Any] | None:
-        """The value of a small plain constant; None when it is large, not constant or cannot be computed."""
+        """Return the value of a small plain constant; None if it cannot be computed."""
         if tensor not in self._values:
-            self._values[tensor] = (
-                None  # a tensor is never part of its own computation; this only ends odd graphs
-            )
+            self._values[tensor] = None  # ends the recursion if a tensor depends on itself
             try:
                 self._values[tensor] = self._compute(tensor)
-            except (
-                RecursionError
-            ):  # a chain of a thousand constant nodes: its value is not worth more
+            except RecursionError:  # a chain of a thousand constant nodes
                 return None
         return self._values[tensor]
 
@@ -342,18 +362,21 @@ class Constants:
             if dims is None or None in dims or node.op != "Shape" or node.attributes:
                 return None
             return np.asarray(dims, dtype=np.int64)
-        values = [self.value(t) if t else None for t in node.inputs]
-        if any(v is None for v, t in zip(values, node.inputs, strict=True) if t):
-            return None
-        known = {t: v for t, v in zip(node.inputs, values, strict=True) if v is not None}
-        return (self._computing.evaluate_node(node, known, _SMALL) or {}).get(tensor)
+        values = {}
+        for name in node.inputs:
+            value = self.value(name) if name else None
+            if value is not None:
+                values[name] = value
+            elif name:
+                return None
+        return (self._evaluator.evaluate_node(node, values, _SMALL) or {}).get(tensor)
 
     def scalar(self, tensor: str) -> float | None:
-        """The value of a one-element constant."""
+        """Return the value of a one-element constant."""
         value = self.value(tensor)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def ints(self, tensor: str) -> list[int] | None:
-        """The values of a small integer constant."""
+        """Return the values of a small integer constant."""
         value = self.value(tensor)
         return None if value is None else [int(v) for v in value.reshape(-1)]

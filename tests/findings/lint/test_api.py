@@ -15,7 +15,7 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.outcome import simulate_without_alternatives
-from qdqtool.trt.refusals import Step, WeightsNotConstant
+from qdqtool.trt.refusals import PathStep, WeightsNotConstant
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding, Precision, Severity
 from tests.findings.graphs import GRAPHS, ones, weighted
@@ -303,7 +303,7 @@ def test_weights_shared_by_two_pairs_are_reported(g: Graph) -> None:
 def test_operator_before_the_pair_of_weights_is_reported(g: Graph, op: str) -> None:
     model = g.model(weighted(g, g.pair(g.op(op, ones(g), "between"), "wq")))
     refusal = cause(finding(model, "W-NONCONST"))
-    assert (refusal.steps, refusal.quantizer) == ((Step("between", op),), "wq.Q")
+    assert (refusal.steps, refusal.quantizer) == ((PathStep("between", op),), "wq.Q")
     assert refusal.stored is False
 
 
@@ -322,7 +322,7 @@ def test_operator_after_stored_integers_is_reported(op: str, attributes: dict[st
     proto = stored("int8", op, **attributes)
     fault = finding(proto, "WEIGHT-INDIRECT", "trt10")
     assert fault.severity == Severity.ERROR and fault.convolutions == ["c"]
-    assert cause(fault).steps == (Step("between", op),) and cause(fault).stored
+    assert cause(fault).steps == (PathStep("between", op),) and cause(fault).stored
     errors = [f for f in predict(proto, "rtx1.7").findings if f.severity == Severity.ERROR]
     assert [(f.code, f.node) for f in errors] == [("WEIGHT-INDIRECT", "between")]
 

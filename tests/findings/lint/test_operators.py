@@ -15,7 +15,7 @@ from qdqtool.formats.predict_text import render
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.prediction import predict
-from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
+from qdqtool.trt.faults import ConstantsInHalf, DecomposedNorm
 from qdqtool.types import Finding, Severity
 from qdqtool.util.notes import note_codes
 from tests.findings.graphs import GRAPHS, ones
@@ -144,9 +144,9 @@ def quantized_vit(**choices: Any) -> onnx.ModelProto:
     return quantized(vit(**choices))
 
 
-def norms(model: onnx.ModelProto, target: str) -> list[NormInPieces]:
+def norms(model: onnx.ModelProto, target: str) -> list[DecomposedNorm]:
     causes = [c.refusal for f in findings_of(model, "NORM-PIECES", target) for c in f.causes]
-    return [refusal for refusal in causes if isinstance(refusal, NormInPieces)]
+    return [refusal for refusal in causes if isinstance(refusal, DecomposedNorm)]
 
 
 # Forms of decomposed LayerNorms; a LayerNormalization computes the first ones exactly.

@@ -4,7 +4,7 @@ import pytest
 
 from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
-from qdqtool.trt.refusals import Stays
+from qdqtool.trt.refusals import RemainingConversion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
 
@@ -32,4 +32,4 @@ def test_remaining_dq_becomes_copy(g: Graph) -> None:
     out = g.add(g.pair(x, "skip", 0.1), g.conv(x, "b", scale=0.1), "Add")
     result = run_pass(g.model(g.op("Softmax", out, "s")), QDQToCopy)
     assert ("Swap the layer type", "skip.DQ", "DEQUANTIZE to kQDQ") in result.lines
-    assert False in [r.quantize for r in result.refusals if isinstance(r, Stays)]
+    assert False in [r.quantize for r in result.refusals if isinstance(r, RemainingConversion)]

@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings import codes
 from qdqtool.prediction import predict
-from qdqtool.trt.rtx.operands import CompilerFault, Fault
-from qdqtool.trt.rtx.predict import status_of
+from qdqtool.trt.rtx.operands import CompilerFault, FaultKind
+from qdqtool.trt.rtx.predict import build_status
 from qdqtool.types import Evidence, Prediction, Severity
 from tests.findings.test_producers import models as producer_models
 from tests.findings.test_producers import of_shape_1, predictions
@@ -39,7 +39,7 @@ def predicted(question: str) -> Prediction:
 
 
 def check(prediction: Prediction, build: dict[str, Any]) -> None:
-    assert status_of(prediction) == build["status"], prediction.refusals
+    assert build_status(prediction) == build["status"], prediction.refusals
     if build["status"] != "built":
         return
     types = build.get("types", {})
@@ -105,7 +105,7 @@ def test_further_network_matches_build(seed: int) -> None:
 def test_compiler_faults_hold_names_and_numbers_only() -> None:
     refusals = [r for question in models() for r in predicted(question).refusals]
     faults = [r for r in refusals if isinstance(r, CompilerFault)]
-    assert any(r.fault == Fault.OPERATOR for r in faults)
+    assert any(r.fault == FaultKind.OPERATOR for r in faults)
     assert not [r for r in faults if any(" " in str(v) for v in r.values)]
 
 
@@ -145,7 +145,7 @@ def test_integer_operators_of_onnxruntime_end_the_build(op: str, inputs: list[st
     model = helper.make_model(graph, ir_version=8, opset_imports=opsets)
     prediction = predict(model, "rtx1.7")
     assert [(f.code, f.node) for f in prediction.findings] == [("QOPERATOR", "own")]
-    assert status_of(prediction) == "refused"
+    assert build_status(prediction) == "refused"
     if is_installed("tensorrt_rtx"):
         with Lab() as lab:
             assert answer(lab, model)["status"] == "refused"

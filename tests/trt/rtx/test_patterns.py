@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qdqtool.ir.modelfile import load
-from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.trt.rtx.predict import build_status, predict_rtx
 
 SHARED = Path(os.environ.get("QDQTOOL_SHARED", Path(__file__).parents[4] / "shared"))
 FOLDER = SHARED / "rtx"
@@ -44,7 +44,7 @@ def outcomes() -> dict[str, Any]:
 def test_pattern_matches_build(name: str) -> None:
     answer = outcomes()[name]
     prediction = predict_rtx(load(patterns()[name]))
-    assert status_of(prediction) == {"ok": "built"}.get(answer["status"], answer["status"])
+    assert build_status(prediction) == {"ok": "built"}.get(answer["status"], answer["status"])
     if answer["status"] != "ok":
         return
     built = answer["nodes"]

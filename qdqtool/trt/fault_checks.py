@@ -17,7 +17,7 @@ from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.proto.subgraphs import DOMAINS, INNER_DOMAINS
 from qdqtool.trt import faults, refusals
-from qdqtool.trt.refusals import Size
+from qdqtool.trt.refusals import TensorSize
 from qdqtool.types import Precision
 
 MAX_CHANNELS = 5  # that a record lists
@@ -184,10 +184,10 @@ def weights_axis(
     )
 
 
-def stored_read_elsewhere(by: str, model: Model) -> Iterator[faults.StoredReadElsewhere]:
+def misread_constants(by: str, model: Model) -> Iterator[faults.MisreadConstant]:
     """Yield a fault for each node other than a DQ that reads stored integers."""
     for node, tensor in qdq.find_misread_constants(model):
-        yield faults.StoredReadElsewhere(by, node.name, node.op, tensor)
+        yield faults.MisreadConstant(by, node.name, node.op, tensor)
 
 
 def bias_quantized(
@@ -228,15 +228,15 @@ def computes_integers(node: Node) -> bool:
     return node.op.endswith("Integer") or node.op == "QGemm"
 
 
-def deconvolution_float(by: str, node: Node) -> faults.DeconvolutionFloat | None:
+def deconvolution_float(by: str, node: Node) -> faults.FloatDeconvolution | None:
     """Return a fault if a node is a ConvTranspose, on a target that computes it in float."""
     if operator_of(node).kind != LayerKind.DECONVOLUTION:
         return None
-    return faults.DeconvolutionFloat(by, node.name)
+    return faults.FloatDeconvolution(by, node.name)
 
 
 def deconvolution_3d(
-    by: str, node: str, kernel: Sequence[object], dq: str = "", size: Size | None = None
+    by: str, node: str, kernel: Sequence[object], dq: str = "", size: TensorSize | None = None
 ) -> refusals.Deconvolution3D | None:
     """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions."""
     return refusals.Deconvolution3D(by, node, dq, size) if len(kernel) == 3 else None

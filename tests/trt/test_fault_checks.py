@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqtool.ir.qdq import ParameterValues
-from qdqtool.trt import detect
+from qdqtool.trt import fault_checks
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,10 @@ def test_scale_count(
     reported: bool,
     reported_if_strict: bool,
 ) -> None:
-    assert (detect.scale_count("", "q", count, axis, shape, False) is not None) is reported
-    assert (detect.scale_count("", "q", count, axis, shape, True) is not None) is reported_if_strict
+    assert (fault_checks.scale_count("", "q", count, axis, shape, False) is not None) is reported
+    assert (
+        fault_checks.scale_count("", "q", count, axis, shape, True) is not None
+    ) is reported_if_strict
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_scale_not_positive(
     scales: list[float], strict_channels: list[int], channels: list[int], accept_infinity: bool
 ) -> None:
     expected = channels if accept_infinity else strict_channels
-    fault = detect.scale_not_positive(
+    fault = fault_checks.scale_not_positive(
         "", "q", ParameterValues(np.array(scales, np.float64)), accept_infinity
     )
     if not expected:

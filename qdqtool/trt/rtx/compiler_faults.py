@@ -1,0 +1,415 @@
+"""Faults that TensorRT-RTX rejects or crashes on. Each rule was seen in a build."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx
+
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import precision_of
+from qdqtool.proto.subgraphs import STANDARD
+from qdqtool.trt import fault_checks
+from qdqtool.trt.rtx.graph_states import GraphStates
+from qdqtool.trt.rtx.operands import (
+    COMPILER,
+    WIDTH,
+    CompilerFault,
+    FaultKind,
+    IntegerState,
+    UnsupportedForm,
+    resolve_precision,
+)
+from qdqtool.types import Precision, Refusal
+
+# Operators for which the parser looks for a plugin of their name.
+_PLUGINS = frozenset(
+    {
+        "BitCast",
+        "CausalConvWithState",
+        "CumProd",
+        "DFT",
+        "DeformConv",
+        "LinearAttention",
+        "NonZero",
+        "RoiAlign",
+        "SwiGLU",
+    }
+)
+# Operators of ONNX 1.23 that OnnxParser.supports_operator() of 1.7.1 rejects. Those without an
+# importer stop at a check of their own.
+UNSUPPORTED = _PLUGINS | frozenset(
+    {
+        "AffineGrid",
+        "Bernoulli",
+        "BitShift",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "BitwiseXor",
+        "CenterCropPad",
+        "Col2Im",
+        "Compress",
+        "ConcatFromSequence",
+        "ConvInteger",
+        "Det",
+        "DynamicQuantizeLinear",
+        "ImageDecoder",
+        "MatMulInteger",
+        "MaxRoiPool",
+        "MaxUnpool",
+        "MelWeightMatrix",
+        "Multinomial",
+        "NegativeLogLikelihoodLoss",
+        "Optional",
+        "OptionalGetElement",
+        "OptionalHasElement",
+        "QLinearConv",
+        "QLinearMatMul",
+        "RegexFullMatch",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SequenceMap",
+        "SoftmaxCrossEntropyLoss",
+        "SplitToSequence",
+        "StringConcat",
+        "StringNormalizer",
+        "StringSplit",
+        "TfIdfVectorizer",
+        "Unique",
+    }
+)
+# Types that a network input and a Cast cannot have.
+_UNSUPPORTED_TYPES = frozenset(
+    {
+        onnx.TensorProto.INT16,
+        onnx.TensorProto.UINT16,
+        onnx.TensorProto.UINT32,
+        onnx.TensorProto.UINT64,
+        onnx.TensorProto.STRING,
+        onnx.TensorProto.FLOAT8E4M3FNUZ,
+        onnx.TensorProto.FLOAT8E5M2,
+        onnx.TensorProto.FLOAT8E5M2FNUZ,
+    }
+)
+
+
+def _differs(name: str, *accepted: object) -> Callable[[Node, int], bool]:
+    """Return a test whether an attribute has other values than the parser accepts.
+
+    The first accepted value is the default.
+    """
+
+    def test(node: Node, _: int) -> bool:
+        value = node.attributes.get(name, accepted[0])
+        return any(v not in accepted for v in (value if isinstance(value, list) else [value]))
+
+    return test
+
+
+# Forms of supported operators that the parser rejects: the operators, a test of the node and the
+# type of its first input, and the form. Source: builds of onnx's node tests, and of their forms.
+_FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], UnsupportedForm], ...] = (
+    (
+        ("BatchNormalization", "LayerNormalization", "MaxPool"),
+        lambda node, _: any(node.outputs[1:]),
+        UnsupportedForm.OUTPUTS,
+    ),
+    (("AveragePool", "LpPool", "MaxPool"), _differs("dilations", 1), UnsupportedForm.DILATIONS),
+    (("BatchNormalization",), _differs("training_mode", 0), UnsupportedForm.TRAINING),
+    (("LpPool",), _differs("p", 2, 1), UnsupportedForm.NORM),
+    (("Resize",), _differs("antialias", 0), UnsupportedForm.ANTIALIASING),
+    (("Resize",), _differs("keep_aspect_ratio_policy", "stretch"), UnsupportedForm.ASPECT),
+    (
+        ("Resize",),
+        _differs(
+            "coordinate_transformation_mode",
+            "half_pixel",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_half_pixel_for_nn",
+        ),
+        UnsupportedForm.COORDINATES,
+    ),
+    (("ScatterND",), _differs("reduction", "none"), UnsupportedForm.REDUCTION_ND),
+    (("ScatterElements",), _differs("reduction", "none"), UnsupportedForm.REDUCTION),
+    (
+        ("Einsum",),
+        lambda node, _: any(c.isupper() for c in str(node.attributes.get("equation"))),
+        UnsupportedForm.CAPITALS,
+    ),
+    (
+        ("Cast",),
+        lambda node, _: node.attributes.get("to") in _UNSUPPORTED_TYPES,
+        UnsupportedForm.CAST,
+    ),
+    (
+        ("Mod",),
+        lambda node, elem: not node.attributes.get("fmod", 0) and elem in WIDTH,
+        UnsupportedForm.FLOATS,
+    ),
+    (
+        (
+            "Add",
+            "Div",
+            "Greater",
+            "GreaterOrEqual",
+            "Less",
+            "LessOrEqual",
+            "Max",
+            "Min",
+            "Mul",
+            "Sub",
+        ),
+        lambda _, elem: elem == onnx.TensorProto.UINT8,
+        UnsupportedForm.UINT8,
+    ),
+    (("Relu",), lambda _, elem: elem == onnx.TensorProto.INT32, UnsupportedForm.INT32),
+    (("Celu",), lambda _, elem: elem in WIDTH and WIDTH[elem] == 16, UnsupportedForm.HALF),
+)
+_FORMS_BY_OPERATOR: dict[str, list[tuple[Callable[[Node, int], bool], UnsupportedForm]]] = {}
+for _operators, _test, _form in _FORMS:
+    for _operator in _operators:
+        _FORMS_BY_OPERATOR.setdefault(_operator, []).append((_test, _form))
+# Types of constants that the parser's importInitializers() rejects ("cannot be imported").
+_BAD_CONSTANTS: dict[int, str] = {
+    onnx.TensorProto.INT16: "int16",
+    onnx.TensorProto.UINT16: "uint16",
+    onnx.TensorProto.FLOAT8E5M2: "float8e5m2",
+    onnx.TensorProto.FLOAT8E4M3FNUZ: "float8e4m3fnuz",
+    onnx.TensorProto.FLOAT8E5M2FNUZ: "float8e5m2fnuz",
+}
+_TYPE_NAMES: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "Float",
+    onnx.TensorProto.FLOAT16: "Half",
+    onnx.TensorProto.BFLOAT16: "BFloat16",
+    onnx.TensorProto.INT8: "Int8",
+    onnx.TensorProto.UINT8: "UInt8",
+    onnx.TensorProto.DOUBLE: "Float",
+    onnx.TensorProto.INT32: "Int32",
+    onnx.TensorProto.INT64: "Int64",
+}
+
+
+def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> Iterator[Refusal]:
+    """Yield every reason for which there is no engine, in graph order.
+
+    Args:
+        states: States of the model's tensors.
+        capabilities: Compute capabilities to build for, 86 for SM86.
+    """
+    model = states.model
+    for tensor in model.initializers.values():
+        yield from _check_constant(tensor.name, tensor.data_type)
+    for name in model.inputs:
+        if model.elem_type(name) in _UNSUPPORTED_TYPES:
+            kind = onnx.TensorProto.DataType.Name(model.elem_type(name)).lower()
+            values = (UnsupportedForm.INPUT, kind)
+            yield CompilerFault(COMPILER, name, FaultKind.OPERATOR, values)
+    for node in model.ordered:
+        if node.domain in STANDARD:
+            for test, form in _FORMS_BY_OPERATOR.get(node.op, ()):
+                if test(node, states.types.get(node.input(0), 0)):
+                    yield _fault(node, FaultKind.OPERATOR, form, node.op)
+        yield from _check_node(states, node)
+    yield from fault_checks.misread_constants(COMPILER, model)
+    yield from _check_hardware(model, capabilities)
+
+
+def _check_node(states: GraphStates, node: Node) -> Iterator[Refusal]:
+    if qdq.is_qdq(node):
+        yield from _check_pair(states, node)
+        return
+    integers = fault_checks.integer_operator(COMPILER, node)
+    if integers is not None:
+        yield integers
+    elif node.op in UNSUPPORTED and node.domain in STANDARD:
+        is_plugin = node.op in _PLUGINS
+        form = UnsupportedForm.PLUGIN if is_plugin else UnsupportedForm.OPERATOR
+        yield _fault(node, FaultKind.OPERATOR, form, node.op)
+    elif node.op in _CHECKS:
+        yield from _CHECKS[node.op](states, node)
+
+
+def _fault(node: Node, fault: FaultKind, *values: str) -> CompilerFault:
+    return CompilerFault(COMPILER, node.name, fault, values)
+
+
+def _check_constant(name: str, data_type: int) -> Iterator[Refusal]:
+    if data_type in _BAD_CONSTANTS:
+        values = (_BAD_CONSTANTS[data_type],)
+        yield CompilerFault(COMPILER, name, FaultKind.CONSTANT_TYPE, values)
+
+
+def _check_constant_node(states: GraphStates, node: Node) -> Iterator[Refusal]:
+    proto = states.model.constant_proto(node.output)
+    if proto is not None:
+        yield from _check_constant(node.output, proto.data_type)
+
+
+def _check_nms(states: GraphStates, node: Node) -> Iterator[Refusal]:
+    yield _fault(node, FaultKind.NMS)
+
+
+def _check_cast(states: GraphStates, node: Node) -> Iterator[Refusal]:
+    is_uint8 = node.attributes.get("to") == onnx.TensorProto.UINT8
+    if is_uint8 and not states.model.is_output(node.output):
+        yield _fault(node, FaultKind.OPERATOR, UnsupportedForm.UINT8_BETWEEN, node.op)
+
+
+def _check_instance_norm(states: GraphStates, node: Node) -> Iterator[Refusal]:
+    shape = states.model.shape(node.input(0))
+    if shape is not None and all(d == 1 for d in shape[2:]):
+        yield _fault(node, FaultKind.ONE_VALUE)
+
+
+def _check_convolution(states: GraphStates, node: Node) -> Iterator[Refusal]:
+    data, weights = (states.types.get(tensor, 0) for tensor in (node.input(0), node.input(1)))
+    is_computed_alike = data == weights or {data, weights} == {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.DOUBLE,
+    }
+    if data and weights and not is_computed_alike:
+        kind = "IConvolutionLayer" if node.op == "Conv" else "IDeconvolutionLayer"
+        names = (str(_TYPE_NAMES.get(elem_type, elem_type)) for elem_type in (data, weights))
+        yield _fault(node, FaultKind.FLOAT_TYPES, kind, *names)
+        return
+    if data in _TYPE_NAMES and data not in WIDTH:
+        yield _fault(node, FaultKind.INTEGERS, _TYPE_NAMES[data])
+    left, right = states.state(node.input(0)), states.state(node.input(1))
+    if node.op != "Conv" or not isinstance(left, IntegerState):
+        return
+    is_int8 = left.precision == Precision.INT8 and left.scalar and not left.axes
+    if is_int8 and isinstance(right, IntegerState) and right.precision == Precision.INT4:
+        yield _fault(node, FaultKind.INT4_WEIGHTS)
+
+
+_CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Refusal]]] = {
+    "NonMaxSuppression": _check_nms,
+    "Cast": _check_cast,
+    "InstanceNormalization": _check_instance_norm,
+    "Conv": _check_convolution,
+    "ConvTranspose": _check_convolution,
+    "Constant": _check_constant_node,
+}
+
+
+def _check_pair(states: GraphStates, node: Node) -> list[Refusal]:
+    """Return the faults of a Q, or those of a DQ that its Q does not have as well."""
+    faults = list(filter(None, _check_quantizer(states, node, node.name)))
+    q = states.model.producer(node.input(0)) if faults and qdq.is_dq(node) else None
+    if q is None or not qdq.is_q(q):
+        return faults
+    q_faults = list(_check_quantizer(states, q, q.name))
+    renamed = filter(None, _check_quantizer(states, node, q.name))
+    return [fault for fault, same in zip(faults, renamed, strict=True) if same not in q_faults]
+
+
+def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
+    """Yield the faults of a quantizer, or None, as faults of a node of another name."""
+    if qdq.is_dq(node):
+        source = states.types.get(node.input(0), 0)
+        bias = fault_checks.bias_quantized(COMPILER, name, "", precision_of(source))
+        if bias is not None:
+            yield bias
+            return
+        if source == onnx.TensorProto.UINT8 and node.input(0) in states.model.inputs:
+            yield CompilerFault(COMPILER, name, FaultKind.UINT8_INPUT)
+    yield from _check_scale(states, node, name)
+    yield from _check_zero_point(states, node, name)
+
+
+def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
+    model, constants, scale = states.model, states.constants, node.input(1)
+    if scale not in constants.plain:
+        yield from _check_computed_scale(states, node, name)
+        return
+    shape, dims, axis = (
+        states.scale_shape(node),
+        model.shape(node.input(0)),
+        states.scale_axis(node),
+    )
+    if shape is not None and 0 in shape:
+        yield fault_checks.scale_count(COMPILER, name, 0, axis, dims or (), strict=True)
+        return
+    scales = qdq.read_params(model, node).scales
+    value = constants.value(scale) if scales is None else None
+    if value is not None:
+        scales = qdq.ParameterValues(value.astype(np.float64).reshape(-1))
+    yield fault_checks.scale_not_positive(COMPILER, name, scales, allow_infinite=True)
+    if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
+        return
+    if len(shape) > 1:
+        blocks = bool(node.integer("block_size", 0))
+        yield fault_checks.scale_rank(COMPILER, name, shape, blocks, is_accepted=blocks)
+        if blocks and axis % max(len(dims), 1) < len(dims) - 2:
+            yield CompilerFault(COMPILER, name, FaultKind.BLOCKS, (str(axis),))
+        return
+    axis += len(dims) if -len(dims) <= axis < 0 else 0
+    yield fault_checks.scale_count(COMPILER, name, shape[0], axis, dims, strict=True)
+
+
+def _check_computed_scale(states: GraphStates, node: Node, name: str) -> Iterator[Refusal]:
+    if qdq.is_dq(node):
+        producer = states.model.producer(node.input(0))
+        q = producer if producer is not None and qdq.is_q(producer) else node
+        is_weight = q.input(0) in states.constants.with_quantizers
+        fault = FaultKind.WEIGHTS_SCALE if is_weight else FaultKind.SCALE
+        yield CompilerFault(COMPILER, name, fault, (node.input(1),))
+
+
+def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
+    constants, zero_point = states.constants, node.input(2)
+    if not zero_point:
+        return
+    if zero_point not in constants.plain:
+        yield CompilerFault(COMPILER, name, FaultKind.ZERO_POINT, (zero_point,))
+        return
+    shape, scales = constants.shape(zero_point), states.scale_shape(node)
+    if shape is not None and scales is not None:
+        count = math.prod(scales)
+        yield fault_checks.zero_point_count(COMPILER, name, count, math.prod(shape))
+    value = constants.value(zero_point)
+    if value is not None:
+        unsigned = qdq.read_params(states.model, node).precision == Precision.UINT8
+        zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
+        yield fault_checks.nonzero_zero_point(COMPILER, name, name, zeros, unsigned)
+
+
+def find_half_scale_fault(states: GraphStates, node: Node) -> CompilerFault | None:
+    """Return the fault of an INT8 Conv of float16 whose weights have one scale of shape [1].
+
+    The compiler accepts one scale for one output channel, and float32.
+    """
+    left, right = states.state(node.input(0)), states.state(node.input(1))
+    if not isinstance(left, IntegerState) or not isinstance(right, IntegerState):
+        return None
+    shape = states.model.shape(node.input(1))
+    is_half = states.types.get(node.input(0)) == onnx.TensorProto.FLOAT16
+    if right.scalar or right.axes or not is_half or shape is None or shape[0] == 1:
+        return None
+    if resolve_precision(states.model, node, left, right) != Precision.INT8:
+        return None
+    return _fault(node, FaultKind.HALF_SHAPE1, right.dq.name)
+
+
+def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Refusal]:
+    """Yield the types that a compute capability lacks."""
+    for node in qdq.quantizers(model):
+        precision = qdq.read_params(model, node).precision
+        if precision not in _FIRST_CAPABILITIES:
+            continue
+        word, first = _FIRST_CAPABILITIES[precision]
+        lacking = ", ".join(f"sm{c}" for c in capabilities if c < first)
+        if lacking:
+            yield _fault(node, FaultKind.HARDWARE_TYPE, word, lacking, str(first))
+
+
+# Name of a type in messages, and the first compute capability that has it.
+_FIRST_CAPABILITIES = {Precision.FP8: ("fp8_e4m3", 89), Precision.INT4: ("int4", 80)}
