@@ -26,8 +26,10 @@ _APART_10 = (
     "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ "
     "for the fused form since 2025-10"
 )
-_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no "
-"build was available"
+_FUSED_11 = (
+    "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no "
+    "build was available"
+)
 
 
 @record
