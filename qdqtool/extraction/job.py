@@ -30,7 +30,7 @@ from qdqtool.extraction.select import (
 from qdqtool.findings.alike import key
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load, load_full
-from qdqtool.prediction import of_part, predict
+from qdqtool.prediction import predict_part, predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction
 from qdqtool.util import limits
@@ -202,7 +202,7 @@ class Job:
 
     def _sketch_holds(self, part: Part) -> bool:
         try:
-            found = of_part(self.cutter.sketch(part), target_named(self.target))
+            found = predict_part(self.cutter.sketch(part), target_named(self.target))
         except ModelError:
             return False
         self.effort.left -= max(0, len(found.findings) - len(part.nodes))
@@ -309,7 +309,7 @@ class Job:
             if asked:
                 index = load(proto)
                 index.sha256 = _PART
-                if not self.shown.holds(of_part(index, target_named(self.target))):
+                if not self.shown.holds(predict_part(index, target_named(self.target))):
                     return False
             return check is None or check.holds(proto)
 
