@@ -30,7 +30,7 @@ from qdqtool.extraction.select import (
 from qdqtool.findings.alike import key
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load, load_full
-from qdqtool.prediction import predict_part, predict
+from qdqtool.prediction import predict, predict_part
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction
 from qdqtool.util import limits
