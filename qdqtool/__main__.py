@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run the command line and exit with its code."""
     try:
-        completing = "_QDQTOOL_COMPLETE" in os.environ  # click answers the shell
+        completing = "_QDQTOOL_COMPLETE" in os.environ  # shell completion
         if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
             _print_overview()
         from qdqtool.commands.cli import main as run_command_line
@@ -25,7 +25,7 @@ def _print_overview() -> None:
 
     try:
         print(overview())
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader of the pipe has exited
         process.silence_stdout()
     except OSError:
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""``qdqtool.predict``: what TensorRT will do with a Q/DQ model."""
+"""``qdqtool.predict``: predict the engine that TensorRT builds from a Q/DQ model."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def check_activations(
     }
     if not sources:
         return
-    # With Q/DQ at the weights alone onnxruntime loses tensors before an Add when it fuses the Add.
+    # If only the weights have Q/DQ, onnxruntime loses the input tensors of an Add when it fuses it.
     statistics = collect(
         remove_quantizers(index.copy(), weights=True).proto,
         data,
@@ -136,14 +136,16 @@ def check_activations(
     report = Report(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    # Without data OUTLIER findings are guesses; the ones from data replace them.
-    others = [f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)]
-    prediction.findings = _sort_findings([*others, *report.findings])
+    # The data replaces the guess from the scales.
+    findings = [
+        f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)
+    ]
+    prediction.findings = _sort_findings([*findings, *report.findings])
     _number_findings(prediction.findings, prediction, index)
 
 
-def simulate_model(model: Model, target: Target) -> Prediction:
-    """Return the prediction without findings and without alternatives to assumptions."""
+def predict_outcome(model: Model, target: Target) -> Prediction:
+    """Predict without findings and without the alternatives of assumptions."""
     with pause_gc():
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
@@ -153,27 +155,24 @@ def simulate_model(model: Model, target: Target) -> Prediction:
 
 
 def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:
-    """Return the findings of a prediction: errors first, then by cost.
+    """Find and number the findings of a prediction; build failures first, then the largest cost.
 
-    Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
+    Sets ``findings`` of each convolution to the ids of the findings about it.
     """
-    findings = _sort_findings(_find(model, prediction, way))
+    findings = _sort_findings(_find_findings(model, prediction, way))
     _number_findings(findings, prediction, model)
     return findings
 
 
 def predict_part(model: Model, target: Target) -> Prediction:
-    """Return the prediction of a part, to be compared with that of the whole.
-
-    Its findings are in no order and have no numbers.
-    """
+    """Predict a part of a model for a comparison; its findings are not sorted and not numbered."""
     with pause_gc():
-        prediction = simulate_model(model, target)
-        prediction.findings = _find(model, prediction, None)
+        prediction = predict_outcome(model, target)
+        prediction.findings = _find_findings(model, prediction, None)
     return prediction
 
 
-def _find(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
+def _find_findings(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
     from qdqtool.findings.report import Report
     from qdqtool.patterns.view import View
@@ -197,36 +196,33 @@ def _find(model: Model, prediction: Prediction, way: str | None) -> list[Finding
     return report.findings
 
 
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-
-
 def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Sort by severity, then by the values that all findings of a code cost, then by its own."""
+    """Sort by severity, then by the cost of the code, then by the size of the tensor."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)
     codes = sorted(values, key=lambda code: (-sum(values[code]), -len(values[code])))
+    ranks = {code: number for number, code in enumerate(codes)}
+    severities = list(Severity)
     return sorted(
-        findings,
-        key=lambda f: (_ORDER.index(f.severity), codes.index(f.code), -(f.values or 0)),
+        findings, key=lambda f: (severities.index(f.severity), ranks[f.code], -(f.values or 0))
     )
 
 
 def _number_findings(findings: list[Finding], prediction: Prediction, model: Model) -> None:
-    """Set the ids of findings, the nodes that they name, and the findings of each convolution."""
-    outcomes: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
-    model_nodes = {node.name for node in model.nodes}
-    for outcome in prediction.convolutions:
-        outcome.findings.clear()
+    convolutions: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
+    node_names = {n.name for n in model.nodes}
+    for conv in prediction.convolutions:
+        conv.findings.clear()
     for number, finding in enumerate(findings):
         finding.id = number
         names = {finding.node: None}
         for cause in finding.causes:
             for refusal in (cause.refusal, *cause.also):
                 names.update(dict.fromkeys(refusal.names()))
-        finding.nodes = tuple([name for name in names if name in model_nodes])
-        if finding.node in outcomes and finding.node not in finding.convolutions:
+        finding.nodes = tuple([name for name in names if name in node_names])
+        if finding.node in convolutions and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)
         for name in finding.convolutions:
-            if name in outcomes:
-                outcomes[name].findings.append(number)
+            if name in convolutions:
+                convolutions[name].findings.append(number)

@@ -16,7 +16,7 @@ from tests.sources import nodes_like, sources
 ROOT = Path(__file__).parents[1]
 # Modules beside qdqtool/ir that edit a graph: copies and parts that are not a model yet.
 GRAPH_EDITORS = {
-    "qdqtool.extraction.moves",
+    "qdqtool.extraction.reductions",
     "qdqtool.insertion.prepare",
     "qdqtool.qat.trace",
 }

@@ -96,7 +96,7 @@ def command(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from qdqtool.extraction.job import extract
+    from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import read_verification
     from qdqtool.formats.output import worded
     from qdqtool.ir.modelfile import load, save
@@ -146,8 +146,8 @@ def _report(result: Extraction, model: str, output: str, seen: dict[str, Any] | 
     hidden = result.private
     if hidden is None:
         return report(result, _command_line(lambda text: text), Path(output).name, seen)
-    text = report(result, _command_line(hidden.name), "extract.onnx", seen)
-    leak = hidden.leaked_prose(text)
+    text = report(result, _command_line(hidden.rename), "extract.onnx", seen)
+    leak = hidden.find_leak_in_prose(text)
     if leak is not None:
         raise QdqtoolError(
             f"'{leak}' would be left in the private report; leave out --report and write it by hand",

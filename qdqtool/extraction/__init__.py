@@ -1,1 +1,1 @@
-"""Small models out of large ones: cut to what a finding depends on, shrunk, and made fit to be sent."""
+"""Small models that show a finding, a prediction or a failing build of a large one."""

@@ -1,4 +1,4 @@
-"""Asks a compiler or a command of the user's whether a smaller model still does what the whole one does."""
+"""Builders and commands that show whether a smaller model behaves like the whole one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import select
 import shlex
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,8 +26,7 @@ from qdqtool.ir.modelfile import write_model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
 from qdqtool.util import limits
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import Said, said
+from qdqtool.util.notes import Note
 from qdqtool.util.subprocesses import run_command, temporary_folder
 from qdqtool.verification.build_model import (
     BuiltModel,
@@ -38,40 +37,48 @@ from qdqtool.verification.build_model import (
 )
 
 TIMEOUT = 600.0  # seconds for one build
-PATIENCE, SLOWER = 60.0, 5.0  # seconds, and times the seconds of the whole model
+# A smaller model gets a minute and five times the seconds of the whole model.
+_EXTRA_SECONDS, _SECONDS_FACTOR = 60.0, 5.0
 _SM = (86,)
-_BLOCK = 2**20
-_AGAIN = 0.1  # seconds
+_BLOCK = 2**20  # bytes of output that are read at once
+_POLL_SECONDS = 0.1
 
 
-class Check(Protocol):
-    """Something that a smaller model has to do as the whole one does."""
+class ModelCheck(Protocol):
+    """Behavior of the whole model that a smaller one has to keep.
 
-    words: Note
-    """What the whole one does."""
-    shareable: Said
-    """The same without the user's paths."""
-    loose: bool
-    """Whether another fault could look the same."""
+    Attributes:
+        is_ambiguous: Whether another fault could look the same.
+    """
+
+    is_ambiguous: bool
+
+    def describe(self, hide: Callable[[str], str] | None = None) -> Note:
+        """Describe the behavior.
+
+        Args:
+            hide: Function that replaces names in a text. With it, texts of the user are left out.
+        """
+        ...
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Whether a model does the same."""
+        """Check whether a model behaves the same."""
         ...
 
     def close(self) -> None:
-        """Ends processes and removes temporary files."""
+        """End processes and remove temporary files."""
         ...
 
 
 @dataclass(frozen=True)
-class Behaviour:
-    """What a build came to.
+class BuildOutcome:
+    """Outcome of a build.
 
     Attributes:
         status: ``built``, ``refused`` or ``crashed``.
-        message: The compiler's words without names and numbers.
-        version: The compiler's.
-        differences: (predicted, built) of convolutions on which prediction and build part.
+        message: Message of the compiler without names and numbers.
+        version: Version of the compiler.
+        differences: Pairs of predicted and built outcomes of convolutions that differ.
     """
 
     status: str
@@ -80,76 +87,93 @@ class Behaviour:
     differences: frozenset[tuple[str, str]]
 
     @property
-    def healthy(self) -> bool:
+    def is_as_predicted(self) -> bool:
+        """Whether the model was built as predicted."""
         return self.status == "built" and not self.differences
 
-    def like(self, other: Behaviour) -> bool:
-        """Whether this is the same fault."""
+    def matches(self, other: BuildOutcome) -> bool:
+        """Check whether this is the same fault."""
         if self.status != other.status or self.message != other.message:
             return False
         return not other.differences or bool(self.differences & other.differences)
 
 
 class BuilderCheck:
-    """Builds a model here; holds while the build ends as the whole model's did.
+    """Check that a build on this machine ends like that of the whole model.
 
     Args:
-        model: The whole model.
+        proto: The whole model.
         builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
-        target: What to predict for, where the build is compared.
+        target: Target to predict for, if the build is compared with the prediction.
+
+    Attributes:
+        whole: Outcome of the whole model.
+        is_ambiguous: False, as the outcome has a message.
 
     Raises:
-        BuilderError: The builder is not here, or the build ran out of time.
+        BuilderError: The builder is not on this machine, or the build ran out of time.
     """
 
     def __init__(self, proto: onnx.ModelProto, builder: str, target: str) -> None:
-        self.loose = False
+        self.is_ambiguous = False
         self._builder = builder
         self._target = RTX.name if builder == "tensorrt-rtx" else target
         self._folder = temporary_folder("extract-")
+        self._process: CompilerProcess | None = None
         try:
-            self._child = CompilerProcess("tensorrt_rtx") if builder == "tensorrt-rtx" else None
-            self.whole = self.behaviour(proto)
+            if builder == "tensorrt-rtx":
+                self._process = CompilerProcess("tensorrt_rtx")
+            self.whole = self.build(proto)
+            if self.whole.status == "timeout":
+                raise BuilderError(
+                    f"the build of the whole model did not end within {TIMEOUT:g} s", code="timeout"
+                )
         except BaseException:
             self.close()
             raise
-        if self.whole.status == "timeout":
-            self.close()
-            raise BuilderError(
-                f"the build of the whole model did not end within {TIMEOUT:g} s", code="timeout"
-            )
-        self.words = self._words()
-        self.shareable: Said = self.words
 
-    def _words(self) -> Note:
-        if self.whole.status != "built":
-            remark = Remark.CHECKED_BUILD_SAYING if self.whole.message else Remark.CHECKED_BUILD
-            return remark(
-                builder=self._builder, status=self.whole.status, message=self.whole.message
+    def describe(self, hide: Callable[[str], str] | None = None) -> Note:
+        """Describe the outcome of the whole model."""
+        builder, status, message = self._builder, self.whole.status, self.whole.message
+        if status != "built":
+            if hide is not None:
+                message = hide(message)
+            return Note(
+                f"{builder}: {status}" + (f": {message}" if message else ""),
+                code="checked-build-saying" if message else "checked-build",
+                builder=builder,
+                status=status,
+                message=message,
             )
         if self.whole.differences:
-            return Remark.CHECKED_DIFFERENCES(
-                builder=self._builder, differences=sorted(self.whole.differences)
+            differences = sorted(self.whole.differences)
+            texts = [f"predicted {predicted}, built {built}" for predicted, built in differences]
+            return Note(
+                f"{builder}: built, but {', '.join(texts)}",
+                code="checked-differences",
+                builder=builder,
+                differences=differences,
             )
-        return Remark.CHECKED_AS_PREDICTED(builder=self._builder)
+        return Note(f"{builder}: built as predicted", code="checked-as-predicted", builder=builder)
 
-    def behaviour(self, proto: onnx.ModelProto) -> Behaviour:
-        """Builds a model."""
-        work = Path(self._folder.name)
-        path = work / "model.onnx"
-        write_model(proto, path)  # over 2 GB as well
+    def build(self, proto: onnx.ModelProto) -> BuildOutcome:
+        """Build a model."""
+        folder = Path(self._folder.name)
+        path = folder / "model.onnx"
+        write_model(proto, path)  # which can be over 2 GB
         model = Model(proto)
-        if self._child is not None:
-            (work / "build.log").unlink(missing_ok=True)
-            result = build_with_package(self._child, path, work, self._builder, _SM, TIMEOUT)
-            read_log(model, log_names(model), work, result)
+        if self._process is not None:
+            (folder / "build.log").unlink(missing_ok=True)
+            result = build_with_package(self._process, path, folder, self._builder, _SM, TIMEOUT)
+            read_log(model, log_names(model), folder, result)
             built = map_build(result)
         else:
             built = build_model(path, self._builder, timeout=TIMEOUT)
-        message = "" if built.status == "built" else _kind(built.message, model)
-        return Behaviour(built.status, message, built.version, self._differences(model, built))
+        message = "" if built.status == "built" else _generalize(built.message, model)
+        differences = self._find_differences(model, built)
+        return BuildOutcome(built.status, message, built.version, differences)
 
-    def _differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
+    def _find_differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
         prediction = predict(model, self._target, advice=False)
         if self._builder == "tensorrt-rtx":
             if is_status_as_predicted(prediction, built) is False:
@@ -168,20 +192,20 @@ class BuilderCheck:
             return frozenset()
         from qdqtool.verification.api import verify
 
-        verified = verify(model, built.build)
         return frozenset(
             (str(m.predicted.get("precision", "")), str(m.built.get("precision", "")))
-            for m in verified.mismatches
+            for m in verify(model, built.build).mismatches
             if m.kind == MismatchKind.CONVOLUTION
         )
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        return self.behaviour(proto).like(self.whole)
+        """Check whether the build of a model ends like that of the whole model."""
+        return self.build(proto).matches(self.whole)
 
     def close(self) -> None:
-        child = getattr(self, "_child", None)
-        if child is not None:
-            child.close()
+        """End the compiler and remove temporary files."""
+        if self._process is not None:
+            self._process.close()
         self._folder.cleanup()
 
     def __enter__(self) -> BuilderCheck:
@@ -197,23 +221,27 @@ class BuilderCheck:
 
 
 class CommandCheck:
-    """Runs a command of the user's on a model; holds while it ends with the same exit code and says the same text.
+    """Check that a user's command has the same exit code, and prints the same text.
 
-    The command is split as a shell would, and run without one; ``{}`` in it stands for the model's file, which is
-    appended where there is none.
+    The command is split like by a shell, and run without one. ``{}`` in it stands for the model's
+    file, which is otherwise the last argument.
 
-    A command that hangs on a smaller model must not cost the whole timeout each time. So each smaller model gets
-    five times the seconds of the whole model, and one more minute for a busy machine.
+    A command that hangs on a smaller model must not cost the whole timeout each time. So each
+    smaller model gets five times the seconds of the whole model, and a minute for a busy machine.
 
     Args:
         proto: The whole model.
         command: The command.
-        says: A text that is in its output, errors included; most programs end with 1 whatever went wrong. An
-            empty one is not looked for.
+        says: Text in its output, errors included, as most programs end with 1 after any error.
+            Empty for any output.
         timeout: Seconds for each run.
 
+    Attributes:
+        is_ambiguous: Whether only the exit code of a failing command is checked.
+
     Raises:
-        QdqtoolError: The command is empty, cannot be split or started, does not end in time, or does not say the text.
+        QdqtoolError: The command is empty, cannot be split or started, does not end in time, or
+            does not print the text.
     """
 
     def __init__(
@@ -223,108 +251,80 @@ class CommandCheck:
         says: str = "",
         timeout: float = limits.USER_SECONDS,
     ) -> None:
-        if len(command) > limits.COMMAND:
-            raise QdqtoolError(
-                said(
-                    "{`check`}: has {count} characters; the limit is {limit}",
-                    count=len(command),
-                    limit=limits.COMMAND,
-                ),
-                code="too-long",
-                parameter="check",
-            )
-        try:
-            self._words = shlex.split(command)
-        except ValueError as error:
-            raise QdqtoolError(
-                said("{`check`}: cannot be split into words: {error}", error=str(error)),
-                code="wrong-format",
-                parameter="check",
-            ) from None
-        if not self._words:
-            raise QdqtoolError(
-                said(
-                    "{`check`}: is empty; give a command that exits otherwise when the fault is gone"
-                ),
-                code="empty",
-                parameter="check",
-            )
-        if not any("{}" in w for w in self._words):
-            self._words.append("{}")
+        self._arguments = _split_command(command)
         self._says = says.encode()
         self._folder = temporary_folder("extract-")
         try:
             start = time.monotonic()
-            code = self.code(proto, timeout)
-            self._timeout = min(timeout, PATIENCE + SLOWER * (time.monotonic() - start))
+            code = self.run(proto, timeout)
+            seconds = _EXTRA_SECONDS + _SECONDS_FACTOR * (time.monotonic() - start)
+            self._timeout = min(timeout, seconds)
+            if code is None:
+                raise QdqtoolError(
+                    f"`check`: '{self._arguments[0]}' did not end within {timeout:g} s on the "
+                    "whole model; give it more with `check_timeout`",
+                    code="timeout",
+                    parameter="check",
+                )
+            if not self._has_printed_text():
+                raise QdqtoolError(
+                    f"`says`: the command does not say '{says}' of the whole model (exit code "
+                    f"{code}); correct the text, or leave it out",
+                    code="text-not-printed",
+                    parameter="says",
+                )
         except BaseException:
             self.close()
             raise
-        if code is None:
-            self.close()
-            raise QdqtoolError(
-                said(
-                    "{`check`}: '{command}' did not end within {timeout:g} s on the whole model; give "
-                    "it more with {`check_timeout`}",
-                    command=self._words[0],
-                    timeout=timeout,
-                ),
-                code="timeout",
-                parameter="check",
-            )
-        if not self._said():
-            self.close()
-            raise QdqtoolError(
-                said(
-                    "{`says`}: the command does not say '{says}' of the whole model (exit code "
-                    "{code}); correct the text, or leave it out",
-                    says=says,
-                    code=code,
-                ),
-                code="text-not-printed",
-                parameter="says",
-            )
-        self.loose = code != 0 and not says
+        self.is_ambiguous = code != 0 and not says
         self._code = code
-        remark = Remark.CHECKED_COMMAND_SAYING if says else Remark.CHECKED_COMMAND
-        self.words = remark(command=self._words[0], code=code, says=says)
-        self.shareable = said(
-            "the command: exit code {code}" + ", and a text in its output" * bool(says), code=code
+
+    def describe(self, hide: Callable[[str], str] | None = None) -> Note:
+        """Describe the outcome of the whole model."""
+        code, says = self._code, self._says.decode()
+        if hide is not None:
+            text = f"the command: exit code {code}"
+            return Note(text + (", and a text in its output" if says else ""))
+        command = self._arguments[0]
+        text = f"{command}: exit code {code}"
+        if not says:
+            return Note(text, code="checked-command", command=command, exit_code=code)
+        return Note(
+            f"{text}, output contains '{says}'",
+            code="checked-command-saying",
+            command=command,
+            exit_code=code,
+            says=says,
         )
 
-    def code(self, proto: onnx.ModelProto, timeout: float) -> int | None:
+    def run(self, proto: onnx.ModelProto, timeout: float) -> int | None:
         """Return the exit code for a model, None after a timeout."""
         path = Path(self._folder.name) / "model.onnx"
-        write_model(proto, path)  # over 2 GB as well
-        words = [w.replace("{}", str(path)) for w in self._words]
+        write_model(proto, path)  # which can be over 2 GB
+        arguments = [argument.replace("{}", str(path)) for argument in self._arguments]
         try:
             if not self._says:
-                return run_command(words, timeout)
-            with _kept(self.output) as output:
-                return run_command(words, timeout, output)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # a NUL or half a character in its words is a ValueError
+                return run_command(arguments, timeout)
+            with _write_to_file(self.output) as descriptor:
+                return run_command(arguments, timeout, descriptor)
+        except (OSError, ValueError) as error:  # NUL or an unpaired surrogate is a ValueError
+            reason = getattr(error, "strerror", None) or error
             raise QdqtoolError(
-                said(
-                    "{`check`}: {command!r} cannot be run: {reason}",
-                    command=self._words[0],
-                    reason=getattr(error, "strerror", None) or error,
-                ),
+                f"`check`: {self._arguments[0]!r} cannot be run: {reason}",
                 code="missing-program" if isinstance(error, FileNotFoundError) else "not-started",
                 parameter="check",
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        return self.code(proto, self._timeout) == self._code and self._said()
+        """Check whether the command ends the same for a model."""
+        return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
     @property
     def output(self) -> Path:
+        """File with the output of the last run."""
         return Path(self._folder.name) / "output"
 
-    def _said(self) -> bool:
-        """Whether the text is in what the last run printed."""
+    def _has_printed_text(self) -> bool:
         if not self._says:
             return True
         with self.output.open("rb") as output:
@@ -336,49 +336,71 @@ class CommandCheck:
         return False
 
     def close(self) -> None:
+        """Remove temporary files."""
         self._folder.cleanup()
 
 
+def _split_command(command: str) -> list[str]:
+    if len(command) > limits.COMMAND:
+        raise QdqtoolError(
+            f"`check`: has {len(command)} characters; the limit is {limits.COMMAND}",
+            code="too-long",
+            parameter="check",
+        )
+    try:
+        arguments = shlex.split(command)
+    except ValueError as error:
+        raise QdqtoolError(
+            f"`check`: cannot be split into words: {error}", code="wrong-format", parameter="check"
+        ) from None
+    if not arguments:
+        raise QdqtoolError(
+            "`check`: is empty; give a command that exits otherwise when the fault is gone",
+            code="empty",
+            parameter="check",
+        )
+    if not any("{}" in argument for argument in arguments):
+        arguments.append("{}")
+    return arguments
+
+
 @contextlib.contextmanager
-def _kept(path: Path) -> Iterator[int]:
-    """A descriptor to write to; the first of what is written is kept in a file, the rest goes nowhere."""
+def _write_to_file(path: Path) -> Iterator[int]:
+    """Yield a descriptor whose first output is written to a file, up to a limit."""
     read, write = os.pipe()
     ended = threading.Event()
 
-    def keep() -> None:
-        left = limits.COMMAND_OUTPUT
-        with os.fdopen(read, "rb", 0) as source, path.open("wb") as kept:
+    def copy() -> None:
+        bytes_left = limits.COMMAND_OUTPUT
+        with os.fdopen(read, "rb", 0) as source, path.open("wb") as output:
             while True:
-                last = (
-                    ended.is_set()
-                )  # what is left of its output is in the pipe, which holds no more than a block
-                more = bool(select.select([source], [], [], 0 if last else _AGAIN)[0])
-                block = source.read(_BLOCK) if more else b""
-                kept.write(block[:left])
-                left -= min(left, len(block))
-                if last or (more and not block):
+                # The rest of the output is in the pipe, which holds at most a block.
+                is_last = ended.is_set()
+                ready = select.select([source], [], [], 0 if is_last else _POLL_SECONDS)[0]
+                block = source.read(_BLOCK) if ready else b""
+                output.write(block[:bytes_left])
+                bytes_left -= min(bytes_left, len(block))
+                if is_last or (ready and not block):
                     return
 
-    keeper = threading.Thread(target=keep, daemon=True)
-    keeper.start()
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
     try:
         yield write
     finally:
         os.close(write)
-        ended.set()  # what it left running elsewhere may hold the other end
-        keeper.join()
+        ended.set()  # a process that the command left running may hold the other end
+        thread.join()
 
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def _kind(message: str, model: Model) -> str:
-    """A compiler's words without the names and numbers that a smaller model changes."""
-    names = (
-        {n.name for n in model.nodes} | {n.proto.name for n in model.nodes} | set(model.producers)
-    )
-    names |= set(model.initializers) | set(model.inputs)
-    long = sorted((n for n in names if len(n) > 2 and n in message), key=len, reverse=True)
-    for name in long:
+def _generalize(message: str, model: Model) -> str:
+    """Return a compiler's message without names and numbers, which differ in a smaller model."""
+    names = {name for n in model.nodes for name in (n.name, n.proto.name)}
+    names.update(model.producers, model.initializers, model.inputs)
+    contained = [n for n in names if len(n) > 2 and n in message]
+    for name in sorted(contained, key=len, reverse=True):
         message = message.replace(name, "*")
     return " ".join(_NUMBER.sub("#", message).split())

@@ -1,6 +1,6 @@
-"""Cuts a part out of a model: nodes, constants, types, opsets and metadata stay those of the whole."""
+"""Parts of a model: nodes, constants, types, opsets and metadata are those of the whole model."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -10,20 +10,24 @@ from qdqtool.errors import ModelError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import tensor_bytes, without_data
-from qdqtool.proto.subgraphs import called_functions, extract_part, find_dependencies, nested_graphs
-from qdqtool.util.said import said
+from qdqtool.proto.subgraphs import (
+    called_functions,
+    extract_part,
+    find_dependencies,
+    nested_graphs,
+)
 
-_SMALL = 4096  # bytes; larger constants are put in when the part is found
+_SMALL = 4096  # bytes of a constant that a sketch contains
 
 
 @dataclass(frozen=True)
-class Part:
-    """Nodes that are on their own.
+class ModelPart:
+    """Nodes of a model that can be a model of their own.
 
     Attributes:
-        nodes: Their indices.
-        inputs: The tensors that enter, in the order of their first reader.
-        outputs: The tensors that leave.
+        nodes: Indices of the nodes.
+        inputs: Tensors that enter, in the order of their first consumer.
+        outputs: Tensors that leave.
     """
 
     nodes: frozenset[int]
@@ -31,190 +35,201 @@ class Part:
     outputs: tuple[str, ...]
 
 
-class Cutter:
-    """Finds and makes parts of one model."""
+class ModelCutter:
+    """Finds parts of one model, and builds models of them.
+
+    Attributes:
+        model: The model.
+        constant: Indices of nodes that depend on no network input, such as quantizers of weights.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        #: Nodes that depend on no input of the network: weights' quantizers, folded shapes.
-        self.constant = _constant_nodes(model)
-        self._place = {n.index: place for place, n in enumerate(model.ordered)}
-        self._stored = {name: place for place, name in enumerate(model.initializers)}
-        self._declared = {
-            v.name: v for g in (model.proto.graph,) for v in (*g.value_info, *g.output, *g.input)
-        }
+        self.constant = _find_constant_nodes(model)
+        self._node_order = {n.index: position for position, n in enumerate(model.ordered)}
+        self._constant_order = {name: position for position, name in enumerate(model.initializers)}
+        graph = model.proto.graph
+        self._declared = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
 
-    def neighbours(self, node: Node) -> Iterator[Node]:
-        """The nodes before and behind a node, constant ones apart."""
+    def neighbors(self, node: Node) -> Iterator[Node]:
+        """Yield the producers and consumers of a node, except constant nodes."""
         for tensor in (*node.inputs, *node.captured):
-            maker = self.model.producer(tensor)
-            if maker is not None and maker.index not in self.constant:
-                yield maker
+            producer = self.model.producer(tensor)
+            if producer is not None and producer.index not in self.constant:
+                yield producer
         for tensor in node.outputs:
             yield from self.model.consumers(tensor)
 
-    def around(self, nodes: Iterable[Node], hops: int) -> set[int]:
-        """Indices of the nodes at most ``hops`` steps away."""
-        edge = {n.index: n for n in nodes}
-        found = set(edge)
+    def find_nodes_within(self, nodes: Iterable[Node], hops: int) -> set[int]:
+        """Return the indices of the nodes at most `hops` steps away."""
+        edge = list(nodes)
+        indices = {n.index for n in edge}
         for _ in range(hops):
-            edge = {
-                n.index: n
-                for node in edge.values()
-                for n in self.neighbours(node)
-                if n.index not in found
-            }
+            further = {n.index: n for node in edge for n in self.neighbors(node)}
+            edge = [n for n in further.values() if n.index not in indices]
             if not edge:
                 break
-            found.update(edge)
-        return found
+            indices.update(n.index for n in edge)
+        return indices
 
-    def can_enter(self, tensor: str) -> bool:
-        """Whether a tensor can be a network input: a float of known rank that is no half of a Q/DQ pair."""
-        maker = self.model.producer(tensor)
-        if maker is None:
+    def can_be_input(self, tensor: str) -> bool:
+        """Check whether a tensor can be a network input: a float of known rank, not of a DQ."""
+        producer = self.model.producer(tensor)
+        if producer is None:
             return True
-        known = self.model.elem_type(tensor) in qdq.FLOATS and self.model.shape(tensor) is not None
-        return known and not qdq.is_dq(maker)
+        if qdq.is_dq(producer) or self.model.elem_type(tensor) not in qdq.FLOATS:
+            return False
+        return self.model.shape(tensor) is not None
 
-    def part(self, nodes: Iterable[int], every_output: bool = False) -> Part:
-        """The part that holds some nodes, made whole: Q/DQ pairs, weights and shapes are never cut in two.
+    def complete(self, nodes: Iterable[int], every_output: bool = False) -> ModelPart:
+        """Return the smallest part with some nodes that cuts no Q/DQ pair, weight or shape in two.
 
         Args:
-            nodes: Indices.
-            every_output: Whether tensors that are read on both sides of the cut become outputs too.
+            nodes: Indices of the nodes.
+            every_output: Whether tensors with consumers on both sides of the cut become outputs.
         """
         model = self.model
         inside = set(nodes)
-        work = sorted(inside)
-        entering: dict[str, None] = {}
-        while work:
-            node = model.nodes[work.pop()]
-            wanted = []
-            for tensor in (*node.inputs, *node.captured):
-                maker = model.producer(tensor)
-                if maker is not None and (
-                    maker.index in self.constant or not self.can_enter(tensor)
-                ):
-                    wanted.append(maker)
-            if qdq.is_q(node):
-                readers = model.consumers(node.output)
-                if not any(r.index in inside for r in readers):
-                    wanted.extend(readers)
-            for other in wanted:
+        stack = sorted(inside)
+        while stack:
+            for other in self._find_inseparable(model.nodes[stack.pop()], inside):
                 if other.index not in inside:
                     inside.add(other.index)
-                    work.append(other.index)
-        made = {t for i in inside for t in model.nodes[i].outputs if t}
+                    stack.append(other.index)
+        produced = {t for i in inside for t in model.nodes[i].outputs if t}
+        inputs: dict[str, None] = {}
         for index in sorted(inside):
             for tensor in (*model.nodes[index].inputs, *model.nodes[index].captured):
-                if tensor and tensor not in made and tensor not in model.initializers:
-                    entering[tensor] = None
-        return Part(frozenset(inside), tuple(entering), tuple(self._leaving(inside, every_output)))
+                if tensor and tensor not in produced and tensor not in model.initializers:
+                    inputs[tensor] = None
+        outputs = self._find_outputs(inside, every_output)
+        return ModelPart(frozenset(inside), tuple(inputs), tuple(outputs))
 
-    def _sorted(self, nodes: Iterable[int]) -> list[Node]:
-        """Nodes in topological order; a part costs what it is worth, not what the whole model is."""
-        return [self.model.nodes[i] for i in sorted(nodes, key=self._place.__getitem__)]
+    def _find_inseparable(self, node: Node, inside: set[int]) -> list[Node]:
+        """Return the neighbors of a node without which it cannot be in a part."""
+        nodes = []
+        for tensor in (*node.inputs, *node.captured):
+            producer = self.model.producer(tensor)
+            if producer is None:
+                continue
+            if producer.index in self.constant or not self.can_be_input(tensor):
+                nodes.append(producer)
+        if qdq.is_q(node):
+            consumers = self.model.consumers(node.output)
+            if not any(c.index in inside for c in consumers):
+                nodes += consumers
+        return nodes
 
-    def _leaving(self, inside: set[int], every_output: bool) -> Iterator[str]:
-        model = self.model
-        for node in self._sorted(inside - self.constant):
+    def _sort(self, nodes: Iterable[int]) -> list[Node]:
+        """Return nodes in topological order, at a cost that depends on their number only."""
+        return [self.model.nodes[i] for i in sorted(nodes, key=self._node_order.__getitem__)]
+
+    def _find_outputs(self, inside: set[int], every_output: bool) -> Iterator[str]:
+        for node in self._sort(inside - self.constant):
             for tensor in node.outputs:
-                readers = model.consumers(tensor)
-                outside = any(r.index not in inside for r in readers)
-                read = any(r.index in inside for r in readers)
-                if model.is_output(tensor) or (outside and (every_output or not read)):
+                consumers = [c.index in inside for c in self.model.consumers(tensor)]
+                is_cut = not all(consumers) and (every_output or not any(consumers))
+                if is_cut or self.model.is_output(tensor):
                     yield tensor
 
-    def between(self, inputs: Iterable[str], outputs: Iterable[str]) -> Part:
-        """The nodes between tensors that the user named; either may be empty and is then the network's own.
+    def find_between(self, inputs: Iterable[str], outputs: Iterable[str]) -> ModelPart:
+        """Return the part between tensors that the user named.
+
+        Args:
+            inputs: First tensors. Empty for the network's inputs.
+            outputs: Last tensors. Empty for the network's outputs.
 
         Raises:
-            ModelError: A tensor is not there, an output depends on another network input, or an input on nothing.
+            ModelError: A tensor is unknown, an output depends on another network input, or no
+                output depends on an input.
         """
-        model = self.model
-        given, ends = dict.fromkeys(inputs), list(dict.fromkeys(outputs)) or model.outputs
-        what = model.path or "model"
-        for tensor in (*given, *ends):
+        model, path = self.model, self.model.path or "model"
+        starts = dict.fromkeys(inputs)
+        ends = list(dict.fromkeys(outputs)) or model.outputs
+        for tensor in (*starts, *ends):
             if tensor not in model.producers and tensor not in model.inputs:
                 raise ModelError(
                     f"has no tensor '{tensor}'; give the names of activations, not of nodes",
-                    what,
+                    path,
                     code="unknown-choice",
-                    parameter="inputs" if tensor in given else "outputs",
+                    parameter="inputs" if tensor in starts else "outputs",
                     node=tensor,
                 )
-        nodes = [n.proto for n in model.ordered]
-        leading, needed = find_dependencies(nodes, ends, given)
-        if given:
-            if needed.isdisjoint(given):
-                turned = not find_dependencies(nodes, given)[1].isdisjoint(ends)
-                way = (
-                    ", but the other way round: exchange them"
-                    if turned
-                    else "; give a tensor on the way to it"
-                )
-                raise ModelError(
-                    f"output '{ends[0]}' does not depend on '{next(iter(given))}'{way}",
-                    what,
-                    code="ends-exchanged" if turned else "ends-unconnected",
-                    node=ends[0],
-                )
-            missing = next((t for t in model.inputs if t in needed and t not in given), None)
-            if missing is not None:
-                depend = {missing}
-                for node in model.ordered:
-                    if not depend.isdisjoint((*node.inputs, *node.captured)):
-                        depend.update(t for t in node.outputs if t not in given)
-                end = next(e for e in ends if e in depend)
-                raise ModelError(
-                    said(
-                        "output '{end}' also depends on network input '{missing}'; name it "
-                        "in {`inputs`}, or a tensor in between",
-                        end=end,
-                        missing=missing,
-                    ),
-                    what,
-                    code="missing-argument",
-                    parameter="inputs",
-                    node=missing,
-                )
-            unused = next((t for t in given if t not in needed), None)
-            if unused is not None:
-                raise ModelError(
-                    said(
-                        "no output depends on '{unused}'; leave it out of {`inputs`}",
-                        unused=unused,
-                    ),
-                    what,
-                    code="option-without-effect",
-                    parameter="inputs",
-                    node=unused,
-                )
-        inside = {model.producers[next(filter(None, n.output))].index for n in leading}
+        protos, needed = find_dependencies([n.proto for n in model.ordered], ends, starts)
+        if starts:
+            self._check_starts(starts, ends, needed)
+        inside = {model.producers[next(filter(None, n.output))].index for n in protos}
         if not inside:
             raise ModelError(
-                "nothing lies between the inputs and outputs given", what, code="empty"
+                "nothing lies between the inputs and outputs given", path, code="empty"
             )
-        made = {t for i in inside for t in model.nodes[i].outputs}
-        read = {t for i in inside for t in (*model.nodes[i].inputs, *model.nodes[i].captured)}
-        starts = list(given) or [t for t in model.inputs if t in read]
-        return Part(
+        nodes = [model.nodes[i] for i in inside]
+        produced = {t for n in nodes for t in n.outputs}
+        consumed = {t for n in nodes for t in (*n.inputs, *n.captured)}
+        return ModelPart(
             frozenset(inside),
-            tuple(t for t in starts if t in read),
-            tuple(t for t in ends if t in made),
+            tuple(t for t in starts or model.inputs if t in consumed),
+            tuple(t for t in ends if t in produced),
         )
 
-    def whole(self) -> Part:
-        """All of it."""
-        return Part(
+    def _check_starts(
+        self, starts: Mapping[str, None], ends: list[str], needed: frozenset[str] | set[str]
+    ) -> None:
+        """Check that the outputs of a part depend on all of its inputs, and on no other ones.
+
+        Args:
+            starts: Inputs of the part.
+            ends: Outputs of the part.
+            needed: Tensors that the outputs depend on.
+        """
+        model, path = self.model, self.model.path or "model"
+        if needed.isdisjoint(starts):
+            protos = [n.proto for n in model.ordered]
+            is_exchanged = not find_dependencies(protos, starts)[1].isdisjoint(ends)
+            hint = "; give a tensor on the way to it"
+            if is_exchanged:
+                hint = ", but the other way round: exchange them"
+            raise ModelError(
+                f"output '{ends[0]}' does not depend on '{next(iter(starts))}'{hint}",
+                path,
+                code="ends-exchanged" if is_exchanged else "ends-unconnected",
+                node=ends[0],
+            )
+        missing = next((t for t in model.inputs if t in needed and t not in starts), None)
+        if missing is not None:
+            dependent = {missing}
+            for node in model.ordered:
+                if not dependent.isdisjoint((*node.inputs, *node.captured)):
+                    dependent.update(t for t in node.outputs if t not in starts)
+            end = next(e for e in ends if e in dependent)
+            raise ModelError(
+                f"output '{end}' also depends on network input '{missing}'; name it in `inputs`, "
+                "or a tensor in between",
+                path,
+                code="missing-argument",
+                parameter="inputs",
+                node=missing,
+            )
+        unused = next((t for t in starts if t not in needed), None)
+        if unused is not None:
+            raise ModelError(
+                f"no output depends on '{unused}'; leave it out of `inputs`",
+                path,
+                code="option-without-effect",
+                parameter="inputs",
+                node=unused,
+            )
+
+    def whole_part(self) -> ModelPart:
+        """Return all nodes as a part."""
+        return ModelPart(
             frozenset(n.index for n in self.model.nodes),
             tuple(self.model.inputs),
             tuple(self.model.outputs),
         )
 
     def value_info(self, tensor: str) -> onnx.ValueInfoProto:
-        """Type and dimensions of a tensor, as the model declares them or as they were inferred."""
+        """Return type and dimensions of a tensor, declared or inferred."""
         declared = self._declared.get(tensor)
         if declared is not None and declared.type.WhichOneof("value") is not None:
             copy = onnx.ValueInfoProto()
@@ -228,95 +243,92 @@ class Cutter:
         )
         return inferred
 
-    def make(self, part: Part) -> onnx.ModelProto:
-        """The model of a part: nodes, constants, types, opsets and metadata are the original's.
+    def build(self, part: ModelPart) -> onnx.ModelProto:
+        """Return a part as a model, with the functions and opsets that it needs.
 
         Raises:
-            ModelError: The type of an input is not known.
+            ModelError: The type of an input is unknown.
         """
-        result = self._cut(part, lambda tensor: tensor)
-        graph = result.graph
-        functions = called_functions(result)
-        if len(functions) < len(result.functions):
+        proto = self._build(part, lambda tensor: tensor)
+        graph = proto.graph
+        functions = called_functions(proto)
+        if len(functions) < len(proto.functions):
             functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
-            del result.functions[:]
-            result.functions.extend(functions)
-        used = (
-            {n.domain for n in graph.node}
-            | {n.domain for f in result.functions for n in f.node}
-            | {""}
-        )
-        opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
-        if any(True for _ in nested_graphs(graph.node)):
-            opsets = list(result.opset_import)  # a subgraph may use any of them
-        copies = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in opsets]
-        del result.opset_import[:]
-        result.opset_import.extend(copies)
-        return result
+            del proto.functions[:]
+            proto.functions.extend(functions)
+        if not any(True for _ in nested_graphs(graph.node)):  # a subgraph may use any opset
+            domains = {n.domain for n in graph.node} | {"", "ai.onnx"}
+            domains.update(n.domain for f in proto.functions for n in f.node)
+            opsets = [(o.domain, o.version) for o in proto.opset_import if o.domain in domains]
+            del proto.opset_import[:]
+            proto.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets)
+        return proto
 
-    def sketch(self, part: Part) -> Model:
-        """What :meth:`make` would make, to be predicted: its weights are the whole model's, and cost no copying.
+    def sketch(self, part: ModelPart) -> Model:
+        """Return a part for prediction, which takes types and large constants from the whole model.
 
         Raises:
-            ModelError: The type of an input is not known.
+            ModelError: The type of an input is unknown.
+        """
+
+        def shorten(tensor: onnx.TensorProto) -> onnx.TensorProto:
+            return tensor if tensor_bytes(tensor) <= _SMALL else without_data(tensor)
+
+        model = self.model
+        proto = self._build(part, shorten)
+        return Model(proto, model.path, "a part", model.base_dir, types=model, constants=model)
+
+    def _build(
+        self, part: ModelPart, convert: Callable[[onnx.TensorProto], onnx.TensorProto]
+    ) -> onnx.ModelProto:
+        """Return the nodes of a part as a model, with converted constants.
+
+        Raises:
+            ModelError: The type of an input is unknown.
         """
         model = self.model
-        slim = self._cut(
-            part, lambda tensor: tensor if tensor_bytes(tensor) <= _SMALL else without_data(tensor)
-        )
-        return Model(slim, model.path, "a part", model.base_dir, types=model, constants=model)
-
-    def _cut(
-        self, part: Part, stored: Callable[[onnx.TensorProto], onnx.TensorProto]
-    ) -> onnx.ModelProto:
-        """The part's nodes alone and its constants as ``stored`` makes them, so that it costs what the part is worth.
-
-        Raises:
-            ModelError: The type of an input is not known.
-        """
-        typed = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
+        ends = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
         for tensor in part.inputs:
-            if typed[tensor].type.WhichOneof("value") is None:
+            if ends[tensor].type.WhichOneof("value") is None:
                 raise ModelError(
-                    f"the type of tensor '{tensor}' is not known, so it cannot become a network input; "
-                    "run onnx's shape inference on the model, or cut elsewhere",
-                    self.model.path or "model",
+                    f"the type of tensor '{tensor}' is not known, so it cannot become a network "
+                    "input; run onnx's shape inference on the model, or cut elsewhere",
+                    model.path or "model",
                     code="unknown-type",
                     node=tensor,
                 )
-        # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
-        inside = self._sorted(part.nodes)
-        read = {t for n in inside for t in (*n.inputs, *n.captured)}
-        kept = sorted(
-            (t for t in read if t in self._stored and t not in typed), key=self._stored.__getitem__
-        )
-        cut, _ = extract_part(
-            self.model.proto,
-            [n.proto for n in inside],
-            [typed[t] for t in part.outputs],
-            (stored(self.model.initializers[t]) for t in kept),
+        # TensorRT's passes depend on the order of nodes, such as which of two equal Qs remains.
+        nodes = self._sort(part.nodes)
+        consumed = {t for n in nodes for t in (*n.inputs, *n.captured)}
+        constants = [t for t in consumed if t in self._constant_order and t not in ends]
+        constants.sort(key=self._constant_order.__getitem__)
+        proto, _ = extract_part(
+            model.proto,
+            [n.proto for n in nodes],
+            [ends[t] for t in part.outputs],
+            (convert(model.initializers[t]) for t in constants),
             part.inputs,
         )
-        graph = cut.graph
-        for node in (
-            graph.node
-        ):  # one with a doubled name goes by its output's; TensorRT has its own for one without
+        graph = proto.graph
+        for node in graph.node:
+            # Of nodes with one name, all but the first are named after their outputs. A node
+            # without a name gets one from TensorRT.
             if node.name:
-                node.name = self.model.producers[next(filter(None, node.output))].name
-        made = {t for n in graph.node for t in n.output if t} - set(typed)
-        graph.input.extend(typed[t] for t in part.inputs)
-        types = (self.value_info(t) for t in sorted(made))
-        graph.value_info.extend(v for v in types if v.type.WhichOneof("value") is not None)
-        return cut
+                node.name = model.producers[next(filter(None, node.output))].name
+        graph.input.extend(ends[t] for t in part.inputs)
+        produced = {t for n in graph.node for t in n.output if t} - set(ends)
+        infos = [self.value_info(t) for t in sorted(produced)]
+        graph.value_info.extend(v for v in infos if v.type.WhichOneof("value") is not None)
+        return proto
 
 
-def _constant_nodes(model: Model) -> frozenset[int]:
-    moving = set(model.inputs)
-    found = set()
+def _find_constant_nodes(model: Model) -> frozenset[int]:
+    variable = set(model.inputs)
+    indices = set()
     for node in model.ordered:
-        read = [t for t in (*node.inputs, *node.captured) if t]
-        if any(t in moving for t in read) or (not read and node.op != "Constant"):
-            moving.update(t for t in node.outputs if t)
+        consumed = [t for t in (*node.inputs, *node.captured) if t]
+        if any(t in variable for t in consumed) or (not consumed and node.op != "Constant"):
+            variable.update(t for t in node.outputs if t)
         else:
-            found.add(node.index)
-    return frozenset(found)
+            indices.add(node.index)
+    return frozenset(indices)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from qdqtool.builders.options import BUILDERS
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
-from qdqtool.util.said import Parameter, said
 
 PREDICTED_MODELS = 2000  # models to predict at most while shrinking
 CHECKED_MODELS = 400  # the same if each is built or given to the user's command
@@ -22,7 +21,7 @@ class SelectionOptions:
     Attributes:
         finding: Codes of findings, or ``CODE:n``.
         node: Name of a node.
-        hops: Number of nodes around `node`. None: as many as its prediction needs.
+        hops: Number of nodes around `node`. None for as many as its prediction needs.
         inputs: Tensors at which the part begins.
         outputs: Tensors at which it ends.
     """
@@ -40,18 +39,12 @@ class SelectionOptions:
             object.__setattr__(self, "hops", operator.index(self.hops))
         if self.hops is not None and self.hops < 0:
             raise QdqtoolError(
-                said("{`limit`} is at least 1, {`hops`} at least 0"),
-                code="out-of-range",
-                parameter="hops",
+                "`limit` is at least 1, `hops` at least 0", code="out-of-range", parameter="hops"
             )
-        texts = {
-            "finding": self.findings,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "node": [self.node],
-        }
-        for parameter, values in texts.items():
-            check_not_empty(parameter, values)
+        check_not_empty("finding", self.findings)
+        check_not_empty("inputs", self.inputs)
+        check_not_empty("outputs", self.outputs)
+        check_not_empty("node", [self.node])
 
     @property
     def findings(self) -> list[str]:
@@ -65,10 +58,30 @@ class SelectionOptions:
         """Whether nothing is selected."""
         return not (self.findings or self.node or self.inputs or self.outputs)
 
+    def check_consistency(self) -> None:
+        """Check that the options do not contradict each other.
+
+        Raises:
+            QdqtoolError: They do.
+        """
+        if self.inputs or self.outputs:
+            if self.findings or self.node or self.hops is not None:
+                raise QdqtoolError(
+                    "give `inputs` and `outputs`, or a `finding` or `node`; not both",
+                    code="option-conflict",
+                    parameter="inputs" if self.inputs else "outputs",
+                )
+        elif self.hops is not None and (self.node is None or self.findings):
+            raise QdqtoolError(
+                "`hops`: are counted from a `node`: give one, and no `finding`",
+                code="option-conflict" if self.findings else "missing-argument",
+                parameter="hops" if self.findings else "node",
+            )
+
 
 @dataclass(frozen=True)
 class ShrinkOptions:
-    """How a part is made smaller, and what it has to keep.
+    """How a part is made smaller, and what has to stay the same.
 
     Attributes:
         minimize: Whether to remove nodes, channels, pixels and weights.
@@ -93,19 +106,15 @@ class ShrinkOptions:
             check_choice("builder", self.builder, BUILDERS)
         if self.builder is not None and self.check is not None:
             raise QdqtoolError(
-                said("give a {`builder`} or a {`check`}, not both"),
-                code="option-conflict",
-                parameter="check",
+                "give a `builder` or a `check`, not both", code="option-conflict", parameter="check"
             )
         if self.limit is not None and operator.index(self.limit) < 1:
             raise QdqtoolError(
-                said("{`limit`} is at least 1, {`hops`} at least 0"),
-                code="out-of-range",
-                parameter="limit",
+                "`limit` is at least 1, `hops` at least 0", code="out-of-range", parameter="limit"
             )
         if self.says is not None and self.check is None:
             raise QdqtoolError(
-                said("{`says`} is what a {`check`} prints; give that as well"),
+                "`says` is what a `check` prints; give that as well",
                 code="missing-argument",
                 parameter="check",
             )
@@ -129,14 +138,11 @@ def check_not_empty(parameter: str, values: Sequence[str | None]) -> None:
     """Check that no text of an argument is blank.
 
     Raises:
-        QdqtoolError: One is.
+        QdqtoolError: A text is blank.
     """
     if any(value is not None and not value.strip() for value in values):
         raise QdqtoolError(
-            said(
-                "{parameter}: is empty; leave it out, or say what it is",
-                parameter=Parameter(parameter),
-            ),
+            f"`{parameter}`: is empty; leave it out, or say what it is",
             code="empty",
             parameter=parameter,
         )

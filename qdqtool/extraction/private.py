@@ -1,13 +1,13 @@
-"""Makes a model fit to be sent to others: nothing of it stays but its structure.
+"""Removal of everything from a model but its structure, so that it can be sent to others.
 
-Names become other names, consistently; doc strings, metadata and whatever else is text goes. What is predicted stays
-the same, which is checked. Dimensions, integer constants that are shapes, and single numbers (a Clip's bounds) are
-structure; words of ONNX, TensorRT and the programs that write models are no secret.
+Names are replaced consistently. Doc strings, metadata and other texts are removed. The prediction
+stays the same, which is checked. Dimensions, integer constants that hold shapes, and single numbers
+(the bounds of a Clip) are structure. Words of ONNX, TensorRT and programs that write models remain.
 
-Weights and scales become random ones, which keep what TensorRT's decisions rest on. Scales: equal ones stay equal, and
-single scales stay in order (a Concat takes the largest). Weights: each output channel fills the same part of its
-quantizer's range as before. None of the new numbers is an old one times a random one: knowing the random numbers does
-not give the old ones back.
+Weights and scales become random ones that keep what TensorRT's decisions depend on. Scales: equal
+ones stay equal, and single scales stay in order (a Concat takes the largest). Weights: each output
+channel fills the same part of its quantizer's range as before. No new number is the product of an
+old and a random one: the random numbers do not reveal the old ones.
 """
 
 import functools
@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from onnx import numpy_helper
 
 from qdqtool.errors import ModelError
-from qdqtool.extraction.select import Shown
+from qdqtool.extraction.invariants import Invariants
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
@@ -34,10 +34,11 @@ from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import FindingCode, Precision, Prediction
 from qdqtool.util.records import record
-from qdqtool.util.said import said
 from qdqtool.util.tables import make_entry, read_sections
 
 Array = npt.NDArray[Any]
+
+# Random numbers in place of weights and scales ----------------------------------------------------
 
 _STRUCTURE = (
     "Resize",
@@ -50,11 +51,13 @@ _STRUCTURE = (
     "OneHot",
     "TopK",
 )
-_WIDEN = 1.5  # new scales lie between the smallest over this and the largest times this,
-_SHIFT = 1.0  # all of them times one factor of at most e or at least 1/e
+# New scales lie between the smallest old one divided by the first number and the largest times this
+# number, all multiplied by one factor from 1/e to e (the exponent is the second number).
+_WIDEN = 1.5
+_SHIFT = 1.0
 _FEW = 9  # numbers of a channel: a 3x3 kernel
-_LARGE = 64  # elements; a table of integers this long is data and no shape
-_WEIGHTS = frozenset(
+_LARGE = 64  # elements of a table of integers that is not a shape
+_WEIGHT_TYPES = frozenset(
     {
         *qdq.FLOATS,
         onnx.TensorProto.INT8,
@@ -65,101 +68,105 @@ _WEIGHTS = frozenset(
         onnx.TensorProto.FLOAT8E5M2,
     }
 )
+_ScalePairs = dict[str, tuple[Array, Array]]  # old and new scales by tensor
 
 
-def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
-    """Replaces the numbers of a model, in place."""
+def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
+    """Replace the numbers of a model, in place."""
     model = Model(proto)
-    scales = {n.input(1) for n in qdq.quantizers(model) if model.is_constant(n.input(1))}
-    zeros = {n.input(2) for n in qdq.quantizers(model) if n.input(2)}
-    # An unset input has no name, as tensors in attributes, which are no structure.
-    kept = zeros | {t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:] if t}
-    before = {t: v for t in sorted(scales) if (v := model.constant(t)) is not None}
-    after = _new_scales(before, random)
+    quantizers = list(qdq.quantizers(model))
+    scales = _draw_scales(model, {n.input(1) for n in quantizers}, random)
+    structure = {n.input(2) for n in quantizers}
+    structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
+    # Tensors in attributes have an empty name like unset inputs, and are not structure.
+    structure.discard("")
     for name, tensor in _constants(proto):
-        if name in after:
-            tensor.CopyFrom(_tensor(after[name], tensor))
-        elif name not in kept and tensor.data_type in _WEIGHTS and tensor.dims:
-            value = to_array(tensor)
-            ratio = _ratio(model, name, value, before, after)
-            tensor.CopyFrom(_tensor(_like(value, ratio, random), tensor))
-        elif (
-            name not in kept
-            and np.prod(tensor.dims) > _LARGE
-            and tensor.data_type != onnx.TensorProto.STRING
-        ):
-            value = to_array(tensor)
-            if value.dtype.kind in "iuf":
-                tensor.CopyFrom(_tensor(_like(value, 1.0, random), tensor))
+        if name in scales:
+            tensor.CopyFrom(_make_tensor(scales[name][1], tensor.name))
+        elif name not in structure:
+            ratio = functools.partial(_scale_ratio, model, name, scales)
+            _mask_tensor(tensor, ratio, random)
     for _, node in _nodes(proto):
         _mask_lists(node, random)
 
 
+def _mask_tensor(
+    tensor: onnx.TensorProto, ratio: Callable[[Array], Array | float], random: np.random.Generator
+) -> None:
+    """Replace the numbers of weights, or of a large table."""
+    if tensor.data_type in _WEIGHT_TYPES and tensor.dims:
+        value = to_array(tensor)
+        tensor.CopyFrom(_make_tensor(_draw_like(value, ratio(value), random), tensor.name))
+    elif np.prod(tensor.dims) > _LARGE and tensor.data_type != onnx.TensorProto.STRING:
+        value = to_array(tensor)
+        if value.dtype.kind in "iuf":
+            tensor.CopyFrom(_make_tensor(_draw_like(value, 1.0, random), tensor.name))
+
+
 def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
-    """Numbers in attributes: lists of floats but those of Resize and recurrent layers, and long lists of integers."""
+    """Replace the lists of numbers in attributes of Constants and custom operators."""
     if node.domain in STANDARD and node.op_type != "Constant":
         return
     for attribute in node.attribute:
         for values, few in ((attribute.floats, 1), (attribute.ints, _LARGE)):
             if len(values) > few:
-                old = np.asarray(values)
-                values[:] = _like(old, 1.0, random).tolist()
+                values[:] = _draw_like(np.asarray(values), 1.0, random).tolist()
 
 
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Every graph of a model; names of the inner ones are no names of the main one and get a prefix."""
+    """Yield every graph with a prefix that distinguishes names in subgraphs."""
     yield "", proto.graph
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
         yield from (("/", g) for g in nested_graphs(nodes))
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
-    for at, graph in _all_graphs(proto):
-        yield from ((at, n) for n in graph.node)
+    for prefix, graph in _all_graphs(proto):
+        yield from ((prefix, n) for n in graph.node)
     for function in proto.functions:
         yield from (("/", n) for n in function.node)
 
 
 def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Every tensor that a model stores, with the name that nodes of the main graph read it by."""
-    for at, graph in _all_graphs(proto):
-        yield from ((at + t.name, t) for t in graph.initializer)
-        yield from ((at + s.values.name, s.values) for s in graph.sparse_initializer)
-    for at, node in _nodes(proto):
+    """Yield every stored tensor with its name in the main graph, empty in most attributes."""
+    for prefix, graph in _all_graphs(proto):
+        yield from ((prefix + t.name, t) for t in graph.initializer)
+        yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
+    for prefix, node in _nodes(proto):
         for attribute in node.attribute:
             if attribute.HasField("t"):
-                yield (at + node.output[0] if node.op_type == "Constant" else ""), attribute.t
+                is_constant = node.op_type == "Constant"
+                yield prefix + node.output[0] if is_constant else "", attribute.t
             yield from (("", t) for t in attribute.tensors)
-            sparse = (
-                *((attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()),
-                *attribute.sparse_tensors,
-            )
-            yield from (("", s.values) for s in sparse)
+            if attribute.HasField("sparse_tensor"):
+                yield "", attribute.sparse_tensor.values
+            yield from (("", s.values) for s in attribute.sparse_tensors)
 
 
-def _tensor(value: Array, like: onnx.TensorProto) -> onnx.TensorProto:
-    return numpy_helper.from_array(np.array(value, order="C"), like.name)
+def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(value, order="C"), name)
 
 
-def _new_scales(before: dict[str, Array], random: np.random.Generator) -> dict[str, Array]:
+def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> _ScalePairs:
+    """Return old and new values of constant scales."""
+    constants = {t: model.constant(t) for t in sorted(names) if model.is_constant(t)}
+    old = {t: value for t, value in constants.items() if value is not None}
     shift = random.uniform(-_SHIFT, _SHIFT)
-    single = sorted({float(v.reshape(-1)[0]) for v in before.values() if v.size == 1})
-    vectors = sorted({float(x) for v in before.values() if v.size != 1 for x in v.reshape(-1)})
-    drawn = _drawn(vectors, random, shift, ordered=False) | _drawn(
-        single, random, shift, ordered=True
-    )
-    return {
-        name: np.array([drawn.get(float(x), float(x)) for x in value.reshape(-1)], np.float64)
-        .astype(value.dtype)
-        .reshape(value.shape)
-        for name, value in before.items()
-    }
+    single = {float(v.reshape(-1)[0]) for v in old.values() if v.size == 1}
+    vectors = {float(x) for v in old.values() if v.size != 1 for x in v.reshape(-1)}
+    new = _draw_numbers(sorted(vectors), random, shift, ordered=False)
+    new |= _draw_numbers(sorted(single), random, shift, ordered=True)
+    pairs = {}
+    for name, value in old.items():
+        numbers = np.array([new.get(float(x), float(x)) for x in value.reshape(-1)], np.float64)
+        pairs[name] = (value, numbers.astype(value.dtype).reshape(value.shape))
+    return pairs
 
 
-def _drawn(
+def _draw_numbers(
     values: list[float], random: np.random.Generator, shift: float, ordered: bool
 ) -> dict[float, float]:
-    """Old to new; zeros and what is no number stay, signs too."""
+    """Return the new number of each old one, with its sign; zeros, NaN and infinities are left."""
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
         return {}
@@ -172,44 +179,41 @@ def _drawn(
     return {v: float(np.copysign(by_size[abs(v)], v)) for v in usable}
 
 
-def _ratio(
-    model: Model, name: str, value: Array, before: dict[str, Array], after: dict[str, Array]
-) -> Array | float:
-    """New over old scale of what quantizes a constant, shaped to be multiplied with it; 1 where nothing does."""
+def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> Array | float:
+    """Return new over old scale of the quantizer of a constant, 1 without one.
+
+    The result can be multiplied with the constant.
+    """
     if value.dtype.kind != "f":
         return 1.0
     for node in model.consumers(name):
-        scale = node.input(1)
-        if qdq.is_q(node) and node.input(0) == name and scale in before:
-            old, new = (
-                before[scale].astype(np.float64).reshape(-1),
-                after[scale].astype(np.float64).reshape(-1),
-            )
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.where((old != 0) & np.isfinite(old), new / old, 1.0)
-            if ratio.size == 1:
-                return float(ratio[0])
-            axis = qdq.read_params(model, node).axis or 0
-            if -value.ndim <= axis < value.ndim and value.shape[axis] == ratio.size:
-                shape = [1] * value.ndim
-                shape[axis] = ratio.size
-                return ratio.reshape(shape)
+        if not qdq.is_q(node) or node.input(0) != name or node.input(1) not in scales:
+            continue
+        old, new = (s.astype(np.float64).reshape(-1) for s in scales[node.input(1)])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where((old != 0) & np.isfinite(old), new / old, 1.0)
+        if ratio.size == 1:
+            return float(ratio[0])
+        axis = qdq.read_params(model, node).axis or 0
+        if -value.ndim <= axis < value.ndim and value.shape[axis] == ratio.size:
+            shape = [1] * value.ndim
+            shape[axis] = ratio.size
+            return ratio.reshape(shape)
     return 1.0
 
 
-def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
-    """Random numbers between the smallest and largest of each channel, both of which occur."""
+def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
+    """Return random numbers between smallest and largest of each channel, both of which occur."""
     if not value.size:
         return value
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
-        return value  # 0, 1, 2, ... is an index (the DFL's bins) and no weights
-    wide = value.astype(np.float64) * ratio
-    as_it_was = (
-        isinstance(ratio, float) and ratio == 1.0
-    )  # then a range of few numbers would reveal them all
-    channels = wide.ndim > 1 and (wide.size >= _FEW * wide.shape[0] or not as_it_was)
-    rows = wide.reshape(wide.shape[0] if channels else 1, -1)
-    finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are
+        return value  # 0, 1, 2, ... is an index (the DFL's bins), not weights
+    scaled = value.astype(np.float64) * ratio
+    # Without a new scale, the range of few numbers would reveal all of them.
+    is_scaled = not isinstance(ratio, float) or ratio != 1.0
+    by_channel = scaled.ndim > 1 and (is_scaled or scaled.size >= _FEW * scaled.shape[0])
+    rows = scaled.reshape(scaled.shape[0] if by_channel else 1, -1)
+    finite = np.isfinite(rows)  # infinities and NaN remain, as they may be the fault
     if not finite.any(axis=1).all():
         return value
     low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)
@@ -217,25 +221,24 @@ def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Ar
     new = random.uniform(low, np.where(high > low, high, low + 1), rows.shape)
     new = np.where(high > low, new, low)
     order = np.argsort(random.random(rows.shape), axis=1)
-    places = np.arange(len(rows))
-    new[places, order[:, 0]] = high[:, 0]
-    new[places, order[:, -1]] = low[:, 0]
+    indices = np.arange(len(rows))
+    new[indices, order[:, 0]] = high[:, 0]
+    new[indices, order[:, -1]] = low[:, 0]
     new = np.where(finite, new, rows)
     if value.dtype.kind in "iu":
         new = np.rint(new)
     return new.reshape(value.shape).astype(value.dtype)
 
 
-# Random numbers in place of weights and scales -----------------------------------------------------------------------
-
+# Public words -------------------------------------------------------------------------------------
 
 PUBLIC_DOMAINS = frozenset({*RUN_DOMAINS, "ai.onnx.preview.training", "trt"})
 _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
 
 
 @record
-class Public:
-    """Words that are no secret, by what they are."""
+class PublicWords:
+    """Words that reveal nothing, by their use."""
 
     attributes: tuple[str, ...]
     values: tuple[str, ...]
@@ -245,18 +248,20 @@ class Public:
 
 
 @functools.cache
-def public() -> Public:
-    return make_entry(Public, read_sections(Path(__file__).with_name("public.toml")), "public")
+def public_words() -> PublicWords:
+    """Return the words of ``public.toml``."""
+    return make_entry(PublicWords, read_sections(Path(__file__).with_name("public.toml")), "public")
 
 
 def is_public(text: str) -> bool:
-    """Whether a text is a word of ONNX, TensorRT or this tool and no secret."""
+    """Check whether a text is a word of ONNX, TensorRT or a known program."""
     return text in _vocabulary()
 
 
 @functools.cache
 def _vocabulary() -> frozenset[str]:
-    known = {*public().plugins, *public().attributes, *PUBLIC_DOMAINS, *public().programs}
+    words = public_words()
+    known = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
     for schema in onnx.defs.get_all_schemas_with_history():
         known.update((schema.name, *schema.attributes))
         known.update(i.name for i in (*schema.inputs, *schema.outputs))
@@ -264,12 +269,12 @@ def _vocabulary() -> frozenset[str]:
 
 
 def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
-    """The attributes of a public operator, None for one that nobody knows."""
+    """Return the public attributes of an operator, None for a custom operator."""
     op, domain = node.op_type, node.domain
     if domain == "com.microsoft":
         return _runtime_operators().get(op)
-    if op in public().plugins:
-        return frozenset(public().plugin_attributes)
+    if op in public_words().plugins:
+        return frozenset(public_words().plugin_attributes)
     if domain in PUBLIC_DOMAINS and (op in _vocabulary() or op in operators.OPERATORS):
         return _vocabulary()
     return None
@@ -277,7 +282,7 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
 
 @functools.cache
 def _runtime_operators() -> dict[str, frozenset[str]]:
-    """The operators that onnxruntime adds, with their attributes."""
+    """Return the operators that onnxruntime adds, with their attributes."""
     runtime = load_onnxruntime().capi.onnxruntime_pybind11_state
     return {
         s.name: frozenset(s.attributes)
@@ -286,15 +291,18 @@ def _runtime_operators() -> dict[str, frozenset[str]]:
     }
 
 
-def is_word(attribute: str, text: str) -> bool:
+def is_public_value(attribute: str, text: str) -> bool:
+    """Check whether the text of a public attribute is one of its words."""
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
-    return attribute in public().attributes and (text in public().values or is_public(text))
+    words = public_words()
+    return attribute in words.attributes and (text in words.values or is_public(text))
 
 
-_LETTERS = (
-    "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names
-)
+# Names --------------------------------------------------------------------------------------------
+
+# Without vowels no words arise. Digits are names in old exporters.
+_LETTERS = "bcdfghjklmnpqrstvwxz"
 _PREFIXES = {
     "domain": "o",
     "op": "F",
@@ -307,8 +315,8 @@ _PREFIXES = {
 }
 _SEEDS = 8
 _SHORTEST = 3  # letters of a text that can be distinguished from chance
-_LONG = 64  # letters; such a text is none of ours
-_TRIES = 20_000  # spellings; that many taken ones are an attack
+_LONG = 64  # letters of a text that is not a new name
+_MAX_SPELLINGS = 20_000  # if more are in use, this is an attack
 _CLEARED = frozenset(
     {
         "metadata_props",
@@ -326,10 +334,10 @@ _CLEARED = frozenset(
     }
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
-_JOINED = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
-_ANYBODYS = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # in prose: plain words and numbers
-# Words that a report says of every model.
-_OWN_WORDS = frozenset(
+_LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
+_COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers of any text
+# Words in the report of every model.
+_REPORT_WORDS = frozenset(
     {
         "model.onnx",
         "extract.onnx",
@@ -340,42 +348,34 @@ _OWN_WORDS = frozenset(
 )
 
 
-def _without_copies(name: str) -> int:
-    """Where the ``_clone_<input>`` of copies in front of Concats begin at a name's end."""
-    end = len(name)
-    while (at := name.rfind("_clone_", 0, end)) >= 0 and name[at + len("_clone_") : end].isdigit():
-        end = at
-    return end
-
-
-class Private:
-    """The names that were replaced.
+class PrivateNames:
+    """New names of everything in a model.
 
     Args:
-        secrets: Texts of which none may be left.
+        secrets: Texts of the original model, none of which may be left.
 
     Attributes:
-        names: Original to new.
-        kept: Words of ONNX's own that were kept.
+        names: New name of each original one.
+        kept: Words of ONNX that were kept.
     """
 
     def __init__(self, secrets: set[str]) -> None:
         self.names: dict[str, str] = {}
-        self.kept: set[str] = set()  # words of the standard
+        self.kept: set[str] = set()
         self._secrets = {s for s in secrets if len(s) >= _SHORTEST}
-        self._spellings = {kind: _spelled(prefix) for kind, prefix in _PREFIXES.items()}
+        self._spellings = {kind: _spell_names(prefix) for kind, prefix in _PREFIXES.items()}
 
-    def name(self, original: str, kind: str = "tensor") -> str:
-        """The new name of something; the same for the same.
+    def rename(self, original: str, kind: str = "tensor") -> str:
+        """Return the new name of something.
 
         Raises:
-            ModelError: Every name that could be given is in the original.
+            ModelError: The original model contains every possible name.
         """
         if not original:
             return ""
         if original not in self.names:
-            spellings = itertools.islice(self._spellings[kind], _TRIES)
-            new = next((n for n in spellings if self._within(n, _SHORTEST) is None), None)
+            spellings = itertools.islice(self._spellings[kind], _MAX_SPELLINGS)
+            new = next((n for n in spellings if self._find_within(n, _SHORTEST) is None), None)
             if new is None:
                 raise ModelError(
                     "the model's names leave none free for a private one; rename its tensors first",
@@ -384,170 +384,174 @@ class Private:
             self.names[original] = new
         return self.names[original]
 
-    def _within(self, text: str, shortest: int) -> str | None:
-        """An original text of at least so many letters that is in a text."""
-        if len(text) > _LONG:
-            return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
-        ends = range(len(text) + 1)
-        return next(
-            (text[i:j] for i in ends for j in ends[i + shortest :] if text[i:j] in self._secrets),
-            None,
-        )
+    def keep(self, word: str) -> str:
+        """Return a public word, and record that it remains."""
+        self.kept.add(word)
+        return word
 
-    def place(self, name: str) -> str:
-        """The new name of a node, of a copy that TensorRT makes of one, or of a layer that it makes of several."""
-        if name not in self.names and (parts := _JOINED.split(name))[1:]:
-            return "".join(part if i % 2 else self.place(part) for i, part in enumerate(parts))
-        end = len(name) if name in self.names else _without_copies(name)
+    def rename_layer(self, name: str) -> str:
+        """Return the new name of a node, of TensorRT's copy of it, or of a layer of several."""
+        parts = _LAYER_SEPARATOR.split(name)
+        if name not in self.names and len(parts) > 1:
+            return "".join(p if i % 2 else self.rename_layer(p) for i, p in enumerate(parts))
+        end = len(name) if name in self.names else _find_copy_suffix(name)
         return self.names.get(name[:end], name[:end]) + name[end:]
 
-    def text(self, text: str) -> str:
-        """A text with names replaced, the longest first; a known name is replaced wherever it is a whole word."""
-        known = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
-        if known:
-            pattern = "|".join(re.escape(n) for n in known)
+    def replace_names(self, text: str) -> str:
+        """Replace the original names in a text of a compiler: whole names, the longest first."""
+        names = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
+        if names:
+            pattern = "|".join(map(re.escape, names))
             text = re.sub(
-                rf"(?<![\w/.]){'(' + pattern + ')'}(?=_clone_\d|[^\w/]|$)",
-                lambda m: self.names[m[1]],
+                rf"(?<![\w/.])(?:{pattern})(?=_clone_\d|[^\w/]|$)",
+                lambda match: self.names[match[0]],
                 text,
             )
-        return _WORD.sub(lambda m: self.names.get(m[0], m[0]), text)
+        return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)
 
-    def value(self, text: str) -> str:
-        """A value of a sentence: a name, or those of one layer, as :meth:`place` has it; and in what is left, which may
-        quote somebody else's words, what :meth:`text` finds."""
-        return self.text(self.place(text))
+    def select_invariants(self, invariants: Invariants, prediction: Prediction) -> Invariants:
+        """Return what the prediction of the private model says of the same nodes.
 
-    def shown(self, what: Shown, prediction: Prediction) -> Shown:
-        """What the private model's own prediction says of the same nodes: its messages hold none of the old numbers."""
-        places = {(str(f.code), self.place(f.node)) for f in what.findings}
-        names = {self.place(c.name) for c in what.convolutions}
-        return Shown(
+        Its messages hold none of the original numbers.
+        """
+        places = {(str(f.code), self.rename_layer(f.node)) for f in invariants.findings}
+        names = {self.rename_layer(c.name) for c in invariants.convolutions}
+        return Invariants(
             tuple(f for f in prediction.findings if (str(f.code), f.node) in places),
             tuple(c for c in prediction.convolutions if c.name in names),
         )
 
-    def leaked(self, text: str) -> str | None:
-        """An original text that a text of the new model holds, None where there is none."""
+    def find_leak(self, text: str) -> str | None:
+        """Return an original text within a text of the new model, None if there is none."""
         if not text or text in self.kept or is_public(text):
             return None
-        return text if text in self._secrets else self._within(text, _SHORTEST + 1)
+        return text if text in self._secrets else self._find_within(text, _SHORTEST + 1)
 
-    def leaked_prose(self, text: str) -> str | None:
-        """The same for prose, in which every word of the language may be a name of the original by chance."""
-        own = set(self.names.values()) | self.kept | _OWN_WORDS
-        for word in {w.rstrip(".:,") for w in _WORD.findall(text)}:
-            if (
-                word in self._secrets
-                and word not in own
-                and not is_public(word)
-                and not _ANYBODYS.fullmatch(word)
-            ):
+    def find_leak_in_prose(self, text: str) -> str | None:
+        """Return an original text within prose, None if there is none.
+
+        Common words do not count, as they may be names by chance.
+        """
+        harmless = {*self.names.values(), *self.kept, *_REPORT_WORDS}
+        for word in {w.rstrip(".:,") for w in _WORD.findall(text)} - harmless:
+            if word in self._secrets and _is_revealing(word):
                 return str(word)
-        long = (
-            s
-            for s in sorted(self._secrets - _OWN_WORDS)
-            if len(s) > 7 and not _ANYBODYS.fullmatch(s)
-        )
-        found: str | None = next((s for s in long if s in text and not is_public(s)), None)
-        return found
+        for secret in sorted(self._secrets - _REPORT_WORDS):
+            if len(secret) > 7 and secret in text and _is_revealing(secret):
+                return secret
+        return None
+
+    def _find_within(self, text: str, shortest: int) -> str | None:
+        """Return an original text of at least some letters within a text."""
+        if len(text) > _LONG:
+            return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
+        for start in range(len(text) + 1):
+            for end in range(start + shortest, len(text) + 1):
+                if text[start:end] in self._secrets:
+                    return text[start:end]
+        return None
 
 
-def _spelled(prefix: str) -> Iterator[str]:
+def _is_revealing(word: str) -> bool:
+    return not is_public(word) and not _COMMON_WORD.fullmatch(word)
+
+
+def _find_copy_suffix(name: str) -> int:
+    """Return where ``_clone_<input>`` begins in the names of copies before Concats."""
+    end = len(name)
+    while (start := name.rfind("_clone_", 0, end)) >= 0:
+        if not name[start + len("_clone_") : end].isdigit():
+            break
+        end = start
+    return end
+
+
+def _spell_names(prefix: str) -> Iterator[str]:
     for length in itertools.count(2):
         for letters in itertools.product(_LETTERS, repeat=length):
             yield f"{prefix}_{''.join(letters)}"
 
 
-def made_private(
+# Models -------------------------------------------------------------------------------------------
+
+
+def make_private(
     whole: Model, proto: onnx.ModelProto, prediction: Prediction
-) -> tuple[onnx.ModelProto, Private]:
-    """A model without anything of the original but its structure.
+) -> tuple[onnx.ModelProto, PrivateNames]:
+    """Return a model with nothing of the original but its structure, and the new names.
 
     Args:
-        whole: The model that the user gave: none of its texts may be left.
-        proto: The part of it to send; it is not changed.
-        prediction: Of the part.
-
-    Returns:
-        The model and the names.
+        whole: The user's model, none of whose texts may be left.
+        proto: The part of it to send. It is not changed.
+        prediction: Prediction of the part.
 
     Raises:
         ModelError: The prediction would change, or a text would be left.
     """
-    what = whole.path or "model"
-    secrets = set(texts(whole.proto)) | {location_of(t) for t in all_tensors(whole.proto.graph)}
-    secrets |= {whole.path, whole.base_dir}
+    path = whole.path or "model"
+    secrets = {*_texts(whole.proto), whole.path, whole.base_dir}
+    secrets.update(location_of(t) for t in all_tensors(whole.proto.graph))
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
     for seed in range(_SEEDS):
-        hidden = Private(secrets)
-        result = onnx.ModelProto()
-        result.CopyFrom(proto)
-        result.DiscardUnknownFields()
-        masked(result, np.random.default_rng(seed))
-        _rename(result, hidden)
-        for text in texts(result):
-            leak = hidden.leaked(text)
-            if leak is not None:
-                raise ModelError(
-                    f"'{leak}' would be left in the private model; this is a defect of qdqtool",
-                    what,
-                    code="internal",
-                )
-        problem = _difference(prediction, predict(result, prediction.target), hidden)
+        names = PrivateNames(secrets)
+        private = onnx.ModelProto()
+        private.CopyFrom(proto)
+        private.DiscardUnknownFields()
+        mask_numbers(private, np.random.default_rng(seed))
+        _replace_texts(private, names)
+        leak = next(filter(None, map(names.find_leak, _texts(private))), None)
+        if leak is not None:
+            raise ModelError(
+                f"'{leak}' would be left in the private model; this is a defect of qdqtool",
+                path,
+                code="internal",
+            )
+        problem = _describe_difference(prediction, predict(private, prediction.target), names)
         if not problem:
-            return result, hidden
+            return private, names
     raise ModelError(
-        said(
-            "with other weights and scales the prediction would not stay the same ({problem}); extract a "
-            "smaller part, or send it without {`private`}",
-            problem=problem,
-        ),
-        what,
+        "with other weights and scales the prediction would not stay the same "
+        f"({problem}); extract a smaller part, or send it without `private`",
+        path,
         code="prediction-changes",
         parameter="private",
     )
 
 
-def _difference(one: Prediction, two: Prediction, hidden: Private) -> str:
-    """Where two predictions part, names apart; empty where they do not."""
-    for a, b in itertools.zip_longest(one.convolutions, two.convolutions):
-        if (
-            a is None
-            or b is None
-            or (a.index, a.op, a.weights, a.precision, a.inputs, a.output)
-            != (b.index, b.op, b.weights, b.precision, b.inputs, b.output)
-        ):
-            return "a convolution's outcome"
-
-    def findings_of(
-        prediction: Prediction, name: Callable[[str], str]
-    ) -> list[tuple[str, str, str, list[str]]]:
-        return sorted(
-            (str(f.code), str(f.severity), name(f.node), sorted(map(name, f.convolutions)))
-            for f in prediction.findings
-        )
-
-    before, after = findings_of(one, hidden.place), findings_of(two, str)
-    if before != after:
-        apart = [f for f in (*before, *after) if before.count(f) != after.count(f)]
-        return f"finding {apart[0][0]}"
-    if one.conversions != two.conversions:
-        return f"{two.conversions} conversions instead of {one.conversions}"
+def _describe_difference(before: Prediction, after: Prediction, names: PrivateNames) -> str:
+    """Describe the first difference of two predictions except names, empty if there is none."""
+    outcomes = [
+        [(c.index, c.op, c.weights, c.precision, c.inputs, c.output) for c in p.convolutions]
+        for p in (before, after)
+    ]
+    if outcomes[0] != outcomes[1]:
+        return "a convolution's outcome"
+    old, new = _list_findings(before, names.rename_layer), _list_findings(after, str)
+    if old != new:
+        different = [f for f in (*old, *new) if old.count(f) != new.count(f)]
+        return f"finding {different[0][0]}"
+    if before.conversions != after.conversions:
+        return f"{after.conversions} conversions instead of {before.conversions}"
     return ""
 
 
-# Texts -----------------------------------------------------------------------------------------------------------
+def _list_findings(
+    prediction: Prediction, rename: Callable[[str], str]
+) -> list[tuple[str, str, str, list[str]]]:
+    return sorted(
+        (str(f.code), str(f.severity), rename(f.node), sorted(map(rename, f.convolutions)))
+        for f in prediction.findings
+    )
 
 
-def texts(message: Message) -> Iterator[str]:
-    """Every text in a protobuf message, numbers' bytes apart."""
+def _texts(message: Message) -> Iterator[str]:
+    """Yield every text in a protobuf message, except the bytes of numbers."""
     for field, value in message.ListFields():
         values = value if _is_repeated(field) else [value]
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
-                yield from texts(inner)
+                yield from _texts(inner)
         elif field.type == field.TYPE_STRING:
             yield from values
         elif field.type == field.TYPE_BYTES and field.name != "raw_data":
@@ -555,80 +559,72 @@ def texts(message: Message) -> Iterator[str]:
 
 
 def _is_repeated(field: Any) -> bool:
-    return (
-        bool(field.is_repeated)
-        if hasattr(field, "is_repeated")
-        else field.label == field.LABEL_REPEATED
-    )
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)
 
 
-def _rename(
-    message: Message, hidden: Private, attributes: frozenset[str] | None = frozenset()
+def _replace_texts(
+    message: Message, names: PrivateNames, attributes: frozenset[str] | None = frozenset()
 ) -> None:
-    """Replaces or clears every text of a message; what no rule covers is cleared.
+    """Replace or clear every text of a message.
 
     Args:
-        attributes: Names of attributes that are public for the node that it is in; None for an unknown operator.
+        message: The message.
+        names: New names.
+        attributes: Public attributes of the node that the message is in. None for a custom one.
     """
-    kind = message.DESCRIPTOR.name
     if isinstance(message, onnx.NodeProto):
         attributes = public_attributes(message)
     for field, value in list(message.ListFields()):
         if field.name in _CLEARED:
             message.ClearField(field.name)
             continue
-        repeated = _is_repeated(field)
+        values = value if _is_repeated(field) else [value]
         if field.type == field.TYPE_MESSAGE:
-            for inner in value if repeated else [value]:
-                _rename(inner, hidden, attributes)
-            continue
-        if field.type not in (field.TYPE_STRING, field.TYPE_BYTES) or field.name == "raw_data":
-            continue
-        new = [
-            _renamed(message, kind, field.name, v, hidden, attributes)
-            for v in (value if repeated else [value])
-        ]
-        if repeated:
-            del value[:]
-            value.extend(new)
-        else:
-            setattr(message, field.name, new[0])
+            for inner in values:
+                _replace_texts(inner, names, attributes)
+        elif field.type in (field.TYPE_STRING, field.TYPE_BYTES) and field.name != "raw_data":
+            new = [_replace_text(message, field.name, v, names, attributes) for v in values]
+            if _is_repeated(field):
+                value[:] = new
+            else:
+                setattr(message, field.name, new[0])
 
 
-def _renamed(
+def _replace_text(
     message: Message,
-    kind: str,
     field: str,
     value: Any,
-    hidden: Private,
+    names: PrivateNames,
     attributes: frozenset[str] | None,
 ) -> Any:
-    known = attributes is not None
+    """Return the new text of a field of a message."""
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
-        if kind == "AttributeProto" and known and is_word(getattr(message, "name", ""), text):
-            hidden.kept.add(text)
-            return value
-        return hidden.name(text, "text").encode()
+        if isinstance(message, onnx.AttributeProto) and attributes is not None:
+            if is_public_value(message.name, text):
+                names.keep(text)
+                return value
+        return names.rename(text, "text").encode()
     if field == "domain":
-        if kind == "ModelProto":
+        if isinstance(message, onnx.ModelProto):
             return ""
-        return value if value in PUBLIC_DOMAINS else hidden.name(value, "domain")
+        return value if value in PUBLIC_DOMAINS else names.rename(value, "domain")
     if field == "op_type":
-        if known:
-            hidden.kept.add(value)
-            return value
-        return hidden.name(value, "op")
+        return names.rename(value, "op") if attributes is None else names.keep(value)
     if isinstance(message, onnx.FunctionProto) and field == "name":
-        called = onnx.NodeProto(op_type=value, domain=message.domain)
-        return value if public_attributes(called) is not None else hidden.name(value, "op")
-    if kind == "GraphProto":
-        return hidden.name(value, "graph")
-    if kind == "AttributeProto" and field == "name":
-        if attributes is not None and value in attributes:
-            hidden.kept.add(value)
-            return value
-        return hidden.name(value, "attribute")
-    if kind == "NodeProto" and field == "name":
-        return hidden.name(value, "node")
-    return hidden.name(value, "size" if kind == "Dimension" else "tensor")
+        call = onnx.NodeProto(op_type=value, domain=message.domain)
+        return names.rename(value, "op") if public_attributes(call) is None else value
+    if isinstance(message, onnx.AttributeProto) and field == "name":
+        is_known = attributes is not None and value in attributes
+        return names.keep(value) if is_known else names.rename(value, "attribute")
+    kind = _KINDS.get((message.DESCRIPTOR.name, field), "tensor")
+    return names.rename(value, kind)
+
+
+_KINDS = {
+    ("GraphProto", "name"): "graph",
+    ("NodeProto", "name"): "node",
+    ("Dimension", "dim_param"): "size",
+}

@@ -1,4 +1,4 @@
-"""What an extraction comes to, and what an issue needs beside the small model."""
+"""Result of an extraction, and the text of an issue about it."""
 
 import importlib.metadata
 import os
@@ -10,8 +10,8 @@ import onnx
 
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import DataError
-from qdqtool.extraction.private import Private
-from qdqtool.extraction.select import Shown
+from qdqtool.extraction.invariants import Invariants
+from qdqtool.extraction.private import PrivateNames
 from qdqtool.ir.modelfile import save
 from qdqtool.types import (
     TOOL_VERSION,
@@ -32,32 +32,33 @@ SCHEMA = "qdqtool/extraction/1"
 
 @dataclass(slots=True, repr=False)
 class Extraction:
-    """A small model and why it is what it is.
+    """A small model, and what it shows of a large one.
 
     Attributes:
         proto: The small model.
-        prediction: Its prediction.
-        whole: The prediction of the model that it was taken from.
-        shown: What it shows as the whole does; of a private model, what its own prediction says of the same nodes.
-        nodes: Number of its nodes, and of the whole's.
-        kept: What was kept and why, one line.
-        notes: What else the user should know.
-        checked: What the builder or the command does with both, in words; empty where none was asked.
-        private: The names that were replaced; None where nothing was.
+        prediction: Prediction of the small model.
+        whole: Prediction of the whole model.
+        shown: Findings and convolutions that are the same in both. If the model is private, what
+            its own prediction says of the same nodes.
+        nodes: Number of nodes of the small and of the whole model.
+        kept: One line that says what was kept and why.
+        notes: Further notes for the user.
+        checked: Outcome of the builder or command for both models. Empty without one.
+        private: New names of a private model. None otherwise.
         interrupted: Whether Ctrl-C ended the shrinking.
-        source: Path of the model that it was taken from; empty for one in memory.
-        read: The files that were read, none of which :meth:`save` overwrites.
+        source: Path of the whole model. Empty for one in memory.
+        read: Files that were read, none of which :meth:`save` overwrites.
     """
 
     proto: onnx.ModelProto
     prediction: Prediction
     whole: Prediction
-    shown: Shown
+    shown: Invariants
     nodes: tuple[int, int]
     kept: str
     notes: list[Note] = field(default_factory=list)
-    checked: str = ""
-    private: Private | None = None
+    checked: Note | str = ""
+    private: PrivateNames | None = None
     interrupted: bool = False
     source: str = ""
     read: InputFiles | None = field(default=None, compare=False)
@@ -67,19 +68,21 @@ class Extraction:
 
     @property
     def ok(self) -> bool:
-        """Whether it shows what it was taken for, to the end."""
+        """Whether the extraction was completed and shows something."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the small model, atomically.
+        """Write the small model atomically.
 
         Raises:
-            QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
+            QdqtoolError: `path` is a file that was read, its folder is missing, or it cannot be
+                written.
         """
         with forbid_overwrite(self.read):
             save(self.proto, path, source=self.source)
 
     def as_json(self) -> Json:
+        """Return the result as JSON object."""
         return {
             "schema": SCHEMA,
             "tool": TOOL_VERSION,
@@ -98,84 +101,80 @@ class Extraction:
         }
 
 
-# What an issue needs beside a small model, in Markdown ---------------------------------------------------------------
+# Text of an issue, in Markdown --------------------------------------------------------------------
 
 
 _PACKAGES = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "tensorrt-rtx-cu12", "tensorrt")
 _TYPES = frozenset(map(str, Precision))
-_MOST = 20
+_MAX_ROWS = 20
 
 
 def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What ``qdqtool verify --format json`` wrote.
+    """Read a file of ``qdqtool verify --format json``.
 
     Raises:
-        DataError: It cannot be read, or is something else.
+        DataError: The file cannot be read, or has another format.
     """
     try:
-        data = parse_json(read_input(path, limits.VERIFICATION_FILE, error=DataError))
+        verification = parse_json(read_input(path, limits.VERIFICATION_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"cannot be read as JSON: {error}", os.fspath(path), code="wrong-format"
         ) from None
-    if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:
+    if not isinstance(verification, dict) or verification.get("schema") != VERIFICATION_SCHEMA:
         raise DataError(
             f"is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})",
             os.fspath(path),
             code="wrong-format",
         )
-    if not isinstance(data.get("mismatches", []), list):
+    if not isinstance(verification.get("mismatches", []), list):
         raise DataError(
             "its mismatches are not a list; run qdqtool verify again",
             os.fspath(path),
             code="file-damaged",
         )
-    return data
+    return verification
 
 
 def report(
-    result: Extraction, command: str, model: str, verification: dict[str, Any] | None = None
+    extraction: Extraction, command: str, model: str, verification: dict[str, Any] | None = None
 ) -> str:
-    """The text of an issue: what was predicted, what was seen, and with what.
+    """Return the text of an issue: prediction, observation and versions.
 
     Args:
-        result: The extract.
+        extraction: The extraction.
         command: The command line.
-        model: Name of the extract's file.
-        verification: The JSON of a verification of the whole model.
+        model: Name of the small model's file.
+        verification: JSON of a verification of the whole model.
     """
-    private = result.private
-    shown = result.shown
-    codes = list(dict.fromkeys(str(f.code) for f in shown.findings))
-    title = ", ".join(codes) or (
-        _code(shown.convolutions[0].name) if shown.convolutions else "A build"
-    )
-    lines = [f"# {title} on {result.whole.target}", "", result.kept + ".", ""]
-    lines += [f"* Model: {_code(model)} ({result.nodes[0]} of {result.nodes[1]} nodes)"]
-    if private is not None:
+    shown, prediction = extraction.shown, extraction.prediction
+    title = ", ".join(dict.fromkeys(str(f.code) for f in shown.findings))
+    if not title:
+        title = _code(shown.convolutions[0].name) if shown.convolutions else "A build"
+    lines = [f"# {title} on {extraction.whole.target}", "", f"{extraction.kept}.", ""]
+    lines += [f"* Model: {_code(model)} ({extraction.nodes[0]} of {extraction.nodes[1]} nodes)"]
+    if extraction.private is not None:
         lines += ["* Names, weights and scales were replaced; the prediction is the same."]
-    lines += [f"* {note}" for note in result.notes]
-    lines += ["", "## Command", "", "```", _fenced(command), "```", "", "## Predicted", ""]
-    if result.checked:
-        lines += [f"The whole model: {result.checked}.", ""]
-    kept = [
-        f
-        for f in result.prediction.findings
-        if any(f.code == s.code and f.node == s.node for s in shown.findings)
-    ]
-    for finding in kept:
+    lines += [f"* {note}" for note in extraction.notes]
+    lines += ["", "## Command", "", "```", _fence(command), "```", "", "## Predicted", ""]
+    if extraction.checked:
+        lines += [f"The whole model: {extraction.checked}.", ""]
+    places = {(f.code, f.node) for f in shown.findings}
+    findings = [f for f in prediction.findings if (f.code, f.node) in places]
+    for finding in findings:
         lines += [
-            f"* **{finding.code}** ({finding.severity}, {finding.evidence}) at {_code(finding.node or '-')}: "
-            f"{_plain(finding.message)} Fix: {_plain(finding.fix)}"
+            f"* **{finding.code}** ({finding.severity}, {finding.evidence}) at "
+            f"{_code(finding.node or '-')}: {_plain(finding.message)} Fix: {_plain(finding.fix)}"
         ]
+    if findings:
+        lines += [""]
     names = {c.name for c in shown.convolutions}
-    rows = [
-        c for c in result.prediction.convolutions if c.name in names
-    ] or result.prediction.convolutions
-    lines += [*([""] if kept else []), *_table(rows[:_MOST])]
+    rows = [c for c in prediction.convolutions if c.name in names]
+    lines += _table((rows or prediction.convolutions)[:_MAX_ROWS])
     if verification is not None:
-        lines += ["", "## Expected and seen", "", *_seen(result, verification)]
-    lines += ["", "## Versions", "", *_versions(verification if private is None else None)]
+        lines += ["", "## Expected and seen", "", *_list_mismatches(extraction, verification)]
+    is_private = extraction.private is not None
+    lines += ["", "## Versions", "", *_versions(None if is_private else verification)]
     return as_text(lines)
 
 
@@ -188,66 +187,66 @@ def _table(rows: list[ConvOutcome]) -> list[str]:
     ]
 
 
-def _seen(result: Extraction, verification: dict[str, Any]) -> list[str]:
-    """The mismatches of a verification about what is in the extract; all of them where none is."""
-    private = result.private
-    there = {n.name for n in result.proto.graph.node}
-    all_of_it = [m for m in verification.get("mismatches", ()) if isinstance(m, dict)]
+def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> list[str]:
+    """Return a table of the mismatches in the extract, or of all if none is in it."""
+    private = extraction.private
+    nodes = {n.name for n in extraction.proto.graph.node}
+    mismatches = [m for m in verification.get("mismatches", ()) if isinstance(m, dict)]
 
-    def name(mismatch: dict[str, Any]) -> str:
-        text = str(mismatch.get("name", ""))
-        return private.names.get(text, "") if private is not None else text
+    def rename(mismatch: dict[str, Any]) -> str:
+        name = str(mismatch.get("name", ""))
+        return private.names.get(name, "") if private is not None else name
 
-    chosen = [m for m in all_of_it if name(m) in there]
-    if not chosen and private is None:
-        chosen = all_of_it
-    if not chosen:
+    in_extract = [m for m in mismatches if rename(m) in nodes]
+    if in_extract or private is not None:
+        mismatches = in_extract
+    if not mismatches:
         return ["The build shows no mismatch at the nodes of the extract."]
     lines = ["| what | where | expected | seen |", "|---|---|---|---|"]
-    for mismatch in chosen[:_MOST]:
-        sides = [_side(mismatch.get(key), private is not None) for key in ("predicted", "built")]
+    for mismatch in mismatches[:_MAX_ROWS]:
+        sides = [_describe_side(mismatch.get(k), private is not None) for k in _SIDES]
         kind = str(mismatch.get("kind", ""))
-        cells = [kind if kind in set(MismatchKind) else "", _code(name(mismatch)), *sides]
+        cells = [kind if kind in set(MismatchKind) else "", _code(rename(mismatch)), *sides]
         lines.append(f"| {' | '.join(cells)} |")
-    if len(chosen) > _MOST:
-        lines += ["", f"and {len(chosen) - _MOST} more"]
+    if len(mismatches) > _MAX_ROWS:
+        lines += ["", f"and {len(mismatches) - _MAX_ROWS} more"]
     return lines
 
 
-def _side(fields: Any, types_only: bool) -> str:
+_SIDES = ("predicted", "built")
+
+
+def _describe_side(fields: Any, types_only: bool) -> str:
     if not isinstance(fields, dict):
         return ""
     items = []
     for key, value in fields.items():
         values = [str(v) for v in (value if isinstance(value, list) else [value])]
-        if not types_only or (
-            key in ("precision", "inputs", "output") and _TYPES.issuperset(values)
-        ):
+        is_type = key in ("precision", "inputs", "output") and _TYPES.issuperset(values)
+        if is_type or not types_only:
             items.append(f"{_plain(str(key))} {_plain(', '.join(values))}")
     return "; ".join(items)
 
 
 def _versions(verification: dict[str, Any] | None) -> list[str]:
-    lines = [
-        f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    ]
-    found = []
+    system = f"{platform.system()} {platform.machine()}"
+    lines = [f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, {system}"]
+    versions = []
     for package in _PACKAGES:
         try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
+            versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    lines.append(f"* {', '.join(found)}")
+    lines.append(f"* {', '.join(versions)}")
     build = verification.get("build") if verification is not None else None
     if isinstance(build, dict):
-        lines.append(
-            f"* build: TensorRT {_plain(str(build.get('tensorrt')))} on {_plain(str(build.get('device')))}"
-        )
+        version, device = _plain(str(build.get("tensorrt"))), _plain(str(build.get("device")))
+        lines.append(f"* build: TensorRT {version} on {device}")
     return lines
 
 
 def _plain(text: str) -> str:
-    """One line that cannot end a table's row."""
+    """Return one line that does not end a cell of a table."""
     return as_line(text).replace("|", "\\|")
 
 
@@ -255,5 +254,5 @@ def _code(text: str) -> str:
     return f"`{_plain(text).replace('`', chr(39))}`"
 
 
-def _fenced(text: str) -> str:
+def _fence(text: str) -> str:
     return as_line(text).replace("```", "'''")

@@ -347,7 +347,7 @@ def _insert(
                     work,
                     result.activations,
                     result.prediction,
-                    lambda p: prediction.simulate_model(p, chosen),
+                    lambda p: prediction.predict_outcome(p, chosen),
                 )
             result.warnings.extend(_refused(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is good without it

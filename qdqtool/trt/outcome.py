@@ -26,8 +26,8 @@ from qdqtool.types import (
     CHOICES,
     SILU_ADD,
     Assumption,
+    AssumptionCounts,
     ConvOutcome,
-    Counts,
     EngineLayer,
     Evidence,
     ModelInfo,
@@ -69,7 +69,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
         if _user_visible(alternative) != _user_visible(prediction):
             is_users_choice = assume is not None and SILU_ADD in assume
             proof = "chosen by the user" if is_users_choice else target.residual_proof
-            alternatives: dict[str, Counts] = {other: _counts(alternative)}
+            alternatives: dict[str, AssumptionCounts] = {other: _counts(alternative)}
             prediction.assumptions.append(
                 Assumption(SILU_ADD, value, alternatives, places, is_users_choice, proof)
             )
@@ -139,9 +139,9 @@ def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]
     return prediction, tuple(network.adds_after_activation)
 
 
-def _counts(prediction: Prediction) -> Counts:
+def _counts(prediction: Prediction) -> AssumptionCounts:
     summary = prediction.summary()
-    return Counts(summary["int8"], summary["int8_to_int8"], summary["conversions"])
+    return AssumptionCounts(summary["int8"], summary["int8_to_int8"], summary["conversions"])
 
 
 def _user_visible(prediction: Prediction) -> object:

@@ -336,7 +336,7 @@ class ResidualFloat(Refusal, reason="residual-float"):
         add: The Add.
         residual: Producer of the other input.
         readers: Consumers of the sum.
-        elements: Size of the sum.
+        elements: TensorSize of the sum.
         tensor: ONNX tensor of the other input.
         quantizers: Qs that read that tensor.
     """
@@ -374,7 +374,7 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
         add: The Add.
         activation: The activation.
         residual: Producer of the Add's other input.
-        elements: Size of the sum.
+        elements: TensorSize of the sum.
         readers: Consumers of the sum.
     """
 
@@ -393,7 +393,7 @@ class ActivationJoined(Refusal, reason="activation-joined"):
     Attributes:
         pointwise: Nodes of the kernel.
         others: Producers of its other inputs.
-        elements: Size of the result.
+        elements: TensorSize of the result.
     """
 
     pointwise: tuple[str, ...]
@@ -486,7 +486,7 @@ class ConcatScales(Refusal, reason="concat-scales"):
     Attributes:
         parts: Scale of each input, of its DQ or another Q on it; None if it has neither.
         behind: Scale of the Q that moved to each of them.
-        elements: Size of the result.
+        elements: TensorSize of the result.
     """
 
     parts: tuple[Scale, ...]
@@ -509,7 +509,7 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
         quantized_input: Whether that side is its input.
         origin: Producer of its input.
         readers: Consumers of its result.
-        elements: Size of its result.
+        elements: TensorSize of its result.
     """
 
     quantized_input: bool
@@ -526,7 +526,7 @@ class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
     Attributes:
         dq: DQ before it; empty if there is none.
         readers: Consumers of its result.
-        elements: Size of its result.
+        elements: TensorSize of its result.
     """
 
     apart = (*Refusal.apart, "dq", "readers")

@@ -306,10 +306,12 @@ class _TuningRun:
         )
         planner.statistics = statistics.tensors
         self.notes += [*planner.plan(Configuration()).placement.notes, *notes]
-        if planner.half:
-            planner.wide = self._find_wide_tensors()
+        if planner.fp16:
+            planner.fp32_tensors = self._find_wide_tensors()
             by_default = self.options.network.high_precision is None
-            self.notes.extend(said_of_half(self.model, self.target, planner.wide, by_default))
+            self.notes.extend(
+                said_of_half(self.model, self.target, planner.fp32_tensors, by_default)
+            )
 
     def _count_range_samples(self, cluster: ClusterOptions) -> int:
         """Return the number of samples that a time limit allows for ranges, 0 for all."""
@@ -370,11 +372,11 @@ class _TuningRun:
         """Choose a placement, judge it, and build its model."""
         planner, gpu, weights = self.planner, self.gpu, self.options.placement.weights
         placement, reached = search.choose()
-        front = summary.thin_front(search.list_front(), placement)
-        search.judge_points([placement])
+        front = summary.thin_front(search.find_front(), placement)
+        search.judge_placements([placement])
         bought = [] if search.stopped else search.judge_in_time(placement, front)
         model, quantized = planner.build(planner.plan(placement.configuration), weights)
-        if planner.half:
+        if planner.fp16:
             self._compare_fp16(placement, model, search.fp16_samples)
         model.path, model.sha256 = "", None
         started, cpu_started = self.started
@@ -389,7 +391,7 @@ class _TuningRun:
             chosen=placement,
             bought=bought,
             front=front,
-            others=[p for p in search.list_points() if not any(p is s for s in front)],
+            others=[p for p in search.list_placements() if not any(p is s for s in front)],
             sites=summary.build_site_results(search, placement),
             base=planner.cost(search.start),
             metric={
@@ -422,8 +424,8 @@ class _TuningRun:
             builder=lambda configuration: (
                 planner.build(planner.plan(configuration), weights)[0].proto
             ),
-            float_type="fp16" if planner.half else "fp32",
-            float32=dict(planner.wide),
+            float_type="fp16" if planner.fp16 else "fp32",
+            float32=dict(planner.fp32_tensors),
         )
 
     def _compare_fp16(self, placement: PlacementResult, model: Model, samples: int) -> None:

@@ -228,12 +228,3 @@ class CandidateEvaluator:
     def is_late(self) -> bool:
         """Whether the deadline is over."""
         return self.deadline is not None and time.monotonic() > self.deadline
-
-    def require_time(self) -> None:
-        """Raise an error if no time is left.
-
-        Raises:
-            OutOfTime: No time is left.
-        """
-        if self.is_late:
-            raise OutOfTime

@@ -160,39 +160,6 @@ class Remark(Enum):
     )
     NOT_PREDICTED = "not predicted: {error}"
 
-    # extract
-    CHECKED_BUILD = "{builder}: {status}"
-    CHECKED_BUILD_SAYING = CHECKED_BUILD + ": {message}"
-    CHECKED_DIFFERENCES = "{builder}: built, but {differences:each predicted %s, built %s}"
-    CHECKED_AS_PREDICTED = "{builder}: built as predicted"
-    CHECKED_COMMAND = "{command}: exit code {code}"
-    CHECKED_COMMAND_SAYING = CHECKED_COMMAND + ", output contains '{says}'"
-    TRIMMING_ENDED = (
-        "trimming ended after {nodes:,} predicted nodes: the part may be larger than "
-        "necessary; {`minimize`} reduces it"
-    )
-    NOT_SHOWN = (
-        "with these hops the part does not reproduce {missing:first 4 %s}; increase {`hops`},"
-        " or leave it out"
-    )
-    PREDICTED_OTHERWISE = (
-        "the cut changes predictions: {convolutions:first 3 %s (%s to %s, here %s to %s)}"
-    )
-    EXIT_CODE_ALONE = (
-        "only the exit code was checked, not the output of the command; {`says`} checks a "
-        "text as well"
-    )
-    INTERRUPTED = "interrupted after {tries} tries; more may make it smaller"
-    STOPPED = "stopped after {tries} tries; a higher {`limit`} may make it smaller"
-    STOPPED_EARLY = (
-        "stopped after {tries} tries, a minute or two for a model that is large or has many "
-        "nodes; set {`limit`} to continue"
-    )
-    WHOLE_KEPT = (
-        "the part alone does not build like the whole model, so the whole model was kept: use"
-        " {`minimize`}"
-    )
-
     # verify and compare
     BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
 

@@ -17,10 +17,10 @@ from onnx import helper, numpy_helper
 import qdqtool
 from qdqtool import extract
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.extraction import job
-from qdqtool.extraction.cut import Cutter, Part
-from qdqtool.extraction.private import masked
-from qdqtool.extraction.select import Shrinker
+from qdqtool.extraction import api
+from qdqtool.extraction.cut import ModelCutter, ModelPart
+from qdqtool.extraction.private import mask_numbers
+from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
 from qdqtool.trt.refusals import ConcatScales
@@ -386,13 +386,13 @@ def test_extract_keeps_only_functions_that_are_called(in_subgraph: bool) -> None
 def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Return the node names of each part that trimming predicts."""
     parts: list[set[str]] = []
-    sketch = Cutter.sketch
+    sketch = ModelCutter.sketch
 
-    def record(self: Cutter, part: Part) -> Model:
+    def record(self: ModelCutter, part: ModelPart) -> Model:
         parts.append({self.model.nodes[index].name for index in part.nodes})
         return sketch(self, part)
 
-    monkeypatch.setattr(Cutter, "sketch", record)
+    monkeypatch.setattr(ModelCutter, "sketch", record)
     return parts
 
 
@@ -436,7 +436,7 @@ def test_trimming_predicts_no_part_without_nodes_of_the_finding(sketches: list[s
         end = output_of(proto)
         append_node(proto, helper.make_node("Relu", [end], [f"{end}r"], f"relu{i}"))
     result = extract(proto, node="n4", target="trt8.5")
-    needed = result.shown.needed()
+    needed = result.shown.required_nodes()
     assert needed == {n.name for n in proto.graph.node[7:] if n.op_type == Q}
     assert sketches and all(needed <= names for names in sketches)
 
@@ -447,7 +447,7 @@ def test_trimming_budget_counts_findings_if_they_are_more_than_nodes(
     """Each Q after eight parts of a Split becomes eight."""
     proto = split_joined(96)
     costs: list[int] = []
-    predict = job.predict_part
+    predict = api.predict_part
 
     def count(model: Model, target: Target) -> qdqtool.Prediction:
         prediction = predict(model, target)
@@ -455,7 +455,7 @@ def test_trimming_budget_counts_findings_if_they_are_more_than_nodes(
         return prediction
 
     monkeypatch.setattr(limits, "TRIMMED_NODES", 600)
-    monkeypatch.setattr(job, "predict_part", count)
+    monkeypatch.setattr(api, "predict_part", count)
     extract(proto, node="n4", target="trt8.5")
     assert max(costs) > 1.5 * len(proto.graph.node)
     assert sum(costs) < 600 + max(costs)
@@ -494,7 +494,7 @@ def test_shrinker_keeps_values_of_large_weights_at_first(g: Graph) -> None:
     model = g.model(g.relu(g.conv(g.input(1, 64, 8, 8), "conv", 64, scale=0.05), "r"))
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     tried: list[onnx.ModelProto] = []
-    Shrinker(model, lambda proto: not tried.append(proto), limit=3).run()  # type: ignore[func-returns-value]
+    ModelShrinker(model, lambda proto: not tried.append(proto), limit=3).run()  # type: ignore[func-returns-value]
     tensors = [tensor for proto in tried for tensor in proto.graph.initializer]
     assert tensors
     for tensor in tensors:
@@ -595,7 +595,7 @@ def test_mask_keeps_counting_constants() -> None:
     bins = np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)
     tensors = [numpy_helper.from_array(bins, "bins"), numpy_helper.from_array(weights, "weights")]
     proto = helper.make_model(helper.make_graph([], "g", [], [], tensors))
-    masked(proto, np.random.default_rng(0))
+    mask_numbers(proto, np.random.default_rng(0))
     new_bins, new_weights = map(numpy_helper.to_array, proto.graph.initializer)
     np.testing.assert_array_equal(new_bins, bins)
     assert np.mean(new_weights == weights) < 0.2

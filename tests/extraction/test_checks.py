@@ -63,7 +63,7 @@ def test_command_exit_code_decides(g: Graph, tmp_path: Path) -> None:
     command = script(tmp_path, 'if grep -q MaxPool "$1"; then exit 3; fi')
     result = qdqtool.extract(conv_and_pool(g), check=command)
     assert operators(result.proto) == ["MaxPool"]
-    assert (result.checked.code, result.checked.values["code"]) == ("checked-command", 3)
+    assert (result.checked.code, result.checked.values["exit_code"]) == ("checked-command", 3)
 
 
 def test_command_that_ignores_the_model_is_an_error(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_says_keeps_the_fault(g: Graph, tmp_path: Path) -> None:
     result = qdqtool.extract(conv_and_pool(g), check=command, says="pooling of", limit=30)
     assert {"Conv", "MaxPool"} <= set(operators(result.proto))
     assert result.checked.code == "checked-command-saying"
-    assert (result.checked.values["code"], result.checked.values["says"]) == (1, "pooling of")
+    assert (result.checked.values["exit_code"], result.checked.values["says"]) == (1, "pooling of")
     assert "exit-code-alone" not in note_codes(result.notes)
 
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from qdqtool.errors import ModelError
-from qdqtool.extraction.cut import Cutter
+from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.alike import key
 from qdqtool.findings.messages import worded
 from qdqtool.ir.graph import Model
@@ -207,12 +207,12 @@ def words_without_sizes(finding: Finding) -> tuple[str, ...]:
 def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
     """Yield predictions of small and larger parts around every third node."""
     model = Model(proto)
-    cutter = Cutter(model)
+    cutter = ModelCutter(model)
     for place, node in enumerate(n for n in model.ordered if n.index not in cutter.constant):
         if place % 3 == 0:
-            around = cutter.around([node], (1, 1, 3, 3)[place // 3 % 4])
+            around = cutter.find_nodes_within([node], (1, 1, 3, 3)[place // 3 % 4])
             with contextlib.suppress(ModelError):  # a type that is unknown
-                yield predict(cutter.make(cutter.part(around, place % 2 == 1)), target)
+                yield predict(cutter.build(cutter.complete(around, place % 2 == 1)), target)
 
 
 def compare_parts(proto: onnx.ModelProto, target: str) -> Iterator[bool]:

@@ -16,7 +16,7 @@ import pytest
 
 import qdqtool
 from qdqtool.commands.cli import cli
-from qdqtool.extraction.private import public
+from qdqtool.extraction.private import public_words
 from qdqtool.findings.codes import CODES, Holds, read_code
 from qdqtool.findings.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError, lookup
 from qdqtool.findings.lines import HEADINGS, MEANINGS
@@ -121,7 +121,7 @@ def test_examples_name_their_command() -> None:
 
 
 def test_public_words_are_unique() -> None:
-    for words in contents(public()):
+    for words in contents(public_words()):
         assert words and len(set(words)) == len(words), words
 
 

@@ -9,7 +9,6 @@ from qdqtool.findings.messages import worded
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.rtx.operands import CompilerFault, FaultKind, UnsupportedForm
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
-from qdqtool.util.notes import Remark
 from tests.extraction.networks import residual
 from tests.wording import findings, kinds_worded, left_float_reasons
 
@@ -57,9 +56,5 @@ def test_private_part_renames_nodes_but_no_words() -> None:
     assert hidden.private is not None
     name = hidden.private.names["prediction"]
     assert hidden.kept.count(name) == 2 and "prediction" in hidden.kept
-    quoted = Remark.CHECKED_BUILD_SAYING(
-        builder="b",
-        status="refused",
-        message="at 'prediction': no prediction",
-    )
-    assert quoted.renamed(hidden.private.value) == f"b: refused: at '{name}': no {name}"
+    message = hidden.private.replace_names("at 'prediction': no prediction")
+    assert message == f"at '{name}': no {name}"

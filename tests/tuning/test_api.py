@@ -59,7 +59,7 @@ ROWS = PartitionedNetwork.measure
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_rows() -> Iterator[None]:
-    """Measure each placement once on a sample; `test_measure.py` compares rows with whole networks."""
+    """Measure each placement once on a sample."""
     cache: dict[Any, Measurement] = {}
 
     def rows(
@@ -163,8 +163,8 @@ def test_tune_result_is_the_cheapest_of_all_sets(
 ) -> None:
     """Of the 64 sets of at most three float convolutions, none is cheaper and reaches the goal.
 
-    Costs do not depend on ranges: quick ones find the sets that are cheaper than the chosen one. The scale of the
-    same tensors is the same in every set, and is searched once.
+    Costs do not depend on ranges: quick ones find the sets that are cheaper than the chosen one.
+    The scale of the same tensors is the same in every set, and is searched once.
     """
     scales: dict[Any, Any] = {}
 
@@ -403,7 +403,7 @@ def test_swept_on_limits_images_for_single_choices(tuned: Tuning) -> None:
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         for task in tasks:
-            (whole if task.whole else swept).update(task.images)
+            (whole if task.with_metric else swept).update(task.images)
         return map_on_threads(1)(job, tasks)
 
     fewer = tune(keep=KEEP, swept_on=2, mapper=mapper)
@@ -414,7 +414,7 @@ def test_swept_on_limits_images_for_single_choices(tuned: Tuning) -> None:
     assert first == second
 
 
-# Goals ------------------------------------------------------------------------------------------------------------
+# Goals --------------------------------------------------------------------------------
 
 
 def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
@@ -548,7 +548,7 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         nonlocal combining
-        whole = any(t.whole for t in tasks)
+        whole = any(t.with_metric for t in tasks)
         new = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
         everything.update(() if everything else next(iter(new), ()))
         if not whole:
@@ -644,7 +644,7 @@ def test_tune_refuses_quantized_model() -> None:
         qdqtool.tune(model, DATA)
 
 
-# Other networks ---------------------------------------------------------------------------------------------------
+# Other networks -----------------------------------------------------------------------
 
 
 def top1(reference: Any, outputs: Any, image: str) -> float:

@@ -216,12 +216,18 @@ def test_partition_parts_compute_what_the_whole_computes(
 )
 def test_duration_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
     text = describe_duration(choices=70, skipped=20, images=8, seconds=seconds, workers=workers)
-    begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
+    begin = (
+        "70 choices to measure on 8 images (20 more cannot pay and are not measured), "
+        "then combinations: "
+    )
     assert text == begin + end
 
 
 def test_tune_without_int8_candidates_is_an_error() -> None:
-    """One convolution has no neighbor, so its pair is one more conversion. The other's weights are computed."""
+    """The convolution has no neighbor, so its pair is one more conversion.
+
+    The weights of the other one are computed.
+    """
     net = Net()
     first = net.conv("c1", "x")
     net.output(net.op("Conv", "c2", first, net.op("Relu", "r", first)))

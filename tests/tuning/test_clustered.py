@@ -43,7 +43,7 @@ def job_and_tasks() -> tuple[TuningJob, list[MeasurementTask]]:
 
 def test_cluster_rows_are_those_of_one_process(client: Any) -> None:
     job, tasks = job_and_tasks()
-    whole = [replace(t, whole=True) for t in tasks]
+    whole = [replace(t, with_metric=True) for t in tasks]
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
         for work in (tasks, whole):
             expected = rows_of(map_on_threads(1)(job, work))

@@ -1,4 +1,4 @@
-"""CandidateEvaluator, compared with whole networks run by onnxruntime and errors computed with numpy."""
+"""Measurements, compared with whole networks in onnxruntime and errors by numpy."""
 
 import functools
 import itertools
@@ -109,7 +109,8 @@ def test_mapper_may_repeat_results_and_run_on_after_the_last() -> None:
 
 
 def evaluator_with(mapper: TaskMapper) -> CandidateEvaluator:
-    return CandidateEvaluator(None, None, mapper, MeasurementStore(None, {}), 1)  # type: ignore[arg-type]
+    unused: Any = None
+    return CandidateEvaluator(unused, unused, mapper, MeasurementStore(None, {}), 1)
 
 
 @functools.cache
@@ -129,7 +130,7 @@ def test_sweep_and_whole_run_measure_the_output_error(
     job: TuningJob, recipes: tuple[Recipe, ...]
 ) -> None:
     swept = run_task(job, MeasurementTask("s", (0, 1, 3), recipes))
-    whole = run_task(job, MeasurementTask("w", (0, 1, 3), recipes, whole=True))
+    whole = run_task(job, MeasurementTask("w", (0, 1, 3), recipes, with_metric=True))
     for recipe, sample in itertools.product(recipes, (0, 1, 3)):
         row, whole_row = (r.rows[recipe.key][sample] for r in (swept, whole))
         assert row is not None and whole_row is not None
@@ -153,7 +154,7 @@ def test_constant_outputs_agree() -> None:
     )
     planner = planner_of(proto, DATA)
     job, recipe = job_of(planner, DATA), planner.plan(Configuration()).recipe
-    row = run_task(job, MeasurementTask("t", (0,), (recipe,), whole=True)).rows[recipe.key][0]
+    row = run_task(job, MeasurementTask("t", (0,), (recipe,), with_metric=True)).rows[recipe.key][0]
     assert job.metric.tensors == ("c6.out", "c0.bias", "k") and row is not None
     assert row.evidence == pytest.approx(1.0 - relative_error(recipe, 0) / 3, rel=1e-3)
 
@@ -191,7 +192,7 @@ def test_metric_of_current_folder_is_imported(
 
 
 def test_job_and_task_survive_pickle(job: TuningJob, recipes: tuple[Recipe, ...]) -> None:
-    task = MeasurementTask("t", (1,), recipes[:3], whole=True)
+    task = MeasurementTask("t", (1,), recipes[:3], with_metric=True)
     expected = run_task(job, task)  # the sessions of this process are not pickled
     result = run_task(pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(task)))
     assert pickle.loads(pickle.dumps(result)) == expected
@@ -202,7 +203,7 @@ def test_metric_that_raises_is_an_error(job: TuningJob, recipes: tuple[Recipe, .
         raise RuntimeError("no labels")
 
     failing = with_metric(job, UserMetric("m:f", job.metric.tensors, fail))
-    tasks = [MeasurementTask(f"{i}", (i,), recipes, whole=True) for i in range(5)]
+    tasks = [MeasurementTask(f"{i}", (i,), recipes, with_metric=True) for i in range(5)]
     with pytest.raises(QdqtoolError, check=has("function-raised", parameter="metric")) as caught:
         list(map_on_threads(2)(failing, tasks))
     assert "m:f" in str(caught.value) and "RuntimeError" in str(caught.value)
@@ -219,7 +220,9 @@ def test_metric_that_writes_into_outputs_changes_nothing(
 
     writing = with_metric(job, UserMetric("m:f", job.metric.tensors, overwrite))
     orders = recipes, recipes[::-1]
-    first, second = (run_task(writing, MeasurementTask("t", (0,), r, whole=True)) for r in orders)
+    first, second = (
+        run_task(writing, MeasurementTask("t", (0,), r, with_metric=True)) for r in orders
+    )
     assert first.rows == second.rows
 
 
@@ -381,7 +384,7 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     assert (resample(metric, copy, 20) == resample(metric, evidence, 20)).all()
 
 
-# The user's own ---------------------------------------------------------------------------------------------------
+# The user's own -----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.fixing.sandbox import RunLimitError
 from qdqtool.formats.output import as_options
 from qdqtool.types import Precision
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Remark
 from qdqtool.util.said import Parameter, Said, of_error, said, told
 
 
@@ -65,26 +65,6 @@ def test_message_of_error_is_a_sentence() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.path) == (str(error), "m.onnx")
     assert told(again.reason, in_brackets) == "leave it float with <exclude|>"
-
-
-def test_renamed_replaces_values_but_not_words() -> None:
-    missing = [
-        said("{code} at {node}", code="SKIP-FLOAT", node="part"),
-        said("the outcome of {name}", name="show"),
-    ]
-    note = Remark.NOT_SHOWN(missing=missing)
-    names = {"part": "n_b", "show": "n_c", "these": "n_d"}
-    hidden = pickle.loads(pickle.dumps(note)).renamed(lambda text: names.get(text, text))
-    assert hidden == (
-        "with these hops the part does not reproduce SKIP-FLOAT at n_b, the outcome of n_c; "
-        "increase `hops`, or leave it out"
-    )
-    assert (type(hidden), hidden.code) == (Note, "not-shown") and hidden.values["missing"][1] == (
-        "the outcome of n_c"
-    )
-    changed = Remark.PREDICTED_OTHERWISE(convolutions=[("show", "INT8", "INT8", "INT8", "FLOAT")])
-    assert "n_c (INT8 to INT8" in changed.renamed(lambda text: names.get(text, text))
-    assert Note("show").renamed(names.__getitem__) == "n_c", "a text is one name"
 
 
 def test_renamed_replaces_names_in_containers() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import onnx
 
-from qdqtool.extraction.moves import LOOSE
-from qdqtool.extraction.select import Shrinker
+from qdqtool.extraction.reductions import LOOSE
+from qdqtool.extraction.shrinking import ModelShrinker
 from tools.fuzz.driver import Answer
 
 Disagrees = Callable[[onnx.ModelProto], bool]
@@ -19,7 +19,7 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
         disagrees: Predicts and builds a network; whether both disagree.
         limit: Number of builds to spend.
     """
-    return Shrinker(proto, disagrees, LOOSE, limit).run()
+    return ModelShrinker(proto, disagrees, LOOSE, limit).run()
 
 
 def shrink_answer(

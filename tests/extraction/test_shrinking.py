@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.errors import BuilderError
-from qdqtool.extraction import moves
-from qdqtool.extraction.job import Job
-from qdqtool.extraction.select import Shrinker, choose, put_apart, put_back
+from qdqtool.extraction import reductions
+from qdqtool.extraction.api import ExtractionJob
+from qdqtool.extraction.invariants import choose_finding
+from qdqtool.extraction.shrinking import ModelShrinker, attach_constants, detach_constants
 from qdqtool.ir.graph import Model
 from qdqtool.proto.external_data import has_data
 from qdqtool.util import limits
@@ -29,7 +30,7 @@ def test_part_grows_from_nodes_that_the_finding_names() -> None:
     decisive = Counter[int]()
     for place, proto in enumerate(models()[: len(REFUSAL_GRAPHS)]):
         model, whole = Model(proto), prediction(place, "trt8.5")
-        job = Job(model, "trt8.5")
+        job = ExtractionJob(model, "trt8.5")
         constant = {model.nodes[index].name for index in job.cutter.constant}
         for finding in whole.findings:
             fields = {finding.node}, set(finding.convolutions), set(finding.nodes)
@@ -53,7 +54,7 @@ def test_choose_counts_findings_of_a_code() -> None:
         count = Counter[str]()
         for finding in whole.findings:
             count[finding.code] += 1
-            assert choose(whole, f"{finding.code}:{count[finding.code]}", None) is finding
+            assert choose_finding(whole, f"{finding.code}:{count[finding.code]}", None) is finding
 
 
 def one_output_model(
@@ -93,14 +94,16 @@ def test_minimize_keeps_values_of_a_long_vector_of_sizes() -> None:
 def break_relu(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield candidates that ONNX refuses and that copy no weights."""
     for _ in range(100):
-        candidate = moves.copied(proto)
+        candidate = reductions.copy_message(proto)
         candidate.graph.node[1].op_type = "Relu"  # has two inputs
         yield candidate
 
 
-@pytest.mark.parametrize(("move", "exhausted"), [(moves.channels, True), (break_relu, False)])
+@pytest.mark.parametrize(
+    ("reduction", "exhausted"), [(reductions.reduce_channels, True), (break_relu, False)]
+)
 def test_refused_candidates_count_the_bytes_that_they_copy(
-    move: moves.Move, exhausted: bool, monkeypatch: pytest.MonkeyPatch
+    reduction: reductions.Reduction, exhausted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The product at the end accepts no other number of channels, so no candidate is tried."""
     nodes = [
@@ -115,13 +118,13 @@ def test_refused_candidates_count_the_bytes_that_they_copy(
     }
     model = one_output_model(nodes, {"x": [1, 1, 4, 4], "y": [1, 1, 1, 7]}, constants)
     monkeypatch.setattr(limits, "MINIMIZED_BYTES", constants["w"].nbytes)
-    shrinker = Shrinker(model, lambda proto: False, (move,), bounded=True)
+    shrinker = ModelShrinker(model, lambda proto: False, (reduction,), bounded=True)
     shrinker.run()
     assert shrinker.tried == 0 and shrinker.exhausted is exhausted
 
 
-@pytest.mark.parametrize("move", [moves.weights, moves.channels])
-def test_moves_copy_only_weights_that_change(move: moves.Move) -> None:
+@pytest.mark.parametrize("reduction", [reductions.flatten_weights, reductions.reduce_channels])
+def test_reductions_copy_only_weights_that_change(reduction: reductions.Reduction) -> None:
     width = (8, 24, 20, 12)
     arrays = {
         f"w{i}": np.arange(out * channels * 49, dtype=np.float32).reshape(out, channels, 7, 7)
@@ -133,10 +136,10 @@ def test_moves_copy_only_weights_that_change(move: moves.Move) -> None:
     ]
     model = one_output_model(nodes, {"x0": [1, 8, 8, 8], "x3": [1, 12, 8, 8]}, arrays)
     apart: dict[str, TensorProto] = {}
-    light = put_apart(model, apart)
-    candidates = list(move(light, lambda tensor: apart.get(tensor.doc_string, tensor)))
-    assert [put_back(candidate, apart) for candidate in candidates] == list(
-        move(put_back(light, apart))
+    light = detach_constants(model, apart)
+    candidates = list(reduction(light, lambda tensor: apart.get(tensor.doc_string, tensor)))
+    assert [attach_constants(candidate, apart) for candidate in candidates] == list(
+        reduction(attach_constants(light, apart))
     )
     copies = [sum(map(has_data, candidate.graph.initializer)) for candidate in candidates]
     assert (min(copies), max(copies)) == (1, 3)
@@ -151,7 +154,7 @@ def count_convolutions(model: onnx.ModelProto) -> int:
 
 
 def test_shrinker_goes_to_the_last_node() -> None:
-    small = Shrinker(residual(), has_add).run()
+    small = ModelShrinker(residual(), has_add).run()
     onnx.checker.check_model(small, full_check=True)
     assert [n.op_type for n in small.graph.node] == ["Add"]
     for value in small.graph.input:
@@ -163,7 +166,7 @@ def test_shrinker_model_holds_after_each_step() -> None:
         onnx.checker.check_model(model, full_check=True)
         return count_convolutions(model) >= 2
 
-    shrinker = Shrinker(residual(), holds)
+    shrinker = ModelShrinker(residual(), holds)
     for answer in shrinker.steps():
         assert isinstance(answer, bool) and holds(shrinker.proto)
     assert count_convolutions(shrinker.proto) == 2
@@ -176,7 +179,7 @@ def test_shrinker_tries_each_model_once_and_up_to_the_limit() -> None:
         tried.append(model.SerializeToString(deterministic=True))
         return has_add(model)
 
-    Shrinker(residual(), holds, moves.ALL, limit=40).run()
+    ModelShrinker(residual(), holds, reductions.ALL, limit=40).run()
     assert len(tried) == len(set(tried)) <= 40
 
 
@@ -184,7 +187,7 @@ def test_shrinker_keeps_model_if_the_check_fails() -> None:
     def fail(model: onnx.ModelProto) -> bool:
         raise ValueError("no")
 
-    small = Shrinker(residual(), fail, limit=5).run()
+    small = ModelShrinker(residual(), fail, limit=5).run()
     assert len(small.graph.node) == len(residual().graph.node)
 
 
@@ -193,7 +196,7 @@ def test_shrinker_ends_if_the_builder_is_gone() -> None:
         raise BuilderError("gone", code="crashed")
 
     with pytest.raises(BuilderError, match="gone"):
-        Shrinker(residual(), lose_builder).run()
+        ModelShrinker(residual(), lose_builder).run()
 
 
 def inferred_shapes(model: onnx.ModelProto) -> list[list[int]]:
@@ -202,6 +205,9 @@ def inferred_shapes(model: onnx.ModelProto) -> list[list[int]]:
     return [[d.dim_value for d in value.type.tensor_type.shape.dim] for value in ends]
 
 
-def test_moves_begin_with_the_boldest_sizes() -> None:
-    assert inferred_shapes(next(moves.channels(residual()))) == [[1, 1, 16, 16], [1, 1, 16, 16]]
-    assert inferred_shapes(next(moves.spatial(residual())))[-1] == [1, 8, 1, 1]
+def test_reductions_begin_with_the_boldest_sizes() -> None:
+    assert inferred_shapes(next(reductions.reduce_channels(residual()))) == [
+        [1, 1, 16, 16],
+        [1, 1, 16, 16],
+    ]
+    assert inferred_shapes(next(reductions.reduce_images(residual())))[-1] == [1, 8, 1, 1]

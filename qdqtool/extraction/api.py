@@ -1,0 +1,513 @@
+"""Extraction of a small model: selects a part, shrinks it, and hides names and numbers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import onnx
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.extraction.cut import ModelCutter, ModelPart
+from qdqtool.extraction.invariants import (
+    Invariants,
+    choose_finding,
+    describe_missing,
+    has_same_types,
+)
+from qdqtool.extraction.options import SelectionOptions, ShrinkOptions
+from qdqtool.extraction.private import PrivateNames, make_private
+from qdqtool.extraction.reductions import ALL, BYTES_FIRST, store_constants
+from qdqtool.extraction.result import Extraction
+from qdqtool.extraction.shrinking import ModelShrinker
+from qdqtool.extraction.trimming import PartTrimmer, TrimBudget, grow_part
+from qdqtool.findings.alike import key
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.modelfile import ModelSource, load, load_full
+from qdqtool.prediction import predict, predict_part
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import ConvOutcome, Finding, Prediction
+from qdqtool.util import limits
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note
+from qdqtool.util.process import INTERRUPTED
+from qdqtool.util.progress import track
+from qdqtool.util.text import listed
+
+if TYPE_CHECKING:
+    from qdqtool.extraction.checks import ModelCheck
+
+_PART = "a part"  # in place of a hash, which would take time for each model that is tried
+_Rename = Callable[[str], str]
+
+
+class ExtractionJob:
+    """One extraction.
+
+    Args:
+        model: The whole model.
+        target: Name of the target.
+
+    Attributes:
+        model: The whole model.
+        target: Name of the target.
+        cutter: Cutter of the model.
+        invariants: Findings and convolutions that stay the same.
+        budget: Number of nodes that trimming may predict.
+        check: Builder or command. None without one.
+        notes: Notes of the result that contain no names.
+        proto: The extract so far.
+        is_whole: Whether the whole model was kept because the part alone does not build like it.
+        is_interrupted: Whether Ctrl-C ended the shrinking.
+    """
+
+    def __init__(self, model: Model, target: str) -> None:
+        self.model, self.target = model, target
+        self.cutter = ModelCutter(model)
+        self.invariants = Invariants()
+        self.budget = TrimBudget()
+        self.check: ModelCheck | None = None
+        self.notes: list[Note] = []
+        self.proto = model.proto
+        self.is_whole = self.is_interrupted = False
+        self._is_between = self._is_minimized = False
+        # These texts contain names, which are replaced in a private extract.
+        self._describe_selection: Callable[[_Rename], str] = lambda rename: ""
+        self._describe_cut: Callable[[_Rename], Note] | None = None
+        # The part before Constant nodes became initializers.
+        self._proto_with_nodes: onnx.ModelProto | None = None
+
+    @cached_property
+    def whole(self) -> Prediction:
+        """Prediction of the whole model, computed after the arguments were checked."""
+        return predict(self.model, self.target)
+
+    # Selection ------------------------------------------------------------------------------------
+
+    def select(self, selection: SelectionOptions, is_checked: bool) -> None:
+        """Choose the part, and what stays the same in it."""
+        selection.check_consistency()
+        if selection.inputs or selection.outputs:
+            self._is_between = True
+            self._set_part(self.cutter.find_between(selection.inputs, selection.outputs))
+            self._describe_selection = lambda rename: "everything between the tensors given"
+            self._select_common_invariants()
+        elif selection.findings:
+            texts = dict.fromkeys(selection.findings)
+            self._select_findings([choose_finding(self.whole, t, selection.node) for t in texts])
+        elif selection.node is not None:
+            self._select_node(self._find_node(selection.node), selection.hops)
+        elif is_checked:
+            # There is nothing to show. A model that cannot be predicted is not given to a builder.
+            self._set_part(self.cutter.whole_part())
+            self.invariants = Invariants.from_findings(self.whole, ())
+            self._describe_selection = lambda rename: "what the build depends on"
+        else:
+            raise QdqtoolError(
+                "missing selection: give a `finding`, a `node`, `inputs` and `outputs`, or a "
+                "`builder` or `check`",
+                code="missing-argument",
+            )
+
+    def _select_findings(self, findings: Sequence[Finding]) -> None:
+        self.invariants = Invariants.from_findings(self.whole, findings)
+        self._narrow(self.find_anchors(findings))
+
+        def describe(rename: _Rename) -> str:
+            places = [f"{f.code} at {rename(f.node) or 'the network'}" for f in findings]
+            return f"what {listed(places)} depends on"
+
+        self._describe_selection = describe
+
+    def _select_node(self, node: Node, hops: int | None) -> None:
+        self.invariants = Invariants.from_node(self.whole, node.name)
+        if hops is None:
+            self._narrow([node])
+            self._describe_selection = lambda rename: (
+                f"what the prediction of {rename(node.name)} depends on"
+            )
+            return
+        self._set_part(self.cutter.complete(self.cutter.find_nodes_within([node], hops)))
+        self._describe_selection = lambda rename: (
+            f"{rename(node.name)} and what is up to {hops} hops around it"
+        )
+        missing = self.invariants.find_missing(self._predict(self.proto))
+        if missing:
+            self.invariants = self.invariants.without(missing)
+            self._describe_cut = lambda rename: Note(
+                "with these hops the part does not reproduce "
+                f"{describe_missing(missing, rename)}; increase `hops`, or leave it out",
+                code="not-shown",
+            )
+
+    def find_anchors(self, findings: Sequence[Finding]) -> list[Node]:
+        """Return the nodes from which a part for some findings grows.
+
+        They are the nodes that the findings name, without constant nodes, which show nothing by
+        themselves. If they name none, it is the first node.
+        """
+        anchors: dict[int, Node] = {}
+        for finding in findings:
+            for name in (finding.node, *finding.convolutions, *finding.nodes):
+                node = self._find(name)
+                if node is None:
+                    continue
+                if node.index not in self.cutter.constant or name == finding.node:
+                    anchors[node.index] = node
+        return list(anchors.values()) or list(self.model.ordered[:1])
+
+    def _find(self, name: str) -> Node | None:
+        """Return the node of a name, or the producer of the tensor."""
+        try:
+            return self.model.node(name)
+        except KeyError:
+            return self.model.producer(name)
+
+    def _find_node(self, name: str) -> Node:
+        node = self._find(name)
+        if node is not None:
+            return node
+        names = [n.name for n in self.model.nodes]
+        longer = [n for n in names if n.startswith(name)]
+        similar = difflib.get_close_matches(name, names, 3, 0.5)
+        hint = f"; did you mean {', '.join(similar)}?" if similar else ""
+        if longer:
+            hint = f"; {len(longer)} begin so: {listed(longer, 3)}; name one of them"
+        raise ModelError(
+            f"has no node '{name}'{hint}",
+            self.model.path or "model",
+            code="unknown-choice",
+            parameter="node",
+            node=name,
+        )
+
+    def _narrow(self, anchors: Sequence[Node]) -> None:
+        """Grow and trim the part around the anchors.
+
+        Sketches of parts are predicted first. If the result does not hold, real parts are.
+        """
+        nodes = map(self._find, self.invariants.required_nodes())
+        needed = frozenset(n.index for n in nodes if n is not None)
+        for holds in (self._sketch_holds, self._part_holds):
+            part = self.cutter.whole_part()
+            for grown in track(grow_part(self.cutter, anchors, holds, needed), "cutting"):
+                part = grown or part
+            trimmer = PartTrimmer(self.cutter, part, anchors, holds, self.budget, needed)
+            for _ in track(trimmer.steps(), "trimming"):
+                pass
+            part = trimmer.part
+            if self._part_holds(part):
+                break
+        if self.budget.nodes_left < 0:
+            self.notes.append(
+                Note(
+                    f"trimming ended after {limits.TRIMMED_NODES:,} predicted nodes: the part may "
+                    "be larger than necessary; `minimize` reduces it",
+                    code="trimming-ended",
+                )
+            )
+        self._set_part(part)
+        if part != self.cutter.whole_part():
+            for candidate in store_constants(self.proto):
+                if self.invariants.hold_in(self._predict(candidate)):
+                    self._proto_with_nodes, self.proto = self.proto, candidate
+
+    def _sketch_holds(self, part: ModelPart) -> bool:
+        try:
+            prediction = predict_part(self.cutter.sketch(part), target_named(self.target))
+        except ModelError:
+            return False
+        self.budget.spend(max(0, len(prediction.findings) - len(part.nodes)))
+        return self.invariants.hold_in(prediction)
+
+    def _part_holds(self, part: ModelPart) -> bool:
+        try:
+            return self.invariants.hold_in(self._predict(self.cutter.build(part)))
+        except ModelError:
+            return False
+
+    def _as_model(self, proto: onnx.ModelProto) -> Model:
+        # External weights are not read, so that a cut costs no reading.
+        return Model(proto, self.model.path, _PART, self.model.base_dir)
+
+    def _predict(self, proto: onnx.ModelProto) -> Prediction:
+        return predict(self._as_model(proto), self.target)
+
+    def _set_part(self, part: ModelPart) -> None:
+        """Make a part the extract, with its weights."""
+        self.proto = load_full(self._as_model(self.cutter.build(part))).proto
+
+    def _select_common_invariants(self) -> None:
+        """Select what the part between tensors shows like the whole model."""
+        prediction = self._predict(self.proto)
+        outcomes = {c.name: c for c in prediction.convolutions}
+        convolutions = [c for c in self.whole.convolutions if c.name in outcomes]
+        unchanged = [c for c in convolutions if has_same_types(c, outcomes[c.name])]
+        keys = {key(f) for f in prediction.findings}
+        self.invariants = Invariants(
+            tuple(f for f in self.whole.findings if key(f) in keys and f.node), tuple(unchanged)
+        )
+        changed = [(c, outcomes[c.name]) for c in convolutions if c not in unchanged]
+        if changed:
+            self._describe_cut = lambda rename: _describe_changes(changed, rename)
+
+    # Checks and shrinking -------------------------------------------------------------------------
+
+    def start_check(self, options: ShrinkOptions, seconds: float, stack: ExitStack) -> None:
+        """Start the builder or command on the whole model, until the stack is closed."""
+        from qdqtool.extraction.checks import BuilderCheck, CommandCheck
+
+        # Weights are read into a copy, as the user's model does not change.
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self.model.proto)
+        whole = load_full(self._as_model(copy)).proto
+        if options.builder is not None:
+            builder_check = BuilderCheck(whole, options.builder, self.target)
+            stack.callback(builder_check.close)
+            if builder_check.whole.is_as_predicted and not self._has_invariants:
+                raise QdqtoolError(
+                    f"builds with {options.builder} as predicted, so that there is nothing to "
+                    "extract; give `finding` or `node` as well",
+                    self.model.path or "model",
+                    code="builds-as-predicted",
+                    parameter="builder",
+                )
+            self.check = builder_check
+        elif options.check is not None:
+            command_check = CommandCheck(whole, options.check, options.says or "", seconds)
+            stack.callback(command_check.close)
+            self.check = command_check
+
+    @property
+    def _has_invariants(self) -> bool:
+        return bool(self.invariants.findings or self.invariants.convolutions)
+
+    def restore_checked(self) -> None:
+        """Restore Constant nodes, or the whole model, if the part does not build like it."""
+        check = self.check
+        if check is None or check.holds(self.proto):
+            return
+        if self._proto_with_nodes is not None and check.holds(self._proto_with_nodes):
+            self.proto = self._proto_with_nodes
+            return
+        self.is_whole = True
+        self._set_part(self.cutter.whole_part())
+
+    def _proto_holds(self, proto: onnx.ModelProto) -> bool:
+        if self._has_invariants:
+            model = load(proto)
+            model.sha256 = _PART
+            if not self.invariants.hold_in(predict_part(model, target_named(self.target))):
+                return False
+        return self.check is None or self.check.holds(proto)
+
+    def minimize(self, options: ShrinkOptions, keep_interrupted: bool = False) -> None:
+        """Shrink the extract."""
+        self._is_minimized = True
+        if self.check is not None and self.check.is_ambiguous:
+            self.notes.append(
+                Note(
+                    "only the exit code was checked, not the output of the command; `says` checks "
+                    "a text as well",
+                    code="exit-code-alone",
+                )
+            )
+        reductions = BYTES_FIRST if self.check is None else ALL
+        bounded = options.limit is None and self.check is None
+        shrinker = ModelShrinker(self.proto, self._proto_holds, reductions, options.tries, bounded)
+        try:
+            for _ in track(shrinker.steps(), "minimizing", options.tries):
+                pass
+        except KeyboardInterrupt as stop:
+            if not keep_interrupted or getattr(stop, "code", INTERRUPTED) != INTERRUPTED:
+                raise
+            self.is_interrupted = True
+        self._report_end(shrinker, options.tries)
+        self.proto = shrinker.proto
+        if not self.proto.graph.node:
+            self._raise_nothing_left(options)
+
+    def _report_end(self, shrinker: ModelShrinker, limit: int) -> None:
+        tries = shrinker.tried
+        if self.is_interrupted:
+            text = f"interrupted after {tries} tries; more may make it smaller"
+            self.notes.append(Note(text, code="interrupted", tries=tries))
+        if shrinker.exhausted and tries >= limit:
+            text = f"stopped after {tries} tries; a higher `limit` may make it smaller"
+            self.notes.append(Note(text, code="stopped", tries=tries))
+        elif shrinker.exhausted:
+            text = (
+                f"stopped after {tries} tries, a minute or two for a model that is large or has "
+                "many nodes; set `limit` to continue"
+            )
+            self.notes.append(Note(text, code="stopped-early", tries=tries))
+
+    def _raise_nothing_left(self, options: ShrinkOptions) -> None:
+        if self.check is None:
+            raise QdqtoolError(
+                "minimizing removed every node, because the prediction depends on none; leave out "
+                "`minimize`",
+                code="nothing-left",
+                parameter="minimize",
+            )
+        raise QdqtoolError(
+            f"{self.check.describe()}, for a model without nodes as well: that does not depend on "
+            "the model; give a check that comes out otherwise when the fault is gone, or a text "
+            "that it prints (`says`)",
+            code="check-ignores-model",
+            parameter="check" if options.builder is None else "builder",
+        )
+
+    # Result ---------------------------------------------------------------------------------------
+
+    def finish(self, options: ShrinkOptions) -> Extraction:
+        """Return the result, which is predicted once more."""
+        proto, invariants = self.proto, self.invariants
+        prediction = predict(proto, self.target)
+        missing = invariants.find_missing(prediction)
+        if missing:
+            raise ModelError(
+                f"the extract does not show {describe_missing(missing)}; this is a defect of "
+                "qdqtool, please report it",
+                self.model.path or "model",
+                code="internal",
+            )
+        names: PrivateNames | None = None
+        rename: _Rename = str
+        checked = self.check.describe() if self.check is not None else ""
+        if options.private:
+            proto, names = make_private(self.model, proto, prediction)
+            rename = names.rename_layer
+            prediction = predict(proto, self.target)
+            invariants = names.select_invariants(invariants, prediction)
+            if self.check is not None:
+                checked = self.check.describe(names.replace_names)
+        selection = self._describe_selection(rename)
+        if self._is_minimized and self._is_between:
+            selection = f"what counts of {selection}"
+        kept = f"kept {len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
+        same = _describe_invariants(invariants)
+        if checked:
+            outcome = "the build" if options.builder else "the outcome of the command"
+            same.append(f"{outcome} ({checked})")
+        if same:
+            kept += f"; the same as in the whole: {', '.join(same)}"
+        cut_notes = [self._describe_cut(rename)] if self._describe_cut is not None else []
+        return Extraction(
+            proto,
+            prediction,
+            self.whole,
+            invariants,
+            (len(proto.graph.node), len(self.model.nodes)),
+            kept,
+            [*cut_notes, *self.notes],
+            checked,
+            names,
+            self.is_interrupted,
+        )
+
+
+def _describe_invariants(invariants: Invariants) -> list[str]:
+    texts = []
+    if invariants.findings:
+        codes = list(dict.fromkeys(str(f.code) for f in invariants.findings))
+        plural = "s" if len(invariants.findings) > 1 else ""
+        texts.append(f"the finding{plural} {listed(codes)} with the same fix")
+    if invariants.convolutions:
+        names = [c.name for c in invariants.convolutions]
+        texts.append(f"the prediction of {listed(names, 3)}")
+    return texts
+
+
+def _describe_changes(changes: Sequence[tuple[ConvOutcome, ConvOutcome]], rename: _Rename) -> Note:
+    texts = [
+        f"{rename(whole.name)} ({whole.precision} to {whole.output}, "
+        f"here {part.precision} to {part.output})"
+        for whole, part in changes
+    ]
+    text = f"the cut changes predictions: {listed(texts, 3)}"
+    return Note(text, code="predicted-otherwise")
+
+
+def extract(
+    model: ModelSource | Model,
+    *,
+    keep_interrupted: bool = False,
+    finding: str | Sequence[str] | None = (),
+    node: str | None = None,
+    hops: int | None = None,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    target: str | Target = DEFAULT_TARGET,
+    minimize: bool = False,
+    builder: str | None = None,
+    check: str | None = None,
+    says: str | None = None,
+    check_timeout: float | None = None,
+    limit: int | None = None,
+    private: bool = False,
+) -> Extraction:
+    """Extract the part of a Q/DQ model that a finding, a node or a failing build depends on.
+
+    Args:
+        model: Path, bytes, ModelProto, or an onnx-graphsurgeon Graph. It is not changed.
+        keep_interrupted: Whether Ctrl-C while shrinking returns the smallest model so far.
+        finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of
+            ``predict``), or several. With `node`: those at that node.
+        node: Name of a node whose prediction stays.
+        hops: Number of nodes around `node`. Default: as many as its prediction needs.
+        inputs: Tensors at which the part begins. Default: the network's inputs.
+        outputs: Tensors at which it ends. Default: the network's outputs.
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        minimize: Whether to shrink further: fewer nodes, channels and pixels, plain weights.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``. The small model builds, fails or
+            differs as the whole does. A builder or a check alone searches the whole model for
+            what the build depends on, as `minimize` does.
+        check: Command that exits with the same code for the small model as for the whole; see
+            :class:`qdqtool.extraction.checks.CommandCheck`.
+        says: Text that the command prints for the whole model and has to print for the small
+            one. The exit code alone cannot distinguish errors.
+        check_timeout: Seconds for one run of the command. Default: 600. On a smaller model it may
+            take a minute more than five times the time of the whole.
+        limit: Maximum number of models to try when shrinking. Default: 2000, or 400 with a
+            builder or a command. Without both and without a limit, shrinking also ends after a
+            minute or two.
+        private: Whether to replace names, weights, scales and metadata; see
+            :mod:`qdqtool.extraction.private`.
+
+    Returns:
+        The small model, its prediction, and what was kept and why. The same arguments give the
+        same bytes.
+
+    Raises:
+        ModelError: The model cannot be read, or has no such finding, node or tensor.
+        BuilderError: The builder is not on this machine.
+        QdqtoolError: The arguments contradict each other.
+    """
+    options = ShrinkOptions(minimize, builder, check, says, check_timeout, limit, private)
+    selection = SelectionOptions(finding, node, hops, inputs, outputs)
+    seconds = limits.check_seconds(check_timeout, "check_timeout")
+    target_name = target_named(target).name
+    with record_inputs() as read:  # without the files that shrinking reads and writes
+        index = load(model)
+    job = ExtractionJob(index, target_name)
+    job.select(selection, options.is_checked)
+    with ExitStack() as stack:
+        if options.is_checked:
+            job.start_check(options, seconds, stack)
+        job.restore_checked()
+        if options.minimize or selection.is_empty:
+            job.minimize(options, keep_interrupted)
+        elif job.is_whole:
+            text = (
+                "the part alone does not build like the whole model, so the whole model was kept: "
+                "use `minimize`"
+            )
+            job.notes.append(Note(text, code="whole-kept"))
+    extraction = job.finish(options)
+    extraction.source, extraction.read = index.path, read
+    return extraction

@@ -1,0 +1,139 @@
+"""Findings and predictions that an extract has to show like the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from qdqtool.errors import ModelError
+from qdqtool.findings.alike import key, readers_in
+from qdqtool.types import ConvOutcome, Finding, Prediction
+from qdqtool.util.text import listed
+
+
+@dataclass(frozen=True)
+class Invariants:
+    """Findings and convolutions of the whole model that stay the same.
+
+    Attributes:
+        findings: Findings with the same message and fix.
+        convolutions: Convolutions with the same data types.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    convolutions: tuple[ConvOutcome, ...] = ()
+
+    @classmethod
+    def from_findings(cls, prediction: Prediction, findings: Sequence[Finding]) -> Invariants:
+        """Return findings and the convolutions that they name."""
+        names = {name for f in findings for name in (*f.convolutions, f.node)}
+        return cls(tuple(findings), tuple(c for c in prediction.convolutions if c.name in names))
+
+    @classmethod
+    def from_node(cls, prediction: Prediction, name: str) -> Invariants:
+        """Return the findings and the convolution of a node."""
+        return cls(
+            tuple(f for f in prediction.findings if f.node == name or name in f.convolutions),
+            tuple(c for c in prediction.convolutions if c.name == name),
+        )
+
+    def required_nodes(self) -> set[str]:
+        """Return the nodes that the findings list as consumers."""
+        return {name for f in self.findings for name in readers_in(key(f))}
+
+    def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
+        """Return the findings and convolutions that a prediction does not show."""
+        places = {(f.code, f.node) for f in self.findings}  # a key costs time
+        present = {key(f) for f in prediction.findings if (f.code, f.node) in places}
+        outcomes = {c.name: c for c in prediction.convolutions}
+        missing: list[Finding | ConvOutcome] = [f for f in self.findings if key(f) not in present]
+        for c in self.convolutions:
+            if c.name not in outcomes or not has_same_types(c, outcomes[c.name]):
+                missing.append(c)
+        return missing
+
+    def hold_in(self, prediction: Prediction) -> bool:
+        """Check whether a prediction shows everything."""
+        return not self.find_missing(prediction)
+
+    def without(self, missing: Sequence[Finding | ConvOutcome]) -> Invariants:
+        """Return the findings and convolutions that are not among some missing ones."""
+        removed = set(map(id, missing))
+        return Invariants(
+            tuple(f for f in self.findings if id(f) not in removed),
+            tuple(c for c in self.convolutions if id(c) not in removed),
+        )
+
+
+def has_same_types(one: ConvOutcome, other: ConvOutcome) -> bool:
+    """Check whether two outcomes have the same data types. FLOAT agrees with any float type."""
+    return (
+        one.op == other.op
+        and one.weights == other.weights
+        and one.precision.agrees(other.precision)
+        and one.output.agrees(other.output)
+        and len(one.inputs) == len(other.inputs)
+        and all(a.agrees(b) for a, b in zip(one.inputs, other.inputs, strict=True))
+    )
+
+
+def choose_finding(prediction: Prediction, text: str, node: str | None) -> Finding:
+    """Return the finding of ``CODE`` or ``CODE:n``, counted from 1 in the order of ``predict``.
+
+    Args:
+        prediction: Prediction with the findings.
+        text: The code, with or without number.
+        node: Node that the finding has to name. None for any.
+
+    Raises:
+        ModelError: The prediction has no such finding.
+    """
+    code, colon, number = text.partition(":")
+    code = code.strip().upper()
+    findings = [
+        f
+        for f in prediction.findings
+        if f.code == code and (node is None or f.node == node or node in f.convolutions)
+    ]
+    path = prediction.model.path or "model"
+    place = f" at '{node}'" if node is not None else ""
+    if not findings:
+        counts = [f"{c} ({n})" for c, n in prediction.findings_by_code().items()]
+        raise ModelError(
+            f"has no finding {code}{place} on {prediction.target}; its findings: "
+            f"{', '.join(counts) or 'none'}",
+            path,
+            code="unknown-choice",
+            parameter="finding",
+            node=node or "",
+        )
+    if not colon:
+        return findings[0]
+    if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(findings):
+        count = f"there are {len(findings)}" if len(findings) > 1 else "there is 1"
+        raise ModelError(
+            f"`finding` {text}: {count} of {code}{place}, counted from 1",
+            path,
+            code="out-of-range",
+            parameter="finding",
+            node=node or "",
+        )
+    return findings[int(number) - 1]
+
+
+def describe_missing(
+    missing: Sequence[Finding | ConvOutcome], rename: Callable[[str], str] = str
+) -> str:
+    """Name the first of some missing findings and convolutions.
+
+    Args:
+        missing: Findings and convolutions.
+        rename: Function that returns the name to print of a node.
+    """
+    texts = []
+    for m in missing:
+        if isinstance(m, Finding):
+            texts.append(f"{m.code} at {rename(m.node) or 'the network'}")
+        else:
+            texts.append(f"the outcome of {rename(m.name)}")
+    return listed(texts)

@@ -1,0 +1,448 @@
+"""Ways to make a model smaller.
+
+Each takes a model, which it does not change, and yields smaller ones, the smallest first.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+from qdqtool.ir import qdq
+from qdqtool.proto.external_data import to_array
+from qdqtool.proto.subgraphs import STANDARD, captured_tensors, extract_part
+from qdqtool.util import limits
+
+Reduction = Callable[..., Iterator[onnx.ModelProto]]
+ConstantLookup = Callable[[onnx.TensorProto], onnx.TensorProto]
+"""Function that returns a constant with its data, for a model that lacks it."""
+
+_Message = TypeVar("_Message", onnx.ModelProto, onnx.TensorProto)
+_INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
+LARGE = 4096  # bytes of a constant that is detached from candidates, unless it may hold sizes
+_PLAIN = 64  # elements of a constant that is small enough
+_NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
+
+
+def _identity(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return tensor
+
+
+def copy_message(proto: _Message) -> _Message:
+    """Return a copy of a protobuf message."""
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    return copy
+
+
+def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.ModelProto:
+    """Return the nodes, constants and inputs that the outputs of a model need.
+
+    Types remain only if shape inference cannot find them.
+
+    Args:
+        proto: The model.
+        convert: Function that converts the constants.
+    """
+    graph = proto.graph
+    pruned, needed = extract_part(proto, graph.node, graph.output, map(convert, graph.initializer))
+    pruned.graph.input.extend(v for v in graph.input if v.name in needed)
+    nodes = (n for n in pruned.graph.node if not _is_inferred(n, proto))
+    unknown = {o for n in nodes for o in n.output}
+    pruned.graph.value_info.extend(
+        v for v in graph.value_info if v.name in unknown and v.name in needed
+    )
+    return pruned
+
+
+def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
+    """Check whether onnx infers the types of a node's outputs, unlike those of plugins."""
+    if any(f.name == node.op_type and f.domain == node.domain for f in proto.functions):
+        return True
+    version = next((o.version for o in proto.opset_import if o.domain in STANDARD), 1)
+    return node.domain in STANDARD and bool(onnx.defs.has(node.op_type, max(version, 1)))
+
+
+def collect_types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Return the known types of the tensors of a model."""
+    graph = proto.graph
+    types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+    for t in graph.initializer:
+        types[t.name] = helper.make_tensor_type_proto(t.data_type, list(t.dims))
+    return types
+
+
+def collect_constants(proto: onnx.ModelProto) -> set[str]:
+    """Return the names of initializers and of outputs of Constant nodes."""
+    names = {t.name for t in proto.graph.initializer}
+    names.update(o for n in proto.graph.node if n.op_type == "Constant" for o in n.output)
+    return names
+
+
+def _is_float(kind: onnx.TypeProto) -> bool:
+    return kind.tensor_type.elem_type in qdq.FLOATS
+
+
+def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
+    """Yield models with one output, the first ones upstream, and models with one output less.
+
+    Args:
+        proto: The model.
+        floats: Whether outputs have to be floats, so that no Q/DQ pair is cut in two.
+    """
+    types = collect_types(proto)
+    graph = proto.graph
+    for node in graph.node:
+        name = node.output[0]
+        if node.op_type == "Constant" or name not in types:
+            continue
+        if floats and not _is_float(types[name]):
+            continue
+        if len(graph.output) != 1 or graph.output[0].name != name:
+            candidate = copy_message(proto)
+            del candidate.graph.output[:]
+            candidate.graph.output.append(helper.make_value_info(name, types[name]))
+            yield candidate
+    if len(graph.output) > 1:
+        for index in range(len(graph.output)):
+            candidate = copy_message(proto)
+            del candidate.graph.output[index]
+            yield candidate
+
+
+def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
+    """Yield models without half of the nodes, a quarter, ..., and without single ones.
+
+    Outputs of the removed nodes become network inputs.
+
+    Args:
+        proto: The model.
+        floats: Whether inputs have to be floats, so that no Q/DQ pair is cut in two.
+    """
+    nodes, constants, types = proto.graph.node, collect_constants(proto), collect_types(proto)
+    ranges = []
+    size = len(nodes) // 2
+    while size > 1:
+        ranges += [range(i, i + size) for i in range(0, len(nodes) - size + 1, size)]
+        size //= 2
+    for index in range(len(nodes) - 1, -1, -1):
+        depends_on_input = any(i and i not in constants for i in nodes[index].input)
+        if nodes[index].op_type != "Constant" and depends_on_input:
+            ranges.append(range(index, index + 1))
+    if floats:
+        for node in nodes:
+            for tensor in node.output:
+                if tensor in types and (node.op_type == qdq.DQ or not _is_float(types[tensor])):
+                    del types[tensor]
+    for indices in ranges:
+        candidate = _remove_range(proto, indices, constants, types)
+        if candidate is not None:
+            yield candidate
+
+
+def _remove_range(
+    proto: onnx.ModelProto, indices: range, constants: set[str], types: dict[str, onnx.TypeProto]
+) -> onnx.ModelProto | None:
+    """Return the model without some nodes and with their outputs as network inputs.
+
+    Args:
+        proto: The model.
+        indices: Indices of the nodes.
+        constants: Names of constants, whose nodes remain.
+        types: Types of the tensors that can become network inputs.
+
+    Returns:
+        None if an output of the network is lost, or if a tensor cannot become a network input.
+    """
+    nodes = proto.graph.node
+    produced = {o: None for i in indices for o in nodes[i].output if o and o not in constants}
+    if any(output.name in produced for output in proto.graph.output):
+        return None
+    others = (node for i, node in enumerate(nodes) if i not in indices)
+    consumed = {t for node in others for t in (*node.input, *captured_tensors(node))}
+    inputs = [t for t in produced if t in consumed]
+    if any(t not in types for t in inputs):
+        return None
+    candidate = copy_message(proto)
+    for index in reversed(indices):
+        if nodes[index].op_type != "Constant":
+            del candidate.graph.node[index]
+    candidate.graph.input.extend(helper.make_value_info(t, types[t]) for t in inputs)
+    return candidate
+
+
+def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Yield models without a node whose consumers can read one of its inputs instead.
+
+    The input has the type of the output. A Q/DQ pair is removed as a whole.
+    """
+    types, constants = collect_types(proto), collect_constants(proto)
+    nodes = proto.graph.node
+    for index in range(len(nodes) - 1, -1, -1):
+        for source in nodes[index].input:
+            if source not in types or source in constants:
+                continue
+            if types[source] == types.get(nodes[index].output[0]):
+                yield _bypass(proto, index, source)
+    quantizers = {n.output[0]: n for n in nodes if n.op_type == qdq.Q}
+    for index in range(len(nodes) - 1, -1, -1):
+        if nodes[index].op_type == qdq.DQ and nodes[index].input[0] in quantizers:
+            source = quantizers[nodes[index].input[0]].input[0]
+            if source not in constants:
+                yield _bypass(proto, index, source)
+
+
+def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
+    """Return a copy without a node, whose consumers read `source` instead."""
+    candidate = copy_message(proto)
+    graph = candidate.graph
+    removed = graph.node[index].output[0]
+    del graph.node[index]
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            if name == removed:
+                node.input[position] = source
+    for output in graph.output:
+        if output.name == removed:
+            output.name = source
+    return candidate
+
+
+def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Yield the model with initializers in place of Constant nodes, if it has any."""
+    outputs = {o.name for o in proto.graph.output}
+    tensors: dict[int, onnx.TensorProto] = {}
+    for index, node in enumerate(proto.graph.node):
+        if node.op_type != "Constant" or node.domain not in STANDARD or len(node.output) != 1:
+            continue
+        for attribute in node.attribute:
+            is_tensor = attribute.name == "value" and attribute.HasField("t")
+            if is_tensor and node.output[0] not in outputs:
+                tensors[index] = attribute.t
+    if not tensors:
+        return
+    candidate = copy_message(proto)
+    for index, tensor in tensors.items():
+        initializer = candidate.graph.initializer.add()
+        initializer.CopyFrom(tensor)
+        initializer.name = proto.graph.node[index].output[0]
+    for index in sorted(tensors, reverse=True):
+        del candidate.graph.node[index]
+    stored = {proto.graph.node[index].output[0] for index in tensors}
+    types = [v for v in candidate.graph.value_info if v.name not in stored]
+    del candidate.graph.value_info[:]
+    candidate.graph.value_info.extend(types)
+    yield candidate
+
+
+# Sizes --------------------------------------------------------------------------------------------
+
+
+def _divide(size: int, factor: int) -> int:
+    """Return a size divided by a factor, or the size if the factor does not divide it."""
+    return size // factor if size % factor == 0 else size
+
+
+def reduce_channels(
+    proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
+) -> Iterator[onnx.ModelProto]:
+    """Yield models with fewer channels.
+
+    Every number of channels that a factor divides is divided by it, then single ones become 1.
+    """
+    shapes = [t.dims for t in _tensors(proto) if t.data_type not in _INTEGERS]
+    dims = {d for shape in shapes for d in shape[:2]}
+    for value in proto.graph.input:
+        dims.update(d.dim_value for d in value.type.tensor_type.shape.dim[1:2])
+    sizes = sorted((d for d in dims if d > 1), reverse=True)
+    changes: list[Callable[[int], int]] = [
+        functools.partial(_divide, factor=factor)
+        for factor in _factors(sizes)
+        if any(size % factor == 0 for size in sizes)
+    ]
+    changes += [functools.partial(_replace, old=size) for size in sizes]
+    for change in changes:
+        for change_contents in (True, False):
+            yield _resize(proto, change, find_constant, change_contents)
+
+
+def _replace(size: int, old: int) -> int:
+    return 1 if size == old else size
+
+
+def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Yield models with a batch of one, then with smaller images."""
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input]
+    if any(shape and shape[0] > 1 for shape in shapes):
+        candidate = copy_message(proto)
+        for value in candidate.graph.input:
+            _change_dims(value.type.tensor_type.shape.dim[:1], lambda size: 1)
+        yield _forget_types(candidate)
+    sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
+    for factor in _factors(sides):
+        for power in (0, 1, 2):  # constants hold no size, a side, or an area
+            candidate = copy_message(proto)
+            for value in candidate.graph.input:
+                divide = functools.partial(_divide_side, factor=factor)
+                _change_dims(value.type.tensor_type.shape.dim[2:], divide)
+            if power:
+                _change_contents(candidate, functools.partial(_divide, factor=factor**power))
+            yield _forget_types(candidate)
+
+
+def _divide_side(size: int, factor: int) -> int:
+    return max(1, size // factor)
+
+
+def _change_dims(
+    dims: Iterable[onnx.TensorShapeProto.Dimension], change: Callable[[int], int]
+) -> None:
+    for dim in dims:
+        if dim.dim_value > 1:
+            dim.dim_value = change(dim.dim_value)
+
+
+def flatten_weights(
+    proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
+) -> Iterator[onnx.ModelProto]:
+    """Yield models whose constants have one value, all of them and single ones.
+
+    The value is the one with the largest magnitude.
+    """
+    initializers = enumerate(proto.graph.initializer)
+    large = [i for i, t in initializers if _can_be_flattened(t, find_constant)]
+    groups = [[index] for index in large]
+    if len(large) > 1:
+        groups.insert(0, large)
+    for group in groups:
+        candidate = copy_message(proto)
+        for index in group:
+            tensor = candidate.graph.initializer[index]
+            array = to_array(find_constant(tensor))
+            flat = array.reshape(-1)
+            plain = np.full_like(array, flat[int(np.argmax(np.abs(flat.astype(np.float64))))])
+            tensor.CopyFrom(numpy_helper.from_array(plain, tensor.name))
+        yield candidate
+
+
+def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -> bool:
+    if tensor.data_type not in qdq.FLOATS | {onnx.TensorProto.INT8}:
+        return False
+    if np.prod(tensor.dims) <= _PLAIN:
+        return False
+    array = to_array(find_constant(tensor))
+    return bool((array != array.reshape(-1)[0]).any())
+
+
+def _factors(sizes: list[int]) -> list[int]:
+    """Return powers of two, small odd numbers and the sizes up to the largest, in falling order."""
+    largest = sizes[0] if sizes else 1
+    factors = {2**i for i in range(1, largest.bit_length())} | {3, 5, 7} | set(sizes)
+    return sorted((f for f in factors if 1 < f <= largest), reverse=True)
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from proto.graph.initializer
+    for node in proto.graph.node:
+        if node.op_type == "Constant":
+            yield from (a.t for a in node.attribute if a.HasField("t"))
+
+
+def _resize(
+    proto: onnx.ModelProto,
+    change: Callable[[int], int],
+    find_constant: ConstantLookup,
+    change_contents: bool,
+) -> onnx.ModelProto:
+    """Return a copy with other numbers of channels in weights, inputs and groups."""
+    resizing = (n for n in proto.graph.node if n.op_type in ("Resize", "Upsample"))
+    structural = {t for n in resizing for t in n.input[1:]}
+
+    def resize(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+        if name in structural or tensor.data_type in _NOT_RESIZED:
+            return tensor
+        dims = [change(d) if axis < 2 else d for axis, d in enumerate(tensor.dims)]
+        if dims == list(tensor.dims):
+            return tensor
+        whole: npt.NDArray[Any] = to_array(find_constant(tensor))
+        part = np.ascontiguousarray(whole[tuple(slice(0, d) for d in dims)])
+        return numpy_helper.from_array(part, tensor.name)
+
+    candidate = prune(proto, lambda tensor: resize(tensor, tensor.name))
+    for node in candidate.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.HasField("t"):
+                attribute.t.CopyFrom(resize(attribute.t, node.output[0]))
+            if attribute.name == "group" and attribute.i > 1:
+                attribute.i = change(attribute.i)
+    for value in candidate.graph.input:
+        _change_dims(value.type.tensor_type.shape.dim[1:2], change)
+    if change_contents:
+        _change_contents(candidate, change)
+    return _forget_types(candidate)
+
+
+def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
+    """Check whether shapes may be computed from a constant: a vector of integers, not a table."""
+    return (
+        tensor.data_type in _INTEGERS
+        and len(tensor.dims) <= 1
+        and math.prod(tensor.dims) <= limits.SHAPE_ENTRIES
+    )
+
+
+def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
+    """Change the sizes in constants and attributes, as of Reshape, Slice and Split."""
+
+    def change_size(size: int) -> int:
+        return change(size) if 1 < size < 2**31 else size
+
+    for tensor in _tensors(proto):
+        if may_hold_sizes(tensor):
+            array = to_array(tensor)
+            sizes = np.array([change_size(int(v)) for v in array.reshape(-1)], array.dtype)
+            tensor.CopyFrom(numpy_helper.from_array(sizes.reshape(array.shape), tensor.name))
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("split", "starts", "ends", "shape"):
+                attribute.ints[:] = map(change_size, attribute.ints)
+
+
+def _forget_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove inferred types and the dimensions of outputs, which shape inference finds again."""
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]
+    return proto
+
+
+READING_CONSTANTS: frozenset[Reduction] = frozenset((reduce_channels, flatten_weights))
+"""Reductions that read large constants, with a function that finds them."""
+
+ALL: tuple[Reduction, ...] = (
+    reduce_outputs,
+    remove_nodes,
+    store_constants,
+    bypass_nodes,
+    reduce_channels,
+    reduce_images,
+    flatten_weights,
+)
+# If the cost of a try depends on the bytes of a model, the largest savings come first.
+BYTES_FIRST: tuple[Reduction, ...] = (
+    store_constants,
+    reduce_channels,
+    *(reduction for reduction in ALL if reduction not in (store_constants, reduce_channels)),
+)
+# For generated networks, whose inputs and outputs may have any type.
+LOOSE: tuple[Reduction, ...] = (
+    functools.partial(reduce_outputs, floats=False),
+    functools.partial(remove_nodes, floats=False),
+    store_constants,
+    bypass_nodes,
+)

@@ -1,0 +1,220 @@
+"""Step-by-step reduction of a model as long as it shows the same."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import onnx
+
+from qdqtool.errors import BuilderError, ModelError
+from qdqtool.extraction.options import PREDICTED_MODELS
+from qdqtool.extraction.reductions import (
+    ALL,
+    LARGE,
+    READING_CONSTANTS,
+    Reduction,
+    copy_message,
+    may_hold_sizes,
+    prune,
+)
+from qdqtool.proto.external_data import has_data, stored_bytes
+from qdqtool.proto.shapes import infer_shapes
+from qdqtool.proto.slim import tensor_bytes, without_data
+from qdqtool.util import limits
+
+ModelCheck = Callable[[onnx.ModelProto], bool]
+_FINDING_COST = 8  # making a candidate takes an eighth of the time of predicting it
+
+
+class ModelShrinker:
+    """Makes a model smaller, step by step.
+
+    Candidates contain no large constants, only those that are tried get theirs back.
+
+    Args:
+        proto: The model. It is not changed.
+        holds: Function that checks whether a smaller model shows the same. It does not if the
+            function raises an error.
+        reductions: Ways to make it smaller, see :mod:`qdqtool.extraction.reductions`.
+        limit: Maximum number of models to try.
+        bounded: Whether nodes and bytes of the models are limited too, see
+            :mod:`qdqtool.util.limits`.
+
+    Attributes:
+        tried: Number of models that were tried.
+        exhausted: Whether a limit ended the search.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        holds: ModelCheck,
+        reductions: Sequence[Reduction] = ALL,
+        limit: int = PREDICTED_MODELS,
+        bounded: bool = False,
+    ) -> None:
+        self._budget = (limits.MINIMIZED_NODES, limits.MINIMIZED_BYTES) if bounded else None
+        self._strict = True
+        self._constants: dict[str, onnx.TensorProto] = {}
+        light = detach_constants(proto, self._constants)
+        try:
+            self._light = self._infer_types(light)
+        except Exception:
+            # onnx refuses some whole models (plugins, unusual types), and their parts as well.
+            self._strict = False
+            try:
+                self._light = self._infer_types(light)
+            except Exception as error:
+                raise ModelError(
+                    "onnx cannot infer the model's shapes, so that nothing smaller can be looked "
+                    f"for ({' '.join(str(error).split())[:200]}); leave out `minimize`",
+                    code="shapes-unknown",
+                    parameter="minimize",
+                ) from error
+        self._holds = holds
+        self._reductions = reductions
+        self._limit = limit
+        self._digests: set[bytes] = {_digest(self._light)}
+        self.tried = 0
+        self.exhausted = False
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The smallest model so far that holds."""
+        return attach_constants(self._light, self._constants)
+
+    def steps(self) -> Iterator[bool]:
+        """Yield for each model that is tried whether it holds, until no smaller one does."""
+        progress = True
+        while progress and not self.exhausted:
+            progress = False
+            for reduction in self._reductions:
+                is_smaller = True
+                while is_smaller and not self.exhausted:
+                    is_smaller = False
+                    for holds in self._try_candidates(reduction):
+                        yield holds
+                        is_smaller = holds
+                    progress = progress or is_smaller
+
+    def _try_candidates(self, reduction: Reduction) -> Iterator[bool]:
+        """Try the candidates of a reduction until one holds or a limit is reached."""
+        reads_constants = reduction in READING_CONSTANTS
+        arguments = [self._find_constant] if reads_constants else []
+        candidates = reduction(self._light, *arguments)
+        while (candidate := next(candidates, None)) is not None:
+            if self.tried >= self._limit:
+                self.exhausted = True
+                return
+            holds = self._try(candidate, _stored_size(candidate) if reads_constants else 0)
+            del candidate  # each may be as large as the model
+            if holds is not None and not self.exhausted:
+                yield holds
+            if holds or self.exhausted:
+                return
+
+    def run(self) -> onnx.ModelProto:
+        """Take all steps and return the smallest model."""
+        for _ in self.steps():
+            pass
+        return self.proto
+
+    def _spend(self, nodes: int, size: int = 0) -> bool:
+        """Subtract nodes and bytes from the budget, and return whether it was enough."""
+        if self._budget is not None:
+            self._budget = (self._budget[0] - nodes, self._budget[1] - size)
+            self.exhausted = min(self._budget) < 0
+        return not self.exhausted
+
+    def _find_constant(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        return self._constants.get(tensor.doc_string, tensor)
+
+    def _try(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
+        """Check whether a candidate holds, and replace the model by it.
+
+        Args:
+            candidate: The candidate.
+            copied_bytes: Bytes of constants that were copied to make it.
+
+        Returns:
+            None if it is not tried: it is no valid model, was tried before, or exceeds the budget.
+        """
+        if not self._spend(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
+            return None
+        constants = dict(self._constants)
+        try:
+            typed = self._infer_types(detach_constants(candidate, constants))
+        except Exception:
+            return None  # reductions also make models that onnx refuses
+        digest = _digest(typed)
+        if digest in self._digests:
+            return None
+        self._digests.add(digest)
+        complete = attach_constants(typed, constants)
+        if not self._spend(len(complete.graph.node), _stored_size(complete)):
+            return None
+        self.tried += 1
+        try:
+            holds = self._holds(complete)
+        except BuilderError:
+            raise  # the compiler is gone, so that no further answer means anything
+        except Exception:
+            return False
+        if holds:
+            self._light = typed
+            marks = (t.doc_string for t in typed.graph.initializer)
+            # A tensor keeps its whole candidate in memory, so new ones are copied.
+            self._constants = {
+                m: self._constants.get(m) or copy_message(constants[m])
+                for m in marks
+                if m in constants
+            }
+        return holds
+
+    def _infer_types(self, proto: onnx.ModelProto) -> onnx.ModelProto:
+        return infer_shapes(proto, check_type=self._strict, strict_mode=self._strict)
+
+
+def _digest(proto: onnx.ModelProto) -> bytes:
+    return hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
+
+
+def _stored_size(proto: onnx.ModelProto) -> int:
+    """Return the bytes of the initializers with data, without serializing them."""
+    return sum(stored_bytes(t) for t in proto.graph.initializer if has_data(t))
+
+
+def detach_constants(
+    proto: onnx.ModelProto, constants: dict[str, onnx.TensorProto]
+) -> onnx.ModelProto:
+    """Return the nodes that the outputs of a model need, with large constants without data.
+
+    Args:
+        proto: The model.
+        constants: Dictionary to which the constants are added, by the mark that their doc strings
+            have afterwards.
+    """
+
+    def detach(tensor: onnx.TensorProto) -> onnx.TensorProto:
+        if tensor_bytes(tensor) <= LARGE or may_hold_sizes(tensor):
+            return tensor
+        mark = hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()
+        constants.setdefault(mark, tensor)
+        stub = without_data(tensor)
+        stub.doc_string = mark
+        return stub
+
+    return prune(proto, detach)
+
+
+def attach_constants(
+    proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
+) -> onnx.ModelProto:
+    """Return a copy of a model with the constants that were detached."""
+    complete = copy_message(proto)
+    for tensor in complete.graph.initializer:
+        constant = constants.get(tensor.doc_string)
+        if constant is not None:
+            name = tensor.name
+            tensor.CopyFrom(constant)
+            tensor.name = name
+    return complete

@@ -1,0 +1,233 @@
+"""Search for the smallest part of a model that shows the same.
+
+A part is grown from the nodes that a finding names, then nodes far from them are removed.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from qdqtool.extraction.cut import ModelCutter, ModelPart
+from qdqtool.ir.graph import Node
+from qdqtool.util import limits
+
+PartCheck = Callable[[ModelPart], bool]
+# A part is wide if it has this many times as many nodes as hops to the farthest. YOLOv8 has 4 times
+# as many, the blocks of Inception fewer.
+_WIDE = 50
+_GROUPS = 8  # of branches
+_FINDING_COST = 8  # finding the rest of a part takes an eighth of the time of predicting it
+_HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
+
+
+def grow_part(
+    cutter: ModelCutter,
+    anchors: Sequence[Node],
+    holds: PartCheck,
+    needed: frozenset[int] = frozenset(),
+) -> Iterator[ModelPart | None]:
+    """Try wider and wider parts around some nodes, and the whole model last.
+
+    The whole model is not checked, as it shows everything by definition.
+
+    Args:
+        cutter: Cutter of the model.
+        anchors: Nodes of the smallest part.
+        holds: Function that checks whether a part shows the same.
+        needed: Indices of nodes without which a part is not tried.
+
+    Yields:
+        None for each part that does not hold, then the first one that does.
+    """
+    tried: set[ModelPart] = set()
+    for hops in _HOPS:
+        nodes = cutter.find_nodes_within(anchors, hops)
+        for every_output in (False, True):
+            part = cutter.complete(nodes, every_output)
+            if len(part.nodes) == len(cutter.model.nodes):
+                yield cutter.whole_part()
+                return
+            if part in tried or not part.outputs or not needed <= part.nodes:
+                continue
+            tried.add(part)
+            if holds(part):
+                yield part
+                return
+            yield None
+    yield cutter.whole_part()
+
+
+class TrimBudget:
+    """Number of nodes that trimming may still predict.
+
+    If each node of a wide part counts, the cost grows with the square of their number. A part with
+    more findings than nodes, because copies of Qs remain, counts as that many nodes.
+
+    Attributes:
+        nodes_left: Number of nodes. If it is negative, trimming was stopped.
+    """
+
+    def __init__(self) -> None:
+        self.nodes_left = limits.TRIMMED_NODES
+
+    def spend(self, nodes: int) -> bool:
+        """Subtract some nodes, and return whether the budget was enough."""
+        self.nodes_left -= nodes
+        return self.nodes_left >= 0
+
+
+class PartTrimmer:
+    """Makes a part smaller as long as it shows the same.
+
+    Args:
+        cutter: Cutter of the model.
+        part: The part.
+        anchors: Nodes that remain. Nodes that are not connected with them are removed too.
+        holds: Function that checks whether a part shows the same.
+        budget: Number of nodes to predict.
+        needed: Indices of further nodes that remain.
+
+    Attributes:
+        part: The smallest part that holds.
+    """
+
+    def __init__(
+        self,
+        cutter: ModelCutter,
+        part: ModelPart,
+        anchors: Sequence[Node],
+        holds: PartCheck,
+        budget: TrimBudget,
+        needed: frozenset[int] = frozenset(),
+    ) -> None:
+        self.part = part
+        self._cutter = cutter
+        self._anchors = anchors
+        self._holds = holds
+        self._budget = budget
+        self._needed = needed
+
+    def steps(self) -> Iterator[bool]:
+        """Yield for each smaller part whether it holds, until none does or the budget is spent."""
+        yield from self._select_groups()
+        fixed = self._needed.union(n.index for n in self._anchors)
+        size = max(1, len(self.part.nodes) // 2)
+        while True:
+            distances = _NodeDistances(self._cutter, self.part, self._anchors)
+            order = [i for i in distances.order if i not in fixed]
+            progress = False
+            while order:
+                removed, order = set(order[:size]), order[size:]
+                is_affordable = self._budget.spend(len(self.part.nodes) // _FINDING_COST)
+                smaller = self._remove(removed)
+                if smaller is not None:
+                    is_affordable = self._budget.spend(len(smaller.nodes))
+                if not is_affordable:
+                    return
+                if smaller is None:
+                    continue
+                if self._holds(smaller):
+                    self.part, progress = smaller, True
+                    order = [i for i in order if i in smaller.nodes]
+                yield self.part is smaller
+            if size > 1:
+                size = max(1, min(size // 2, len(self.part.nodes) // 2))
+            elif not progress:
+                return
+
+    def _select_groups(self) -> Iterator[bool]:
+        """Keep a group of the branches of a wide part, and again of these, as long as one holds.
+
+        Trying eight groups of an eighth costs as much as trying one part without one of them.
+        """
+        while True:
+            distances = _NodeDistances(self._cutter, self.part, self._anchors)
+            if not distances.is_wide:
+                return
+            for group in distances.groups():
+                smaller = self._remove(set(distances.order) - group)
+                if smaller is None:
+                    continue
+                if not self._budget.spend(len(smaller.nodes)):
+                    return
+                if self._holds(smaller):
+                    self.part = smaller
+                    yield True
+                    break
+                yield False
+            else:
+                return
+
+    def _remove(self, removed: set[int]) -> ModelPart | None:
+        """Return the part without some nodes, None if it is not smaller or lacks a needed node."""
+        nodes = self._find_connected(self.part.nodes - removed - self._cutter.constant)
+        if not self._needed <= nodes:
+            return None
+        for every_output in (False, True):
+            smaller = self._cutter.complete(nodes, every_output)
+            if smaller.outputs and smaller.nodes < self.part.nodes:
+                return smaller
+        return None
+
+    def _find_connected(self, nodes: frozenset[int]) -> set[int]:
+        """Return the anchors and those of the nodes that are connected with them."""
+        indices = {n.index for n in self._anchors}
+        stack = list(self._anchors)
+        while stack:
+            for other in self._cutter.neighbors(stack.pop()):
+                if other.index in nodes and other.index not in indices:
+                    indices.add(other.index)
+                    stack.append(other)
+        return indices
+
+
+class _NodeDistances:
+    """Nodes of a part around the anchors, except constant nodes.
+
+    Attributes:
+        order: Indices of the nodes, the farthest from the anchors first.
+        is_wide: Whether the part has many nodes at the same distance.
+    """
+
+    def __init__(self, cutter: ModelCutter, part: ModelPart, anchors: Sequence[Node]) -> None:
+        self._distance = distance = {n.index: 0 for n in anchors}
+        self._previous: dict[int, int] = {}
+        queue = list(anchors)
+        for node in queue:
+            for other in cutter.neighbors(node):
+                if other.index in part.nodes and other.index not in distance:
+                    distance[other.index] = distance[node.index] + 1
+                    self._previous[other.index] = node.index
+                    queue.append(other)
+        inner = part.nodes - cutter.constant
+        self.order = sorted(inner, key=lambda i: (-distance.get(i, len(part.nodes)), i))
+        self.is_wide = len(distance) > _WIDE * max(1, *distance.values())
+
+    def groups(self) -> Iterator[set[int]]:
+        """Yield groups of adjacent branches, an eighth each, with the nodes near the anchors."""
+        order = self._order_branches()
+        size = -(-len(order) // _GROUPS)
+        near = {i for i, distance in self._distance.items() if not distance}
+        for _, ring in itertools.groupby(self._previous, self._distance.__getitem__):
+            indices = list(ring)
+            if len(near) + len(indices) > size:
+                break
+            near.update(indices)
+        for start in range(0, len(order), size):
+            group = set(near)
+            for index in order[start : start + size]:
+                while index not in group:
+                    group.add(index)
+                    index = self._previous[index]
+            yield group
+
+    def _order_branches(self) -> list[int]:
+        """Return all nodes so that each branch is contiguous."""
+        branches: dict[int, list[int]] = {}
+        for index, previous in self._previous.items():  # the nearest first
+            branches.setdefault(previous, []).append(index)
+        order = []
+        stack = sorted((i for i, distance in self._distance.items() if not distance), reverse=True)
+        while stack:
+            order.append(stack.pop())
+            stack += branches.get(order[-1], ())[::-1]
+        return order
