@@ -19,7 +19,8 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.insertion import losses, sample_runs
-from qdqtool.insertion.api import prepared, said_of_half, too_large
+from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
+from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -217,9 +218,10 @@ class _TuningRun:
             "nodes": len(self.source.nodes),
         }
         placing, network = options.placement, options.network
-        self.model, half, self.notes, self.warnings = prepared(
-            model, self.source, self.target, placing.weights, network.high_precision
+        prepared = prepare_network(
+            model, self.target, placing.weights, network.high_precision, self.source
         )
+        self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
         rules, placement = choose_rules(self.model, placing, self.target)
         self.metric = metric_for(self.model, options.goal.metric, timeout)
         self.sets = open_sets(
@@ -245,7 +247,7 @@ class _TuningRun:
             MethodChoice.from_options(options.ranges),
             placing.unify,
             self.gpu,
-            half,
+            prepared.fp16,
         )
         self.ranges_report: Json = {}
 
@@ -310,7 +312,7 @@ class _TuningRun:
             planner.fp32_tensors = self._find_wide_tensors()
             by_default = self.options.network.high_precision is None
             self.notes.extend(
-                said_of_half(self.model, self.target, planner.fp32_tensors, by_default)
+                describe_fp16(self.model, self.target, planner.fp32_tensors, by_default)
             )
 
     def _count_range_samples(self, cluster: ClusterOptions) -> int:
@@ -334,7 +336,7 @@ class _TuningRun:
         model, quantized = recipe.build(self.planner.model)
         largest = {t: s.absmax for t, s in self.planner.statistics.items()}
         samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
-        return too_large(model, quantized, largest, samples, self.warnings)
+        return find_wide_tensors(model, quantized, largest, samples, self.warnings)
 
     def make_search(
         self,

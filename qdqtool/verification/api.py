@@ -23,6 +23,7 @@ from qdqtool.buildlog.summary import (
 )
 from qdqtool.buildlog.types import Build, Section
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
+from qdqtool.ir.file_types import is_model_name
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.qdq import quantizers
@@ -40,7 +41,6 @@ from qdqtool.trt.targets import (
 )
 from qdqtool.types import Event, Precision, Prediction
 from qdqtool.util.checks import check_choice
-from qdqtool.util.file_types import is_model_name
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.records import replaced
