@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.engine_comparison import compare_engines
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
 from qdqtool.comparison.build_side import (
     add_profile_layers,

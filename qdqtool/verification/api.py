@@ -13,14 +13,14 @@ import onnx
 from qdqtool.builders.compiler_process import print_license_notice
 from qdqtool.builders.options import BUILDERS
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
-from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.buildlog.summary import (
+from qdqtool.buildlog.build_status import (
     IMPLICIT_INT8,
     LATEST_SPELLING,
     find_listing_hole,
     is_implicit_int8,
 )
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.types import Build, Section
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
 from qdqtool.ir.file_types import is_model_name

@@ -17,8 +17,8 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
     TraceCounts,
 )
+from qdqtool.buildlog.build_status import find_listing_hole
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import find_listing_hole
 from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
