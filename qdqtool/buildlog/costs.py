@@ -262,7 +262,6 @@ def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | 
 
 
 def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
-    """Return number and type of the weights in a detailed listing."""
     for key in ("Weights", "ConvWeights"):  # the second for a fused pooling
         weights = layer.extras.get(key)
         if isinstance(weights, dict):

@@ -230,7 +230,6 @@ def _computes_same(first: LayerCost, second: LayerCost) -> bool:
 
 
 def _contradicts(first: _LayerSignature, second: _LayerSignature) -> bool:
-    """Return whether two layers compute different things: other kernels, or other channels."""
     return any(a and b and a != b for a, b in zip(first.sizes, second.sizes, strict=True))
 
 

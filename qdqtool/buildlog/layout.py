@@ -178,7 +178,6 @@ def _insert_vertices(
 
 
 def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Link]:
-    """Return the links between neighboring ranks, each once."""
     result: dict[_Link, None] = {}
     for (source, target), vertices in zip(links, passing, strict=True):
         for start, end in itertools.pairwise([source, *vertices, target]):

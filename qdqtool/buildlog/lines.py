@@ -132,7 +132,6 @@ def read_profile_row(build: Build, text: str) -> bool:
 
 
 def _split_row(text: str, order: str, count: int) -> list[str]:
-    """Split a row of the profile into its name and `count` numbers, or fewer if it is short."""
     if order == "first":
         name, *numbers = text.rsplit(None, count) or [""]
     else:

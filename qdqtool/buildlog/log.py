@@ -318,7 +318,6 @@ class LogReader:
         self.sections.read(level, text, number)
 
     def _read_result(self, message: bytes) -> None:
-        """Read the result of a layer's tuning, of this build or of the timing cache."""
         tactics = self.build.tactics
         head, cached, rest = message.rpartition(_CACHED)
         if cached:
@@ -335,14 +334,12 @@ class LogReader:
         _update_best(tuned, message[message.rfind(b" ") + 1 :])
 
     def _add_tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
-        """Return the layer of a name, added to the table if there is room."""
         tuned = table.get(name) or TunedLayer(name)
         if len(table) < _MAX_TUNED:
             table[name] = tuned
         return tuned
 
     def _read_timing(self, kind: str, line: bytes, end: int) -> None:
-        """Read a timing line. `kind` is the matched group of its expression, `end` its end."""
         reader = self._timing_readers.get(kind)
         if reader is not None:
             reader(line, end)

@@ -87,7 +87,6 @@ def _open_standard_input() -> BinaryIO:
 
 
 def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Yield blocks up to the limits of a pipe."""
     size = lines = 0
     for block in blocks:
         size += len(block)

@@ -187,7 +187,6 @@ class SectionReader:
         return True
 
     def _read_other(self, text: str, line: int) -> bool:
-        """Read a line that is not recognized by its first word alone."""
         build = self.build
         if text.startswith("[") and (match := _PLACED.match(text)):
             if self._keep(text):

@@ -30,6 +30,7 @@ _REPLACED_FLAGS = (
     "--exportProfile",
     "--separateProfileRun",
     "--nvtxMode",
+    "--saveEngine",
 )
 # Of TensorRT before 11.
 _PROFILE_RUN_FLAGS = ("--separateProfileRun",)
@@ -46,11 +47,7 @@ def rerun_commands(build: Build) -> dict[str, str]:
     whose trtexec lists no layers has the listing in its verbose log.
     """
     words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
-    command = [
-        word
-        for word in words
-        if word.split("=")[0] not in _REPLACED_FLAGS and not word.startswith("--saveEngine")
-    ]
+    command = [word for word in words if word.split("=")[0] not in _REPLACED_FLAGS]
     program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
     if build.tensorrt is None or program is None:
         before_11 = command + [flag for flag in _INT8_FLAGS if flag not in command]
