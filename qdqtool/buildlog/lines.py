@@ -111,10 +111,8 @@ def read_profile_row(build: Build, text: str) -> bool:
     median (from 8.4 on) and percent, as the head says.
     """
     columns = build.options.setdefault("Profile columns", {})
-    for order, word in (("first", "Time (ms)"), ("last", "Time(ms)")):
-        if word in text and "Layer" in text:
-            columns.update(order=order, median="yes" if "Median" in text else "")
-            return True
+    if _read_profile_head(columns, text):
+        return True
     if not columns and not _guess_columns(columns, text):
         return False
     count = 4 if columns["median"] else 3
@@ -129,6 +127,14 @@ def read_profile_row(build: Build, text: str) -> bool:
         median = rest[0] if count == 4 else None
         build.profile_rows.append(ProfileRow(name, total, average, median, rest[-1]))
     return True
+
+
+def _read_profile_head(columns: dict[str, str], text: str) -> bool:
+    for order, word in (("first", "Time (ms)"), ("last", "Time(ms)")):
+        if word in text and "Layer" in text:
+            columns.update(order=order, median="yes" if "Median" in text else "")
+            return True
+    return False
 
 
 def _split_row(text: str, order: str, count: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from qdqtool.buildlog.build_status import is_implicit_int8
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, LogMessage
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
@@ -90,12 +90,7 @@ def summarize(build: Build) -> Json:
         # With the flag for INT8 and without 16-bit floats, all other layers run in FP32.
         "float_remainder_fp32": "int8" in flags
         and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
-        "model": {
-            "file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
-            "opset": build.parse.opset or None,
-            "producer": build.parse.producer or None,
-            "nodes": len(build.parse.nodes) or None,
-        },
+        "model": _summarize_model(build),
         "milestones": [
             {"what": m.name, **published(m, "layers", "line")} for m in build.milestones
         ],
@@ -110,18 +105,27 @@ def summarize(build: Build) -> Json:
         "memory": published(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _summarize_profile(build),
-        "messages": [
-            {
-                "level": "error" if m.level == "E" else "warning",
-                **published(m, "text", "line", "count"),
-            }
-            for m in build.messages
-        ],
+        "messages": list(map(_summarize_message, build.messages)),
         "names_only": build.names_only,
         "rerun": rerun_commands(build) if build.names_only else {},
         "notes": list(build.notes),
         "lines": published(build.lines, "total", "timing", "unexplained"),
     }
+
+
+def _summarize_model(build: Build) -> Json:
+    parse = build.parse
+    return {
+        "file": parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
+        "opset": parse.opset or None,
+        "producer": parse.producer or None,
+        "nodes": len(parse.nodes) or None,
+    }
+
+
+def _summarize_message(message: LogMessage) -> Json:
+    level = "error" if message.level == "E" else "warning"
+    return {"level": level, **published(message, "text", "line", "count")}
 
 
 def describe_contents(build: Build) -> list[str]:
