@@ -334,6 +334,7 @@ _CLEARED = frozenset(
     }
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
+_UNNAMED_PREFIX = "node_of_"  # of TensorRT's name for a node without one, before its output
 _LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
 _COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers of any text
 # Words in the report of every model.
@@ -394,6 +395,8 @@ class PrivateNames:
         parts = _LAYER_SEPARATOR.split(name)
         if name not in self.names and len(parts) > 1:
             return "".join(p if i % 2 else self.rename_layer(p) for i, p in enumerate(parts))
+        if name not in self.names and name.startswith(_UNNAMED_PREFIX):
+            return _UNNAMED_PREFIX + self.rename_layer(name.removeprefix(_UNNAMED_PREFIX))
         end = len(name) if name in self.names else _find_copy_suffix(name)
         return self.names.get(name[:end], name[:end]) + name[end:]
 
@@ -403,8 +406,8 @@ class PrivateNames:
         if names:
             pattern = "|".join(map(re.escape, names))
             text = re.sub(
-                rf"(?<![\w/.])(?:{pattern})(?=_clone_\d|[^\w/]|$)",
-                lambda match: self.names[match[0]],
+                rf"(?<![\w/.])({_UNNAMED_PREFIX})?({pattern})(?=_clone_\d|[^\w/]|$)",
+                lambda match: (match[1] or "") + self.names[match[2]],
                 text,
             )
         return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)

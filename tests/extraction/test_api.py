@@ -739,6 +739,22 @@ def test_private_functions_are_renamed() -> None:
     assert np.isin(new, table).sum() <= 2
 
 
+def test_private_part_may_have_nodes_without_a_name() -> None:
+    """TensorRT names such a node after its output."""
+    model = residual(1)
+    for node in model.graph.node:
+        node.name = node.name if node.op_type == "Conv" else ""
+    result = qdqtool.extract(model, finding="INPUT-CONVERSION", private=True)
+    assert result.private is not None
+    assert [f.node for f in result.whole.findings if f.node.startswith("node_of_")] == [
+        "node_of_stem.in.Q:0"
+    ]
+    name = f"node_of_{result.private.names['stem.in.Q:0']}"
+    assert name in {f.node for f in result.shown.findings} and name in result.kept
+    message = result.private.replace_names("node_of_stem.in.Q:0 (stem.in.Q:0): no kernel")
+    assert message == f"{name} ({name.removeprefix('node_of_')}): no kernel"
+
+
 def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:
     """A copy of a Q is fused with the DQ before a Concat, and the layer is named after both."""
     first = g.pair(g.input(1, 8, 16, 16, name="one"), "acme.first", 0.048)
