@@ -1,4 +1,4 @@
-"""qdqtool: insert Q/DQ pairs for TensorRT, predict what TensorRT does with them, verify it against real builds.
+"""Q/DQ models for TensorRT: insert, predict, and verify against real builds.
 
     import qdqtool
     insertion = qdqtool.insert("model.onnx", "images/")
@@ -6,16 +6,16 @@
     verification = qdqtool.verify("model_qdq.onnx", "build.log")
     comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
 
-Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a file have ``save(path)``: a model
-(``insert``, ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``compare``,
-``verify``). Nothing that was read is overwritten.
+Every result has ``ok``, a short ``repr`` and ``as_json()``. Most have ``save(path)`` for a model
+(``insert``, ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``predict``, ``compare``,
+``verify``). Input files are never overwritten.
 
-A ``QdqtoolError`` for an argument names the parameter. So does the error for calibration data of yours that raises
-while it is read; your own exception is its ``__cause__``. An argument of a wrong Python type raises what Python raises,
-and what a function of yours raises (``say``) is passed on.
+Invalid arguments raise ``QdqtoolError``, which names the parameter. So do errors in your
+calibration data, with your exception as ``__cause__``. Arguments of a wrong Python type raise what
+Python raises. Exceptions of your callbacks (``say``) are passed on.
 
-Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
-Each name is imported on first use, so that ``import qdqtool`` takes almost no time.
+Packages have nouns as names (``insertion``, ``verification``), because the verbs are functions.
+Each name is imported on first use, so that ``import qdqtool`` is fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qdqtool.types import TOOL_VERSION as __version__
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
-    from qdqtool.verification.lines import Verification
+    from qdqtool.verification.result import Verification
 
 _HOMES = {
     "compare": "qdqtool.comparison.api",
@@ -59,7 +59,7 @@ _HOMES = {
     "Finding": "qdqtool.types",
     "Precision": "qdqtool.types",
     "Prediction": "qdqtool.types",
-    "Verification": "qdqtool.verification.lines",
+    "Verification": "qdqtool.verification.result",
     "__version__": "qdqtool.types",
 }
 

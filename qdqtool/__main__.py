@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run the command line and exit with its code."""
     try:
-        completing = "_QDQTOOL_COMPLETE" in os.environ  # click answers the shell
+        completing = "_QDQTOOL_COMPLETE" in os.environ  # shell completion
         if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
             _print_overview()
         from qdqtool.commands.cli import main as run_command_line
@@ -20,13 +20,13 @@ def main() -> None:
 
 
 def _print_overview() -> None:
-    from qdqtool.commands import overview
-    from qdqtool.util import process
+    from qdqtool.commands import overview, process
+    from qdqtool.util.process import silence_stdout
 
     try:
         print(overview())
-    except BrokenPipeError:  # nobody reads on
-        process.silence_stdout()
+    except BrokenPipeError:  # the reader of the pipe has exited
+        silence_stdout()
     except OSError:
         sys.exit(2)
     process.exit_process(0)

@@ -1,37 +1,32 @@
-"""Errors that the user can act on: shown as one line on stderr, exit code 2, no traceback."""
+"""Errors that the user can act on; the command line prints one line and exits with code 2."""
 
 import re
 from collections.abc import Callable
 
-# Line breaks and other control characters; halves of characters, as file names that are not UTF-8 have them.
+# Control characters with line breaks, and surrogates, which file names that are not UTF-8 contain.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-LONGEST = (
-    600  # characters of a message; what is longer holds something that nobody reads to its end
-)
-_WORD, _PATH = (
-    100,
-    200,
-)  # what is left then of each word, as a name is one, and of the path in front
+LONGEST = 600  # characters of a message
+# Characters of each word (a name is one word) and of the path in a message that was too long.
+_WORD, _PATH = 100, 200
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def brief(text: str) -> str:
-    """A message, with the middle of what makes it too long left out: of its values, where it is a sentence."""
+    """Return a message that is at most as long as :data:`LONGEST`."""
     if len(text) <= LONGEST:
         return text
-    shorter: Callable[[], str] | None = getattr(text, "brief", None)  # of one that knows its values
-    return shortened(text) if shorter is None else shorter()
+    shorten_values: Callable[[], str] | None = getattr(text, "brief", None)
+    return shorten(text) if shorten_values is None else shorten_values()
 
 
-def shortened(text: str) -> str:
-    """A text whose long words have lost their middle, so that what it says is left; if still too long, its own."""
-    text = _LONG_WORD.sub(lambda found: _ends(found[0], _WORD), text)
+def shorten(text: str) -> str:
+    """Cut the middle out of long words; if that is not enough, out of the whole text."""
+    text = _LONG_WORD.sub(lambda match: _ends(match[0], _WORD), text)
     return text if len(text) <= LONGEST else _ends(text, LONGEST)
 
 
 def _ends(text: str, length: int) -> str:
-    """Beginning and end, each in half of the length."""
     return f"{text[: length // 2 - 3]}...{text[-length // 2 :]}"
 
 
@@ -42,7 +37,8 @@ class QdqtoolError(Exception):
     middle of a long message is left out.
 
     Attributes:
-        code: Identifier of the cause, such as ``"unknown-gpu"``. It stays when the message is reworded.
+        code: Identifier of the cause, such as ``"unknown-gpu"``. It stays when the message is
+            reworded.
         path: File that the error is about. The message begins with it. Empty if there is none.
         parameter: Parameter of the Python API that the error is about. Empty if there is none.
         node: ONNX node or tensor that the error is about. Empty if there is none.
@@ -69,9 +65,9 @@ class QdqtoolError(Exception):
         self.node = node
 
     def __str__(self) -> str:
-        """One line that can be printed, whatever is in the names."""
+        """Return one line, with control characters escaped."""
         return _UNPRINTED.sub(
-            lambda found: found[0].encode("unicode_escape").decode(), super().__str__()
+            lambda match: match[0].encode("unicode_escape").decode(), super().__str__()
         )
 
 

@@ -1,4 +1,4 @@
-"""Evidence of rules as data: what shows that TensorRT behaves as a rule says, and where to read it."""
+"""Evidence of rules: the builds or documents that show the behavior of TensorRT."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Case:
         name: Short and unique within its pass or operator, for instance ``stem-pool``.
         evidence: Seen in a build, documented by NVIDIA, or assumed.
         says: What happens, in one sentence.
-        builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an engine listing. The
-            builds are described in ``qdqtool/trt/builds.tsv``.
+        builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an
+            engine listing. The builds are described in ``qdqtool/trt/builds.tsv``.
         source: What documents it, or why it is assumed and what would refute it.
-        about: What a line of the log that shows it names: operators as in ONNX, kinds of lines as in ``trt.trace``.
-            What all cases of a pass have in common need not be there.
+        about: What a line of the log that shows it names: operators as in ONNX, kinds of lines as
+            in ``trt.trace``. What all cases of a pass have in common need not be there.
     """
 
     name: str
@@ -51,5 +51,5 @@ def documented(name: str, says: str, source: str, about: tuple[str, ...] = ()) -
 
 
 def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
-    """Return a case that no available build shows. ``source`` gives the reason and what would refute it."""
+    """Return a case that no build shows; ``source`` is the reason, and what would refute it."""
     return Case(name, Evidence.ASSUMED, says, (), source, about)

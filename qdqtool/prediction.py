@@ -1,4 +1,4 @@
-"""``qdqtool.predict``: what TensorRT will do with a Q/DQ model."""
+"""``qdqtool.predict``: predict the engine that TensorRT builds from a Q/DQ model."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def check_activations(
     }
     if not sources:
         return
-    # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
+    # If only the weights have Q/DQ, onnxruntime loses the input tensors of an Add when it fuses it.
     statistics = collect(
         remove_quantizers(index.copy(), weights=True).proto,
         data,
@@ -136,14 +136,16 @@ def check_activations(
     report = Report(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    # A guess, where data tells it.
-    known = [f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)]
-    prediction.findings = _ordered([*known, *report.findings])
-    _number(prediction.findings, prediction, index)
+    # The data replaces the guess from the scales.
+    findings = [
+        f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)
+    ]
+    prediction.findings = _sort_findings([*findings, *report.findings])
+    _number_findings(prediction.findings, prediction, index)
 
 
-def outcome(model: Model, target: Target) -> Prediction:
-    """The bare outcome: no findings, and what a target assumes is taken for settled."""
+def predict_outcome(model: Model, target: Target) -> Prediction:
+    """Predict without findings and without the alternatives of assumptions."""
     with pause_gc():
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
@@ -153,24 +155,24 @@ def outcome(model: Model, target: Target) -> Prediction:
 
 
 def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:
-    """Everything worth reporting about a prediction: build failures first, then the widest cost first.
+    """Find and number the findings of a prediction; build failures first, then the largest cost.
 
-    Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
+    Sets ``findings`` of each convolution to the ids of the findings about it.
     """
-    findings = _ordered(_found(model, prediction, way))
-    _number(findings, prediction, model)
+    findings = _sort_findings(_find_findings(model, prediction, way))
+    _number_findings(findings, prediction, model)
     return findings
 
 
-def of_part(model: Model, target: Target) -> Prediction:
-    """The prediction of a part, to be compared with the whole's: its findings are in no order and have no numbers."""
+def predict_part(model: Model, target: Target) -> Prediction:
+    """Predict a part of a model for a comparison; its findings are not sorted and not numbered."""
     with pause_gc():
-        prediction = outcome(model, target)
-        prediction.findings = _found(model, prediction, None)
+        prediction = predict_outcome(model, target)
+        prediction.findings = _find_findings(model, prediction, None)
     return prediction
 
 
-def _found(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
+def _find_findings(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
     from qdqtool.findings.report import Report
     from qdqtool.patterns.view import View
@@ -194,35 +196,33 @@ def _found(model: Model, prediction: Prediction, way: str | None) -> list[Findin
     return report.findings
 
 
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-
-
-def _ordered(findings: list[Finding]) -> list[Finding]:
-    """Errors first; within a severity the code that costs most first, and in it the widest tensor first."""
+def _sort_findings(findings: list[Finding]) -> list[Finding]:
+    """Sort by severity, then by the cost of the code, then by the size of the tensor."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)
     codes = sorted(values, key=lambda code: (-sum(values[code]), -len(values[code])))
-    place = {code: number for number, code in enumerate(codes)}
+    ranks = {code: number for number, code in enumerate(codes)}
+    severities = list(Severity)
     return sorted(
-        findings, key=lambda f: (_ORDER.index(f.severity), place[f.code], -(f.values or 0))
+        findings, key=lambda f: (severities.index(f.severity), ranks[f.code], -(f.values or 0))
     )
 
 
-def _number(findings: list[Finding], prediction: Prediction, model: Model) -> None:
-    by_name: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
-    there = {n.name for n in model.nodes}
-    for outcome in prediction.convolutions:
-        outcome.findings.clear()
+def _number_findings(findings: list[Finding], prediction: Prediction, model: Model) -> None:
+    convolutions: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
+    node_names = {n.name for n in model.nodes}
+    for conv in prediction.convolutions:
+        conv.findings.clear()
     for number, finding in enumerate(findings):
         finding.id = number
-        named = {finding.node: None}
-        for refusal in (r for c in finding.causes for r in (c.refusal, *c.also)):
-            named.update(dict.fromkeys(refusal.names()))
-        finding.nodes = tuple([n for n in named if n in there])
-        if finding.node in by_name and finding.node not in finding.convolutions:
+        names = {finding.node: None}
+        for cause in finding.causes:
+            for refusal in (cause.refusal, *cause.also):
+                names.update(dict.fromkeys(refusal.names()))
+        finding.nodes = tuple([name for name in names if name in node_names])
+        if finding.node in convolutions and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)
         for name in finding.convolutions:
-            concerned = by_name.get(name)
-            if concerned is not None:
-                concerned.findings.append(number)
+            if name in convolutions:
+                convolutions[name].findings.append(number)

@@ -1,9 +1,9 @@
-"""For test suites: ``assert_int8`` fails a pytest when TensorRT would not run a Q/DQ model in INT8 as wanted.
+"""Assertions for test suites.
 
 from qdqtool.testing import assert_int8
 
 def test_export_runs_in_int8():
-    assert_int8("yolov8n_qdq.onnx", target="trt8.5", allow_float=[r"/dfl/", r"cv2\\.\\d\\.2"], max_conversions=1)
+    assert_int8("yolov8n_qdq.onnx", target="trt8.5", allow_float=[r"/dfl/"], max_conversions=1)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 from qdqtool.util.checks import compile_pattern
 
-_SHOWN = 8  # failures shown in full; more would hide the first
+_MAX_FAILURES = 8  # failures in the message; more would hide the first
 
 
 def assert_int8(
@@ -29,38 +29,42 @@ def assert_int8(
     allow_float: str | Sequence[str] = (),
     max_conversions: int | None = None,
 ) -> Prediction:
-    """Predicts a Q/DQ model and fails when a convolution is not INT8 or conversions stay.
+    """Predict a Q/DQ model and fail if a convolution is not INT8 or too many conversions remain.
 
-    Convolutions are Conv, ConvTranspose, Gemm and MatMul; patterns are searched (``re.search``) in their names, and one
-    that matches nothing is an error, because it is a typing mistake or the model has changed.
+    Convolutions are Conv, ConvTranspose, Gemm and MatMul. Patterns are regular expressions that are
+    searched in their names. A pattern without a match is an error, because it has a typing mistake
+    or the model has changed.
 
     Args:
-        model: Path, bytes or ModelProto, whoever exported it.
+        model: Path, bytes or ModelProto of any exporter.
         target: As for :func:`qdqtool.predict`.
-        require: Patterns of convolutions that have to be INT8; by default all of them. Each one that matches a pattern
-            is required even where ``allow_float`` matches it as well.
-        allow_float: Patterns of convolutions that may stay float.
-        max_conversions: The most Q and DQ that may stay in the engine as layers of their own, the network input's
-            included; None for no limit.
+        require: Patterns of convolutions that have to be INT8, even if ``allow_float`` matches them
+            too. Default: all convolutions that ``allow_float`` does not match.
+        allow_float: Patterns of convolutions that may be float.
+        max_conversions: Maximum number of Q and DQ that remain in the engine as layers of their
+            own, with that of the network input; None for no limit.
 
     Returns:
         The prediction, for further assertions.
 
     Raises:
-        AssertionError: It would not run as wanted; the message names each convolution, the cause and the fix.
-        QdqtoolError: The model, the target or a pattern cannot be used, or the target has no layers to count.
+        AssertionError: TensorRT would not run the model as required. The message names each
+            convolution, the cause and the fix.
+        QdqtoolError: The model, the target or a pattern cannot be used, or the target has no layers
+            to count.
     """
     prediction = predict(model, target)
     convolutions = prediction.convolutions
-    required = None if require is None else _matching(convolutions, require, "require")
-    allowed = _matching(convolutions, allow_float, "allow_float")
+    required = None if require is None else _match_convolutions(convolutions, require, "require")
+    allowed = _match_convolutions(convolutions, allow_float, "allow_float")
     if required is None:
         required = [c for c in convolutions if c not in allowed]
     failures = [_float_message(prediction, c) for c in required if not c.is_int8]
     if max_conversions is not None:
         if prediction.conversions is None:
             raise QdqtoolError(
-                f"max_conversions: {prediction.target} has no layers of its own to count; leave it out",
+                f"max_conversions: {prediction.target} has no layers of its own to count; "
+                "leave it out",
                 code="option-without-effect",
                 parameter="max_conversions",
             )
@@ -73,10 +77,10 @@ def assert_int8(
     return prediction
 
 
-def _matching(
+def _match_convolutions(
     convolutions: Sequence[ConvOutcome], patterns: str | Sequence[str], option: str
 ) -> list[ConvOutcome]:
-    found: list[ConvOutcome] = []
+    matches: list[ConvOutcome] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         compiled = compile_pattern(pattern, f"{option} '{pattern}'", parameter=option)
         hits = [c for c in convolutions if compiled.search(c.name)]
@@ -87,8 +91,8 @@ def _matching(
                 code="no-match",
                 parameter=option,
             )
-        found.extend(hits)
-    return found
+        matches.extend(hits)
+    return matches
 
 
 def _message(prediction: Prediction, required: int, failures: list[str]) -> str:
@@ -98,24 +102,23 @@ def _message(prediction: Prediction, required: int, failures: list[str]) -> str:
         "" if prediction.conversions is None else f", {prediction.conversions} conversions"
     )
     lines = [
-        f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} convolutions INT8 "
-        f"({summary['int8_to_int8']} to INT8), {required} required{conversions}"
+        f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} "
+        f"convolutions INT8 ({summary['int8_to_int8']} to INT8), {required} required{conversions}"
     ]
-    lines.extend(failures[:_SHOWN])
-    if len(failures) > _SHOWN:
-        lines.append(
-            f"... and {len(failures) - _SHOWN} more; 'qdqtool predict --all {path}' lists them"
-        )
+    lines.extend(failures[:_MAX_FAILURES])
+    if len(failures) > _MAX_FAILURES:
+        more = len(failures) - _MAX_FAILURES
+        lines.append(f"... and {more} more; 'qdqtool predict --all {path}' lists them")
     return "\n".join(lines)
 
 
 def _float_message(prediction: Prediction, conv: ConvOutcome) -> str:
-    wanted = set(conv.findings)
-    causes = [f for f in prediction.findings if f.id in wanted and f.severity != Severity.INFO]
-    causes = causes or [f for f in prediction.findings if f.id in wanted]
+    findings = [f for f in prediction.findings if f.id in set(conv.findings)]
+    causes = [f for f in findings if f.severity != Severity.INFO] or findings
     text = f"* {conv.name} ({conv.op}) is {conv.precision}, not INT8"
     if not causes:
-        return f"{text}\n    cause: its data input or its weights have no Q/DQ pair\n    fix: quantize both"
+        cause = "its data input or its weights have no Q/DQ pair"
+        return f"{text}\n    cause: {cause}\n    fix: quantize both"
     return text + "".join(_finding_message(f) for f in causes[:2])
 
 
@@ -136,4 +139,5 @@ def _conversions_message(prediction: Prediction, limit: int) -> str:
 
 
 def _finding_message(finding: Finding, more: str = "") -> str:
-    return f"\n    cause: {finding.code} at {finding.node}{more}: {finding.message}\n    fix: {finding.fix}"
+    cause = f"{finding.code} at {finding.node}{more}: {finding.message}"
+    return f"\n    cause: {cause}\n    fix: {finding.fix}"

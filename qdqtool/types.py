@@ -1,9 +1,7 @@
-"""The data types that the rooms of qdqtool hand to each other.
+"""Result types that the packages of qdqtool share.
 
-Nothing here imports onnx or numpy, so that importing it costs nothing.
-``as_json()`` gives the published fields; their names are a contract (see the README), new ones may be added.
-
-Regions of Myelin, finding codes and what a prediction assumes are among them.
+``as_json()`` returns the published fields. Their names are stable, new fields may be added (see the
+README). Nothing here imports onnx or numpy, so that the import is fast.
 """
 
 from __future__ import annotations
@@ -26,17 +24,19 @@ class MyelinRegion:
     """Layers that Myelin compiles together.
 
     Attributes:
-        trigger: The ONNX node that brings it about.
-        op: That node's operator.
-        nodes: ONNX nodes in it, Q and DQ apart.
+        trigger: ONNX node because of which the region exists.
+        op: Operator of the trigger.
+        nodes: ONNX nodes in the region, without Q and DQ.
         fused: Q and DQ that are fused into a kernel of another node.
-        kernels: Q and DQ at its edge, each with a kernel of its own; no conversions of the engine.
+        kernels: Q and DQ at the edge of the region. Each is a kernel of its own, not a conversion
+            of the engine.
         uncertain: How many of ``fused`` may be conversions instead.
-        possible: Conversions of the engine that may be part of it instead (TensorRT 8, where no log shows it).
-        products: Matrix products in it.
-        int8_products: Those of them that compute in INT8.
-        softmaxes: Softmax nodes in it.
-        norms: Normalizations in it, written as one node or in pieces.
+        possible: Conversions of the engine that may be part of the region instead (TensorRT 8,
+            whose logs do not show it).
+        products: Number of matrix products.
+        int8_products: Number of matrix products that compute in INT8.
+        softmaxes: Number of Softmax nodes.
+        norms: Number of normalizations, as one node or decomposed.
     """
 
     trigger: str
@@ -52,6 +52,7 @@ class MyelinRegion:
     norms: int = 0
 
     def as_json(self) -> dict[str, object]:
+        """Return the JSON fields."""
         return {
             "trigger": self.trigger,
             "op": self.op,
@@ -71,24 +72,24 @@ SILU_ADD = "silu-add"
 
 
 class SiluAdd(StrEnum):
-    """What becomes of Conv + activation + residual Add with a quantized residual: one layer, or the Add apart."""
+    """Fusion of Conv + activation + Add with a quantized residual input: one layer or two."""
 
     FUSED = "fused"
     APART = "apart"
 
 
 CHOICES: Mapping[str, tuple[str, ...]] = {SILU_ADD: tuple(SiluAdd)}
-"""Every assumption that can be chosen, with its values."""
+"""Values of every assumption that a user can choose, by the name of the assumption."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """The numbers of a prediction that depend on an assumption.
+class AssumptionCounts:
+    """Counts of a prediction that depend on an assumption.
 
     Attributes:
         int8: Convolutions that compute in INT8.
-        int8_to_int8: Those that write INT8 as well.
-        conversions: Q and DQ that stay as layers.
+        int8_to_int8: Convolutions that compute in INT8 and write INT8.
+        conversions: Q and DQ that remain as layers.
     """
 
     int8: int
@@ -96,6 +97,7 @@ class Counts:
     conversions: int | None
 
     def as_json(self) -> dict[str, int | None]:
+        """Return the JSON fields."""
         return {
             "int8": self.int8,
             "int8_to_int8": self.int8_to_int8,
@@ -105,25 +107,26 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """A choice on which the outcome rests.
+    """A choice of TensorRT that the prediction cannot know.
 
     Attributes:
         name: ``silu-add``.
-        value: What the prediction counts.
-        alternatives: What it would count for each other value.
-        places: ONNX nodes (the Adds) where the choice is made.
+        value: Value that the prediction assumes.
+        alternatives: Counts under each other value.
+        places: ONNX nodes (the Adds) that the choice concerns.
         given: Whether the user chose the value, or a build showed it.
-        why: Why the value is the target's default.
+        why: Reason why the value is the default of the target.
     """
 
     name: str
     value: str
-    alternatives: Mapping[str, Counts]
+    alternatives: Mapping[str, AssumptionCounts]
     places: tuple[str, ...] = ()
     given: bool = False
     why: str = field(default="", compare=False)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the JSON fields."""
         return {
             "name": self.name,
             "value": str(self.value),
@@ -146,7 +149,10 @@ Json = dict[str, Any]
 
 
 class Precision(StrEnum):
-    """A tensor's data type. FLOAT is a float whose width is the builder's choice (weakly typed targets)."""
+    """Data type of a tensor.
+
+    FLOAT is a floating-point type whose width the builder chooses (weakly typed targets).
+    """
 
     INT8 = "INT8"
     UINT8 = "UINT8"
@@ -163,16 +169,16 @@ class Precision(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        """True for every floating-point type that is not a quantized one."""
+        """Whether it is a floating-point type, but not a quantized one (FP8)."""
         return self in _FLOATS
 
     @property
     def width(self) -> float | None:
-        """Bytes of an element; None for a type that is not known."""
+        """Bytes of an element; None for UNKNOWN."""
         return _WIDTH.get(self)
 
     def agrees(self, other: Precision) -> bool:
-        """Whether a prediction of ``self`` and a build of ``other`` say the same; FLOAT equals any float width."""
+        """Return whether a predicted type agrees with a built one; FLOAT agrees with any float."""
         if self == other:
             return True
         return Precision.FLOAT in (self, other) and self.is_float and other.is_float
@@ -198,19 +204,23 @@ _FLOATS, BYTES = (
 
 
 class Evidence(StrEnum):
-    """How well a rule is proven: seen in a real build, documented by NVIDIA, or assumed."""
+    """Evidence of a rule: seen in a real build, documented by NVIDIA, or assumed."""
 
     SEEN = "seen"
     DOCUMENTED = "documented"
     ASSUMED = "assumed"
 
     def weaker(self, other: Evidence) -> Evidence:
-        """The weaker of the two: what a conclusion drawn from both is worth."""
+        """Return the weaker of two, which is the evidence of a conclusion from both."""
         return max(self, other, key=_EVIDENCE.index)
 
 
 class Severity(StrEnum):
-    """ERROR: the build fails or the result is wrong. WARNING: speed or accuracy is lost. INFO: worth knowing."""
+    """Severity of a finding.
+
+    ERROR: the build fails or the result is wrong. WARNING: speed or accuracy is lost. INFO: worth
+    knowing.
+    """
 
     ERROR = "error"
     WARNING = "warning"
@@ -218,23 +228,22 @@ class Severity(StrEnum):
 
     @property
     def word(self) -> str:
-        """What readers are shown; ``info`` is a note, as in SARIF."""
+        """Word for users; ``info`` is a note, as in SARIF."""
         return "note" if self is Severity.INFO else self.value
 
 
-@dataclass(
-    unsafe_hash=True, slots=True
-)  # not frozen, which takes four times as long to make: there are many
+# Not frozen: a frozen instance takes four times as long to create, and there are many.
+@dataclass(unsafe_hash=True, slots=True)
 class Event:
-    """One line of TensorRT's optimizer log as data.
+    """One line of TensorRT's optimizer log.
 
     Attributes:
         pass_name: The pass, named as in TensorRT's log (``HorizontalMergeQNodes``).
-        kind: What the line says: ``Running``, ``Removing``, ``Swapping``, ``Eliminating``, ``Fusing``, ...
-            (``qdqtool.trt.trace`` lists them with their wording).
-        subject: The first layer or tensor named.
-        object: The second one, or an empty string.
-        case: For a simulated line the case of its pass, ``<pass>/<case>``: what shows that TensorRT does so.
+        kind: ``Running``, ``Removing``, ``Swapping``, ``Eliminating``, ``Fusing``, ...
+            (``qdqtool.trt.trace`` lists them with their text).
+        subject: First layer or tensor in the line.
+        object: Second layer or tensor, or an empty string.
+        case: Case of the pass that explains a simulated line, ``<pass>/<case>``.
     """
 
     pass_name: str
@@ -244,6 +253,7 @@ class Event:
     case: str = field(default="", compare=False)
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "pass": self.pass_name,
             "event": self.kind,
@@ -256,19 +266,20 @@ class Event:
 @dataclass_transform(frozen_default=True)
 @record
 class Refusal:
-    """What was looked at and found unfit: by a pass that did not fire, by a check of the model, by a placement.
+    """A missed optimization or a fault: why a pass, a check or a placement rejected a node.
 
-    Each reason is a class of its own, a record as this one is (``qdqtool.trt.refusals``, ``qdqtool.trt.faults``, ...),
-    with the nodes and values that decided. Findings hold these records; words are made from them last
-    (``qdqtool.findings.messages``).
+    Each reason is a subclass (``qdqtool.trt.refusals``, ``qdqtool.trt.faults``, ...) with the nodes
+    and values that decided. Findings contain these records; ``qdqtool.findings.messages`` turns
+    them into text.
 
     Attributes:
-        reason: A short code of the class, stable, that tests refer to.
-        quotes: Whether its words are TensorRT's own.
-        apart: Its fields that a part of the model may have otherwise though the same is told: how large a tensor is,
-            who looked, and what no words are made from.
-        pass_name: The pass, or who else looked.
-        node: The ONNX node looked at.
+        reason: Short and stable code of the class, for tests.
+        quotes: Whether the text contains the words of TensorRT.
+        apart: Fields that may differ between a model and a part of it although the finding is the
+            same: the size of a tensor, the pass, and fields that are not in the text.
+        nameless: Fields that contain no names of nodes or tensors.
+        pass_name: The pass, check or placement.
+        node: The rejected ONNX node.
     """
 
     reason: ClassVar[str] = ""
@@ -284,7 +295,7 @@ class Refusal:
         record(cls)
 
     def names(self) -> Iterator[str]:
-        """Every name in it, of nodes and of tensors, each once; operators and the pass are none."""
+        """Yield every name of a node or tensor in the record once."""
         return iter(names_in(self))
 
 
@@ -293,13 +304,13 @@ _EVIDENCE = tuple(Evidence)
 
 @record
 class Cause:
-    """Why a finding is made: the refusal that decided, and what else its words are made from.
+    """The refusal that a finding reports, and further facts for its message.
 
     Attributes:
-        refusal: What was refused.
+        refusal: The refusal.
         also: Other refusals that explain it.
         see: Other findings that explain it, by code and node.
-        fused: Whether the convolution's layer took in the node that the finding is about.
+        fused: Whether the node of the finding is fused into the layer of a convolution.
     """
 
     refusal: Refusal
@@ -310,20 +321,26 @@ class Cause:
 
 @dataclass(slots=True)
 class Finding:
-    """Something the user should know: what, where, why, and what to change.
-
-    ``message`` and ``fix`` are worded when they are asked for, from the causes.
+    """A problem of a model, or a note about it, with its cause and its fix.
 
     Attributes:
-        causes: The refusals behind it; further ones of the same code and node follow the first.
-        words: Makes its message and its fix.
-        way: How the engine is built, where that was said.
-        nodes: The nodes of the model that the causes name, ``node`` first.
+        code: Kind of the finding, such as ``SKIP-FLOAT``.
+        severity: Error, warning or note.
+        node: ONNX node of the finding.
+        causes: The refusals that it reports. Further ones of the same code and node follow the
+            first.
+        evidence: Evidence of the rule behind it.
+        words: Returns the message and the fix of a finding.
+        id: Number of the finding in its prediction.
+        target: Target of the prediction.
+        way: Build method (trtexec, Python, ...), if the user named it.
+        nodes: Nodes of the model that the causes name, ``node`` first.
         convolutions: Names of the convolutions that it concerns.
-        automatic: Whether qdqtool can change it by itself.
-        gains: Whether the change brings something here.
-        values: Number of tensor elements that are converted because of it, None where shapes are not known.
-        saves_ms: What its fix saves at most in one execution on the GPU that was named, None without one.
+        values: Number of tensor elements that are converted because of it; None if shapes are
+            unknown.
+        automatic: Whether qdqtool can fix it.
+        saves_ms: Milliseconds that the fix saves at most in one execution; None without a GPU.
+        gains: Whether the fix improves this model.
     """
 
     code: FindingCode
@@ -344,15 +361,16 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """The chain of causes, one or two sentences."""
+        """One or two sentences about the problem and its causes."""
         return self.words(self)[0]
 
     @property
     def fix(self) -> str:
-        """What to change."""
+        """Instruction for fixing the problem."""
         return self.words(self)[1]
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         message, fix = self.words(self)
         return {
             "id": self.id,
@@ -371,31 +389,33 @@ class Finding:
         }
 
 
-@dataclass(unsafe_hash=True, slots=True)  # not frozen, as Event
+@dataclass(unsafe_hash=True, slots=True)  # not frozen, like Event
 class TensorPrecision:
-    """A tensor at the edge of an engine layer."""
+    """An input or output tensor of an engine layer."""
 
     tensor: str
     precision: Precision
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {"tensor": self.tensor, "precision": str(self.precision)}
 
 
 @dataclass(slots=True)
 class EngineLayer:
-    """One layer of the (predicted or built) engine.
+    """One layer of a predicted or built engine.
 
     Attributes:
-        name: TensorRT's fused name.
-        type: The kind of layer: ``Convolution``, ``Deconvolution``, ``Pooling``, ``PointWise``, ``Conversion`` (a
-            Q or DQ that stays), ``kgen`` (one that is a kernel of Myelin's), ``Reformat``, ``Resize``, ``Scale``,
-            ``Shuffle``, ...
-        inputs: Input tensors, the data input first, a residual second.
+        name: TensorRT's name of the layer, which lists the fused nodes.
+        type: ``Convolution``, ``Deconvolution``, ``Pooling``, ``PointWise``, ``Conversion`` (a
+            remaining Q or DQ), ``kgen`` (a Q or DQ that is a kernel of Myelin), ``Reformat``,
+            ``Resize``, ``Scale``, ``Shuffle``, ...
+        inputs: Input tensors: data input, then residual input.
         outputs: Output tensors.
-        nodes: The ONNX nodes that the layer absorbed, Q and DQ included, in graph order.
-        ms: Estimated milliseconds as a profile would show them, None where no GPU was named.
-        layouts: Changes of memory layout in front of it: tensor, from, to and milliseconds; where a GPU was named.
+        nodes: The ONNX nodes fused into the layer, with Q and DQ, in graph order.
+        ms: Estimated milliseconds as a profile would show them; None without a GPU.
+        layouts: Changes of the memory layout before the layer (tensor, from, to, milliseconds);
+            empty without a GPU.
     """
 
     name: str
@@ -407,6 +427,7 @@ class EngineLayer:
     layouts: list[Json] = field(default_factory=list)
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         fields: Json = {
             "name": self.name,
             "type": self.type,
@@ -420,23 +441,24 @@ class EngineLayer:
 
 @dataclass(slots=True)
 class ConvOutcome:
-    """What becomes of one Conv, ConvTranspose, Gemm or MatMul.
+    """Predicted outcome of one Conv, ConvTranspose, Gemm or MatMul.
 
     Attributes:
-        index: Place of the node in the ONNX graph's node list.
-        name: The node's name, or its first output's name where the name is missing or not unique.
+        index: Position of the node in the ONNX graph's node list.
+        name: The node's name, or its first output's name if the name is missing or not unique.
         op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
         weights: ``constant`` or ``computed`` (a MatMul of two activations).
         precision: The data type it computes in.
-        inputs: Precision of the data input, then of the residual input where it takes one.
-        output: Precision of what its layer writes.
-        layer: The engine layer's name; None where the target has no named layers.
-        fused: ONNX nodes, Q and DQ apart, that its layer absorbed (BatchNormalization, activation, Add, MaxPool).
+        inputs: Precision of the data input, then of the residual input if it has one.
+        output: Precision of the layer's output.
+        layer: The engine layer's name; None if the target has no named layers.
+        fused: ONNX nodes without Q and DQ that are fused into its layer (BatchNormalization,
+            activation, Add, MaxPool).
         findings: Ids of the findings about it.
-        evidence: How well the outcome is proven on the target.
-        cases: What it rests on: the cases (``<pass>/<case>``) of every pass that made its layer what it is.
-        activation: The pointwise activation that its layer took in, by operator; ``SiLU`` for a gated one.
-        bare: The tensor in front of the activation or sum that its layer took in; without one, what its layer writes.
+        evidence: Evidence of the outcome on the target.
+        cases: Cases (``<pass>/<case>``) of all passes that shaped its layer.
+        activation: Operator of the fused pointwise activation; ``SiLU`` for a gated one.
+        bare: Tensor before the fused activation or sum; without one, the layer's output.
     """
 
     index: int
@@ -456,6 +478,7 @@ class ConvOutcome:
 
     @property
     def is_int8(self) -> bool:
+        """Whether it computes in INT8 or UINT8."""
         return self.precision in BYTES
 
     @property
@@ -465,9 +488,11 @@ class ConvOutcome:
 
     @property
     def int8_in_int8_out(self) -> bool:
+        """Whether it computes in INT8 or UINT8 and writes INT8."""
         return self.is_int8 and self.output == Precision.INT8
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "index": self.index,
             "name": self.name,
@@ -486,7 +511,7 @@ class ConvOutcome:
 
 @dataclass(slots=True)
 class ModelInfo:
-    """Which model a result refers to."""
+    """The model that a result refers to."""
 
     path: str
     sha256: str
@@ -494,23 +519,37 @@ class ModelInfo:
     nodes: int
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {"path": self.path, "sha256": self.sha256, "opset": self.opset, "nodes": self.nodes}
 
 
 @dataclass(slots=True, repr=False)
 class Prediction:
-    """What TensorRT will make of a Q/DQ model.
+    """Prediction of the engine that TensorRT builds from a Q/DQ model.
 
-    ``time`` is the estimated time on a GPU (see ``qdqtool.timing.estimate``), None where none was named.
-    ``conversions`` is the number of Q and DQ that stay in the engine as layers of their own, the network input's
-    included; None where the target has no named layers. ``refusals`` is why passes did not fire. ``counts`` is the
-    number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
-    ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions; on
-    TensorRT 8 attention and normalizations, which it may take. ``float_products`` are products of two computed tensors
-    without Q/DQ, and those that an Einsum computes in float, which ``convolutions`` does not list.
-    ``compute_capabilities`` are those of the GPUs that it holds for, as ``8.6``: what TensorRT-RTX builds for, or what
-    was named; empty where it holds for every GPU. ``read`` holds the files that were read, none of which :meth:`save`
-    overwrites.
+    Attributes:
+        model: The model.
+        target: Name of the target.
+        convolutions: Outcome of every Conv, ConvTranspose, Gemm and MatMul.
+        layers: Layers of the engine.
+        trace: Simulated lines of the optimizer's log.
+        findings: Problems and notes, the most important first.
+        refusals: Reasons why passes did not fire.
+        conversions: Number of Q and DQ that remain as layers of their own, with that of the network
+            input; None if the target has no named layers.
+        conversion_nodes: Names of the remaining Q and DQ.
+        target_evidence: Evidence of the target's rules.
+        time: Estimated time on a GPU (see ``qdqtool.timing.estimate``); None without a GPU.
+        counts: Number of layers after each stage for which TensorRT logs it (``Original``, ``After
+            Myelin optimization``).
+        assumptions: Choices of TensorRT that the prediction cannot know.
+        regions: Layers that Myelin compiles on TensorRT 10 and later, with their Q and DQ, which
+            are no conversions; on TensorRT 8 the attention and normalizations that it may compile.
+        float_products: Matrix products that ``convolutions`` does not list: of two computed tensors
+            without Q/DQ, and those that an Einsum computes in float.
+        compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those
+            that TensorRT-RTX builds for, or that of the GPU. Empty if it holds for every GPU.
+        read: The input files, which :meth:`save` does not overwrite.
     """
 
     model: ModelInfo
@@ -532,26 +571,29 @@ class Prediction:
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON that ``qdqtool predict --format json`` prints, atomically.
+        """Write the JSON that ``qdqtool predict --format json`` prints, atomically.
 
         Raises:
-            QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
+            QdqtoolError: ``path`` is an input file, its folder is missing, or it cannot be
+                written.
         """
         save_answer(path, self.as_json(), self.read)
 
     def __repr__(self) -> str:
-        s = self.summary()
+        summary = self.summary()
         return (
-            f"<Prediction {self.model.path or 'of a model in memory'} for {self.target}: {s['convolutions']} "
-            f"convolutions, {s['int8']} INT8, {len(self.findings)} findings>"
+            f"<Prediction {self.model.path or 'of a model in memory'} for {self.target}: "
+            f"{summary['convolutions']} convolutions, {summary['int8']} INT8, "
+            f"{len(self.findings)} findings>"
         )
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to change: no finding that is an error or a warning."""
+        """Whether no finding is an error or a warning."""
         return all(f.severity == Severity.INFO for f in self.findings)
 
     def summary(self) -> Json:
+        """Return the counts of convolutions, matrix products and conversions."""
         convs = self.convolutions
         int8 = [c for c in convs if c.is_int8]
         to_int8 = sum(c.output == Precision.INT8 for c in int8)
@@ -571,19 +613,21 @@ class Prediction:
 
     @property
     def conversions_range(self) -> tuple[int, int] | None:
-        """Fewest and most conversions, where that rests on what is assumed or on what Myelin takes.
+        """Fewest and most conversions, over all assumptions and all fusions that Myelin may make.
 
-        None where the target counts none.
+        None if the target counts none.
         """
-        open_ = [c for a in self.assumptions if not a.given for c in a.alternatives.values()]
-        known = [n for n in (self.conversions, *(c.conversions for c in open_)) if n is not None]
-        if len(known) <= len(open_):
+        open_assumptions = [a for a in self.assumptions if not a.given]
+        alternatives = [c for a in open_assumptions for c in a.alternatives.values()]
+        numbers = [self.conversions, *(c.conversions for c in alternatives)]
+        counts = [n for n in numbers if n is not None]
+        if len(counts) < len(numbers):
             return None
         possible = sum(len(r.possible) for r in self.regions)
-        return max(0, min(known) - possible), max(known) + sum(r.uncertain for r in self.regions)
+        return max(0, min(counts) - possible), max(counts) + sum(r.uncertain for r in self.regions)
 
     def convolution(self, name: str) -> ConvOutcome:
-        """The outcome of the convolution of that name.
+        """Return the outcome of the convolution of that name.
 
         Raises:
             KeyError: No convolution has that name.
@@ -594,9 +638,11 @@ class Prediction:
         raise KeyError(brief(name))
 
     def findings_by_code(self) -> Counter[str]:
+        """Count the findings of each code."""
         return Counter(f.code for f in self.findings)
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "schema": PREDICTION_SCHEMA,
             "tool": TOOL_VERSION,
@@ -620,13 +666,14 @@ class Prediction:
 
 @dataclass(slots=True)
 class QuantizedTensor:
-    """A tensor that got a Q/DQ pair.
+    """A tensor with an inserted Q/DQ pair.
 
     Attributes:
-        tensor: Name of the tensor in the model that was given.
+        tensor: Name of the tensor in the input model.
         scale: Float, in units of the tensor per integer step; a list for per-channel weights.
-        method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``, ``weights-max``, ...).
-        group: Index of the scale group, None for a tensor with a scale of its own.
+        method: How the range was chosen (``mse``, ``max``, ``percentile``, ``entropy``,
+            ``weights-max``, ...).
+        group: Index of the scale group; None if no other tensor shares the scale.
         node: Name of the inserted QuantizeLinear.
     """
 
@@ -637,6 +684,7 @@ class QuantizedTensor:
     node: str
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")
         }

@@ -27,7 +27,7 @@ from qdqtool.extraction.trimming import PartTrimmer, TrimBudget, grow_part
 from qdqtool.findings.alike import key
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load, load_full
-from qdqtool.prediction import of_part, predict
+from qdqtool.prediction import predict, predict_part
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction
 from qdqtool.util import limits
@@ -217,7 +217,7 @@ class ExtractionJob:
 
     def _sketch_holds(self, part: ModelPart) -> bool:
         try:
-            prediction = of_part(self.cutter.sketch(part), target_named(self.target))
+            prediction = predict_part(self.cutter.sketch(part), target_named(self.target))
         except ModelError:
             return False
         self.budget.spend(max(0, len(prediction.findings) - len(part.nodes)))
@@ -300,7 +300,7 @@ class ExtractionJob:
         if self._has_invariants:
             model = load(proto)
             model.sha256 = _PART
-            if not self.invariants.hold_in(of_part(model, target_named(self.target))):
+            if not self.invariants.hold_in(predict_part(model, target_named(self.target))):
                 return False
         return self.check is None or self.check.holds(proto)
 

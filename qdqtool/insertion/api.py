@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
@@ -13,8 +14,7 @@ from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.findings.lint.activation_scales import outliers
 from qdqtool.findings.lint.floats import norms
 from qdqtool.findings.report import Report
-from qdqtool.insertion import fp16
-from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
+from qdqtool.insertion import fp16, rules
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
     SAMPLES,
@@ -23,6 +23,7 @@ from qdqtool.insertion.losses import (
     predict_changes,
     rank_activations,
 )
+from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.options import (
     CacheOptions,
     ClusterOptions,
@@ -32,44 +33,32 @@ from qdqtool.insertion.options import (
     PlacementOptions,
     RangeOptions,
 )
-from qdqtool.insertion.placement import place
-from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.insertion.placement import Placement, place
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
-from qdqtool.insertion.rules import choose_placement
-from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, largest_values
 from qdqtool.insertion.scales import (
-    LEVELS,
     GroupScale,
     MethodChoice,
+    ScaleGroup,
     choose_scale,
     find_scale_groups,
 )
-from qdqtool.insertion.smoothing import ScaleMigration, smooth
-from qdqtool.ir.graph import EDITED, Model
-from qdqtool.ir.modelfile import ModelSource, load_full
-from qdqtool.ir.qdq import is_quantized
-from qdqtool.patterns.half import HALF_OPSET, WIDE
-from qdqtool.patterns.layernorm import (
-    computes_in_fp16,
-    find_decomposed_layer_norms,
-    find_sums_of_squares,
-    layer_norm_inputs,
-)
+from qdqtool.insertion.smoothing import smooth
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.view import View
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
+from qdqtool.types import Finding, Prediction, Severity
 from qdqtool.util.files import record_inputs
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import of_error, said
+from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration import Statistics
     from calibration.options import Preprocess
 
-# The finished model's error is FP16's where it is so large, and so many times that of INT8 activations alone.
-_DIFFERS, _TIMES = 0.1, 5.0
+# INT8 and FP16 together are reported if they change the outputs that much, and so many times more than INT8 alone.
+_MIN_FP16_ERROR, _MIN_FP16_RATIO = 0.1, 5.0
 
 
 def insert(
@@ -184,354 +173,295 @@ def insert(
         progress,
     )
     with record_inputs() as inputs:
-        insertion = _insert(model, data, target_named(target), options)
-    insertion.read = inputs
-    return insertion
+        inserter = _Inserter(model, data, target_named(target), options)
+        placement = inserter.choose_placement()
+        scales = inserter.choose_scales(placement)
+        inserter.insert_pairs(placement, scales)
+        inserter.check_outliers(scales)
+        inserter.measure_losses(scales)
+        inserter.convert_to_fp16()
+        inserter.change_inputs()
+        inserter.check_layer_norms()
+        inserter.predict()
+    inserter.result.read = inputs
+    return inserter.result
 
 
-def _insert(
-    model: ModelSource | Model, data: object, chosen: Target, options: InsertOptions
-) -> Insertion:
-    from calibration import Preprocess
+class _Inserter:
+    """The steps of an insertion, in the order in which :func:`insert` calls them.
 
-    ranges, images, network = options.ranges, options.images, options.network
-    calib_table, losses = options.calib_table, options.losses
-    preprocess = images.preprocess or Preprocess()
-    if options.cluster.cluster is not None:
-        from calibration.cluster.connection import check_cluster
+    Attributes:
+        result: The result so far.
+    """
 
-        check_cluster(options.cluster.cluster)
-    check_input_type(network.input_type, chosen)
-    loaded = load_full(model)
-    source = loaded.path
-    ours = is_ours(loaded, model)
-    work, half, notes, warnings = prepared(
-        model, loaded, chosen, options.placement.weights, network.high_precision
-    )
-    rules, placement = choose_placement(work, options.placement, chosen)
-    notes.extend(placement.notes)
-    smoothed: list[ScaleMigration] = []
-    if network.smooth is not None:
-        smoothed, done = smooth(
-            work, placement, network.smooth, None if calib_table is not None else data, images
+    def __init__(
+        self, model: ModelSource | Model, data: object, target: Target, options: InsertOptions
+    ) -> None:
+        """Check the options and prepare the network."""
+        if options.cluster.cluster is not None:
+            from calibration.cluster.connection import check_cluster
+
+            check_cluster(options.cluster.cluster)
+        check_input_type(options.network.input_type, target)
+        self._options = options
+        self._target = target
+        # With a table, nothing can be run.
+        self._data = data if options.calib_table is None else None
+        self._network = prepare_network(
+            model, target, options.placement.weights, options.network.high_precision
         )
-        notes.append(done)
-    if smoothed:
-        work.sha256 = None  # statistics of the model as it was do not fit
-        placement = place(work, rules)
-    if not placement.inputs:
-        raise nothing_to_quantize(placement.skipped, source or "model")
-    groups = find_scale_groups(work, placement.inputs, options.placement.unify)
-    methods = MethodChoice.from_options(ranges)
-    methods.check([t for g in groups for t in g.tensors])
-    statistics = None
-    if calib_table is not None:
-        found = read_table_scales(calib_table, groups)
-        calibration: Json = {"table": os.fspath(calib_table), "images": 0}
-    else:
-        statistics, calibration = collect_statistics(
-            work,
-            data,
+        self._model = self._network.model
+        self._statistics: Statistics | None = None
+        self._maxima: dict[str, float] = {}  # largest magnitudes of tensors in the calibration
+        self.result = Insertion(
+            self._model.proto,
+            quantized=[],
+            skipped=[],
+            calibration={},
+            groups=[],
+            notes=self._network.notes,
+            warnings=self._network.warnings,
+            target=target.name,
+            source=self._network.loaded.path,
+            float_type="fp16" if self._network.fp16 else "fp32",
+            compute_capabilities=target.capability_names,
+        )
+
+    def choose_placement(self) -> Placement:
+        """Choose what is quantized, after SmoothQuant if the user wants that."""
+        result, alpha = self.result, self._options.network.smooth
+        rule_set, placement = rules.choose_placement(
+            self._model, self._options.placement, self._target
+        )
+        result.notes.extend(placement.notes)
+        if alpha is not None:
+            result.smoothed, note = smooth(
+                self._model, placement, alpha, self._data, self._options.images
+            )
+            result.notes.append(note)
+            if result.smoothed:
+                self._model.sha256 = None  # cached statistics of the model before do not fit
+                placement = place(self._model, rule_set)
+        if not placement.inputs:
+            raise nothing_to_quantize(placement.skipped, result.source or "model")
+        result.skipped = placement.skipped
+        return placement
+
+    def choose_scales(self, placement: Placement) -> list[GroupScale]:
+        """Choose a scale for each group of quantized activations."""
+        options, result = self._options, self.result
+        groups = find_scale_groups(self._model, placement.inputs, options.placement.unify)
+        methods = MethodChoice.from_options(options.ranges)
+        methods.check([t for g in groups for t in g.tensors])
+        if options.calib_table is not None:
+            scales = read_table_scales(options.calib_table, groups)
+            result.calibration = {"table": os.fspath(options.calib_table), "images": 0}
+        else:
+            scales = self._calibrate(groups, methods)
+        counts: Counter[str] = Counter()
+        for scale in scales:
+            counts[scale.method] += len(scale.group.quantized)
+        result.calibration["methods"] = dict(counts)
+        result.calibration["powers"] = {
+            t: round(s.power, 2) for s in scales if s.power for t in s.group.quantized
+        }
+        result.groups = [s for s in scales if s.group.is_shared]
+        return scales
+
+    def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
+        options = self._options
+        statistics, self.result.calibration = collect_statistics(
+            self._model,
+            self._data,
             groups,
-            max_images=ranges.max_images,
-            images=images,
+            max_images=options.ranges.max_images,
+            images=options.images,
             cache=options.cache,
             cluster=options.cluster,
             progress=options.progress,
         )
-        found = []
-        if network.input_type == "uint8":
-            for name in work.inputs:
+        if options.network.input_type == "uint8":
+            for name in self._model.inputs:
                 if name in statistics and statistics[name].count:
-                    check_pixels(
-                        name, statistics[name].minimum, statistics[name].maximum, preprocess
-                    )
+                    low, high = statistics[name].minimum, statistics[name].maximum
+                    check_pixels(name, low, high, self._preprocess)
+        scales = []
         for group in groups:
-            scale, warned = choose_scale(group, statistics, methods)
-            found.append(scale)
-            warnings.extend(warned)
-    tied = [s for s in found if s.group.is_shared]
-    calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
-    calibration["powers"] = {
-        t: round(s.power, 2) for s in found if s.power for t in s.group.quantized
-    }
-    numbers = {id(s): i for i, s in enumerate(tied)}
-    scales = {
-        t: ActivationScale(s.scale, s.method, numbers.get(id(s)))
-        for s in found
-        for t in s.group.quantized
-    }
-    quantized = insert_pairs(work, placement, scales, options.placement.weights)
-    findings = (
-        [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
-    )
-    advice = network.smooth is None or bool(smoothed)  # not, where it was taken in vain
-    remark = Remark.OF_FINDING_TO_FIX if advice else Remark.OF_FINDING
-    warnings.extend(remark(code=f.code, finding=f) for f in findings)
-    seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
-    measured = None
-    if losses != 0 and statistics is not None:
-        activations = [q for q in quantized if q.method != "weights-max"]
-        tried = rank_activations(
-            activations, statistics, {t: g.sources for g in groups for t in g.quantized}
+            scale, warnings = choose_scale(group, statistics, methods)
+            scales.append(scale)
+            self.result.warnings.extend(warnings)
+        self._statistics = statistics
+        self._maxima = {tensor: entry.absmax for tensor, entry in statistics.items()}
+        return scales
+
+    @property
+    def _preprocess(self) -> Preprocess:
+        from calibration import Preprocess
+
+        return self._options.images.preprocess or Preprocess()
+
+    def insert_pairs(self, placement: Placement, scales: Sequence[GroupScale]) -> None:
+        """Insert the Q/DQ pairs."""
+        numbers = itertools.count()
+        by_tensor: dict[str, ActivationScale] = {}
+        for scale in scales:
+            number = next(numbers) if scale.group.is_shared else None
+            for tensor in scale.group.quantized:
+                by_tensor[tensor] = ActivationScale(scale.scale, scale.method, number)
+        self.result.quantized = insert_pairs(
+            self._model, placement, by_tensor, self._options.placement.weights
         )
-        statistics = None  # tens of megabytes, and not needed any more
+
+    def check_outliers(self, scales: Sequence[GroupScale]) -> None:
+        """Report scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
+        if self._statistics is None:
+            return
+        quantizers = {q.tensor: q.node for q in self.result.quantized}
+        entries = []
+        for scale in scales:
+            group = scale.group
+            if group.largest is not None:
+                continue
+            for tensor in group.quantized:
+                sources = (tensor,) if tensor in group.sources else group.sources
+                parts = [self._statistics[source] for source in sources]
+                entries.append((quantizers[tensor], tensor, scale.scale, parts))
+        report = Report(self._target.name)
+        outliers(report, self._model, entries, self._statistics.images)
+        has_fix = self._options.network.smooth is None or bool(self.result.smoothed)
+        for finding in report.findings:
+            fix = f" {finding.fix}" if has_fix else ""
+            self.result.warnings.append(_note_finding(finding, fix))
+        self.result.findings.extend(report.findings)
+
+    def measure_losses(self, scales: Sequence[GroupScale]) -> None:
+        """Measure how far INT8 moves the outputs."""
+        statistics, self._statistics = self._statistics, None  # free tens of megabytes
+        if self._options.losses == 0 or statistics is None:
+            return
+        activations = self.result.activations
+        sources = {t: s.group.sources for s in scales for t in s.group.quantized}
+        candidates = rank_activations(activations, statistics, sources)
+        del statistics
         try:
-            measured = measure_losses(
-                work, tried, data, activations=activations, images=images, samples=losses
+            self.result.losses = measure_losses(
+                self._model,
+                candidates,
+                self._data,
+                activations=activations,
+                images=self._options.images,
+                samples=self._options.losses,
             )
-        except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
-            warnings.append(Remark.LOSSES_NOT_MEASURED(error=of_error(error)))
-    wide: dict[str, float] = {}
-    agreement = None
-    if half:
-        readable = data if calib_table is None else None
-        wide = too_large(work, quantized, seen, readable, warnings, images)
-        notes.extend(said_of_half(work, chosen, wide, network.high_precision is None))
-        first = work if network.input_type == "float" else work.copy()
-        fp16.convert_to_fp16(first, wide)
-        if losses != 0 and readable is not None:
-            try:
-                floats = load_full(model) if ours else loaded
-                found_half = compare_outputs(
-                    floats, [first], readable, samples=losses or SAMPLES, images=images
-                )
-                agreement = found_half[0] if found_half else None
-                if (
-                    measured
-                    and agreement
-                    and not agreement.error <= max(_DIFFERS, _TIMES * measured.error)
-                ):
-                    warnings.append(Remark.HALF_DIFFERS(int8=measured.error, half=agreement.error))
-            except ModelError as error:
-                warnings.append(Remark.AGREEMENT_NOT_MEASURED(error=of_error(error)))
-    if network.input_type != "float":
-        notes.extend(change_inputs(work, network.input_type, preprocess))
-        if half:
-            fp16.convert_to_fp16(work, wide)
-    in_pieces = _of_norms(work, chosen)
-    findings.extend(in_pieces)
-    if in_pieces:  # the first for all of them
-        remark = Remark.OF_ALL_TO_FIX if len(in_pieces) > 1 else Remark.OF_FINDING_TO_FIX
-        warnings.append(
-            remark(code=in_pieces[0].code, finding=in_pieces[0], more=len(in_pieces) - 1)
+        except ModelError as error:  # operators after the last convolutions may be TensorRT's own
+            text = f"the causes of accuracy loss were not measured: {error}"
+            self._warn(text, "losses-not-measured", error)
+
+    def convert_to_fp16(self) -> None:
+        """Convert the float remainder to FP16 if the options or the target need that."""
+        if not self._network.fp16:
+            return
+        options, result = self._options, self.result
+        result.float32 = fp16.find_wide_tensors(
+            self._model, result.quantized, self._maxima, self._data, result.warnings, options.images
         )
-    if half:
-        tied, raised = fp16.update_scales(work, quantized, tied)
-        notes.extend(raised)
-    result = Insertion(
-        work.proto,
-        quantized,
-        placement.skipped,
-        calibration,
-        tied,
-        notes,
-        warnings,
-        chosen.name,
-        source=source,
-        losses=measured,
-        float_type="fp16" if half else "fp32",
-        float32=wide,
-        agreement=agreement,
-        smoothed=smoothed,
-        findings=findings,
-        compute_capabilities=chosen.capability_names,
-    )
-    if options.predict:
+        result.notes.extend(
+            fp16.describe_fp16(
+                self._model, self._target, result.float32, options.network.high_precision is None
+            )
+        )
+        # Integer inputs are compared as floats.
+        model = self._model if options.network.input_type == "float" else self._model.copy()
+        fp16.convert_to_fp16(model, result.float32)
+        if options.losses == 0 or self._data is None:
+            return
         try:
-            work.path, work.sha256 = "", None  # from here on it is a model in memory as any other
-            result.prediction = prediction.predict(work, chosen)
-            if measured is not None:
+            self._measure_agreement(model)
+        except ModelError as error:
+            text = f"agreement with the float model was not measured: {error}"
+            self._warn(text, "agreement-not-measured", error)
+
+    def _measure_agreement(self, model: Model) -> None:
+        agreements = compare_outputs(
+            self._network.load_float_model(),
+            [model],
+            self._data,
+            samples=self._options.losses or SAMPLES,
+            images=self._options.images,
+        )
+        if not agreements:
+            return
+        self.result.agreement = agreements[0]
+        losses, error = self.result.losses, agreements[0].error
+        if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
+            text = (
+                f"INT8 activations change the outputs by {losses.error:.1%}, together with FP16 by "
+                f"{error:.0%}: compare with `high_precision='fp32'`"
+            )
+            self.result.warnings.append(
+                Note(text, code="half-differs", int8=losses.error, half=error)
+            )
+
+    def change_inputs(self) -> None:
+        """Change the network's inputs to integers if the user wants that, and finish FP16."""
+        result, input_type = self.result, self._options.network.input_type
+        if input_type != "float":
+            result.notes.extend(change_inputs(self._model, input_type, self._preprocess))
+            if self._network.fp16:
+                fp16.convert_to_fp16(self._model, result.float32)
+        if self._network.fp16:
+            result.groups, notes = fp16.update_scales(self._model, result.quantized, result.groups)
+            result.notes.extend(notes)
+
+    def check_layer_norms(self) -> None:
+        """Report decomposed layer normalizations; the first one stands for all."""
+        report = Report(self._target.name)
+        norms(View(self._model), report)
+        findings = report.findings
+        self.result.findings.extend(findings)
+        if findings:
+            more = len(findings) - 1
+            others = f" The same holds for {more} more." if more else ""
+            note = _note_finding(findings[0], f"{others} {findings[0].fix}")
+            self.result.warnings.append(note)
+
+    def predict(self) -> None:
+        """Predict the result, and the changes that leaving out single activations would make."""
+        model, result = self._model, self.result
+        if not self._options.predict:
+            return
+        try:
+            model.path, model.sha256 = "", None  # a model in memory from here on
+            result.prediction = prediction.predict(model, self._target)
+            if result.losses is not None:
                 result.losses = predict_changes(
-                    measured,
-                    work,
+                    result.losses,
+                    model,
                     result.activations,
                     result.prediction,
-                    lambda p: prediction.outcome(p, chosen),
+                    lambda changed: prediction.predict_outcome(changed, self._target),
                 )
-            result.warnings.extend(_refused(result.prediction))
-        except QdqtoolError as error:  # the Q/DQ model is good without it
-            result.warnings.append(Remark.NOT_PREDICTED(error=of_error(error)))
-    return result
+            result.warnings.extend(_note_errors(result.prediction))
+        except QdqtoolError as error:  # the Q/DQ model is complete without a prediction
+            self._warn(f"not predicted: {error}", "not-predicted", error)
+
+    def _warn(self, text: str, code: str, error: QdqtoolError) -> None:
+        self.result.warnings.append(Note(text, code=code, error=str(error)))
 
 
-def _refused(prediction: Prediction) -> list[Note]:
-    """What ends the build, a sentence for each code: operators beside the quantized ones that the target lacks."""
+def _note_finding(finding: Finding, addition: str) -> Note:
+    text = f"{finding.code}: {finding.message}{addition}"
+    return Note(text, code="of-finding", finding=finding)
+
+
+def _note_errors(prediction: Prediction) -> list[Note]:
+    """Return a note for the first finding of each code that prevents a build."""
     first: dict[str, Finding] = {}
     for finding in prediction.findings:
         if finding.severity == Severity.ERROR:
             first.setdefault(finding.code, finding)
     counts = prediction.findings_by_code()
-    return [
-        (Remark.OF_FINDINGS_TO_FIX if counts[code] > 1 else Remark.OF_FINDING_TO_FIX)(
-            code=code, finding=f, more=counts[code] - 1
-        )
-        for code, f in first.items()
-    ]
-
-
-def _of_outliers(
-    model: Model,
-    found: Sequence[GroupScale],
-    quantized: Sequence[QuantizedTensor],
-    statistics: Statistics,
-    target: Target,
-) -> list[Finding]:
-    """Findings about outliers, for scales as they were chosen."""
-    nodes = {q.tensor: q.node for q in quantized}
-    report = Report(target.name)
-    outliers(
-        report,
-        model,
-        [
-            (
-                nodes[t],
-                t,
-                s.scale,
-                [statistics[n] for n in ((t,) if t in s.group.sources else s.group.sources)],
-            )
-            for s in found
-            if s.group.largest is None
-            for t in s.group.quantized
-        ],
-        statistics.images,
-    )
-    return report.findings
-
-
-def _of_norms(model: Model, target: Target) -> list[Finding]:
-    """Findings about layer normalizations, for the finished model."""
-    report = Report(target.name)
-    norms(View(model), report)
-    return report.findings
-
-
-def too_large(
-    model: Model,
-    quantized: Sequence[QuantizedTensor],
-    seen: Mapping[str, float],
-    data: object,
-    warnings: list[Note],
-    images: ImageOptions = DEFAULT_IMAGES,
-) -> dict[str, float]:
-    """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
-    on a few samples of the data, where there is any; ``warnings`` gets what could not be looked at."""
-    found = {t: amax for t, amax in seen.items() if amax > WIDE}
-    for entry in quantized:
-        if (
-            not isinstance(entry.scale, list)
-            and entry.method != "weights-max"
-            and entry.scale * LEVELS > WIDE
-        ):
-            found[entry.tensor] = max(found.get(entry.tensor, 0.0), entry.scale * LEVELS)
-    try:
-        if data is not None:
-            largest = largest_values(model, data, images=images)
-            found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
-    except ModelError as error:
-        warnings.append(Remark.NOT_LOOKED_AT(error=of_error(error)))
-    return found
-
-
-def said_of_half(
-    model: Model, target: Target, kept: Mapping[str, float], by_default: bool
-) -> list[Note]:
-    """The notes on an FP16 remainder to come: that it is one by default, and what stays FP32 (largest values given)."""
     notes = []
-    if by_default:
-        notes.append(Remark.HALF_BY_DEFAULT(target=target.name))
-    if kept:
-        notes.append(Remark.STAY_FP32(count=len(kept), kept=list(kept.items())))
-    pieces = find_decomposed_layer_norms(model)
-    others = [p for p in pieces if layer_norm_inputs(model, p) is None]
-    left = [p for p in others if not computes_in_fp16(model, (p.square, p.mean))]
-    if len(pieces) > len(others):
-        notes.append(Remark.NORMS_WRITTEN(count=len(pieces) - len(others)))
-    if left:
-        notes.append(Remark.NORMS_STAY_FP32(count=len(left), first=left[0].square.name))
-    if loose := [
-        nodes[0].name
-        for nodes in find_sums_of_squares(model, pieces)
-        if not computes_in_fp16(model, nodes)
-    ]:
-        notes.append(Remark.SQUARES_STAY_FP32(count=len(loose), first=loose[0]))
+    for code, finding in first.items():
+        others = f" (and {counts[code] - 1} more)" if counts[code] > 1 else ""
+        notes.append(_note_finding(finding, f"{others} {finding.fix}"))
     return notes
-
-
-def is_ours(loaded: Model, model: ModelSource | Model) -> bool:
-    """Whether a model was read for this call, so that it may be edited."""
-    return model is not loaded.proto and model is not loaded
-
-
-def prepared(
-    model: ModelSource | Model,
-    loaded: Model,
-    target: Target,
-    weights: str,
-    high_precision: str | None,
-) -> tuple[Model, bool, list[Note], list[Note]]:
-    """What :func:`_copied` gives for what is to have an FP16 remainder (by default where the target computes in the
-    file's types), and whether it is to: one whose opset cannot be raised stays FP32 unless FP16 was asked for."""
-    half = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
-    ours = is_ours(loaded, model)
-    try:
-        work, notes, warnings = _copied(loaded, ours, target, weights, "fp16" if half else "fp32")
-    except ModelError as error:
-        if not half or high_precision is not None:
-            raise
-        half = False
-        work, notes, warnings = _copied(load_full(model), ours, target, weights, "fp32")
-        warnings.append(Remark.HALF_IMPOSSIBLE(target=target.name, error=of_error(error)))
-    return work, half, notes, warnings
-
-
-def _copied(
-    loaded: Model, ours: bool, target: Target, weights: str, high_precision: str
-) -> tuple[Model, list[Note], list[Note]]:
-    """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""
-    if is_quantized(loaded):
-        raise ModelError(
-            "is quantized already (it has Q/DQ or integer operators); give the float model it was made "
-            "from, or predict this one",
-            loaded.path or "model",
-            code="already-quantized",
-        )
-    sparse = [s.values.name for s in loaded.proto.graph.sparse_initializer]
-    known = (loaded.producers, loaded.initializers, loaded.inputs, sparse)
-    loose = next((o for o in loaded.outputs if not any(o in names for names in known)), None)
-    if loose is not None:
-        raise ModelError(
-            said("no node makes the output '{name}'; export the model again", name=loose),
-            loaded.path or "model",
-            code="output-without-producer",
-            node=loose,
-        )
-    work = loaded if ours else loaded.copy()
-    notes: list[Note] = []
-    warnings: list[Note] = []
-    half = fp16.has_fp16(loaded)
-    if high_precision == "fp16" and not target.float16_scales:
-        raise QdqtoolError(
-            said(
-                "{`high_precision`:'fp16'}: {name} takes no FP16 scales and chooses FP16 itself; leave "
-                "it out and let the builder use INT8 and FP16",
-                name=target.name,
-            ),
-            code="option-conflict",
-            parameter="high_precision",
-        )
-    if half and not target.float16_scales:
-        fp16.convert_to_fp32(work)
-        notes.append(Remark.WIDENED(target=target.name))
-        half = False
-    if weights == "int8" and not target.int8_weights:
-        warnings.append(Remark.INT8_WEIGHTS_UNREAD(target=target.name))
-    opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
-    # A calibration cache knows the model again by what it was made from: preparing it gives every target the same
-    # tensors, at whatever opset. Widened to float32, or edited by the caller, it is a model of its own.
-    identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
-    notes.extend(prepare(work, opset=opset))
-    if leading := fold_leading_batch_normalization(work):
-        notes.append(Remark.NORMS_FOLDED_BEHIND(count=leading))
-    work.sha256 = identity
-    return work, notes, warnings

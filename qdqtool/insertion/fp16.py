@@ -7,24 +7,34 @@ takes no FP16 scales, so a float16 model is widened for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from qdqtool.errors import ModelError
+from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.rewrite import round_up_to_half
-from qdqtool.insertion.scales import GroupScale
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, largest_values
+from qdqtool.insertion.scales import LEVELS, GroupScale
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.patterns.half import find_fp16_nodes, keeps_float32
-from qdqtool.patterns.layernorm import fuse_layer_norms
+from qdqtool.patterns.half import WIDE, find_fp16_nodes, keeps_float32
+from qdqtool.patterns.layernorm import (
+    computes_in_fp16,
+    find_decomposed_layer_norms,
+    find_sums_of_squares,
+    fuse_layer_norms,
+    layer_norm_inputs,
+)
 from qdqtool.proto.external_data import to_array
 from qdqtool.proto.subgraphs import nested_graphs, rename_tensors
+from qdqtool.trt.targets import Target
 from qdqtool.types import QuantizedTensor
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 
 _MIN_RAISE = 1.01  # ratio from which on a scale rounded to FP16 is reported
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
@@ -185,10 +195,91 @@ def update_scales(
     notes = []
     if raised:
         factor, tensor = max(raised)
+        text = (
+            f"the scales of {len(raised)} tensors were raised to the smallest that FP16 holds "
+            f"({_SMALLEST:.3g}), that of {tensor} {factor:.3g} times (`high_precision='fp32'` keeps them)"
+        )
         notes.append(
-            Remark.SCALES_RAISED(count=len(raised), least=_SMALLEST, tensor=tensor, factor=factor)
+            Note(text, code="scales-raised", count=len(raised), tensor=tensor, factor=factor)
         )
     return list(by_tensor.values()), notes
+
+
+def find_wide_tensors(
+    model: Model,
+    quantized: Sequence[QuantizedTensor],
+    maxima: Mapping[str, float],
+    data: object,
+    warnings: list[Note],
+    images: ImageOptions = DEFAULT_IMAGES,
+) -> dict[str, float]:
+    """Return tensors of a Q/DQ model near the largest value of FP16, with their largest values.
+
+    Args:
+        quantized: Quantized tensors, whose scales count as well.
+        maxima: Largest magnitudes in the calibration.
+        data: The calibration data, of which a few samples are run; None runs none.
+        warnings: A warning is added if the model cannot run.
+    """
+    wide = {t: amax for t, amax in maxima.items() if amax > WIDE}
+    for entry in quantized:
+        if isinstance(entry.scale, list) or entry.method == "weights-max":
+            continue
+        if entry.scale * LEVELS > WIDE:
+            wide[entry.tensor] = max(wide.get(entry.tensor, 0.0), entry.scale * LEVELS)
+    if data is None:
+        return wide
+    try:
+        for tensor, largest in largest_values(model, data, images=images).items():
+            if largest > WIDE:
+                wide[tensor] = max(largest, wide.get(tensor, 0.0))
+    except ModelError as error:
+        text = f"tensors without Q/DQ were not checked for values that FP16 cannot hold: {error}"
+        warnings.append(Note(text, code="not-looked-at", error=str(error)))
+    return wide
+
+
+def describe_fp16(
+    model: Model, target: Target, wide: Mapping[str, float], is_default: bool
+) -> list[Note]:
+    """Return the notes on a float remainder that will be FP16, and on what stays FP32 in it."""
+    notes = []
+    if is_default:
+        text = (
+            f"everything that is not quantized is FP16, except inputs and outputs: {target.name} "
+            "computes in the types of the file (`high_precision='fp32'` keeps FP32)"
+        )
+        notes.append(Note(text, code="half-by-default", target=target.name))
+    if wide:
+        tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
+        text = (
+            f"{len(wide)} tensors, their producers and their consumers stay FP32, because the largest "
+            f"value is close to FP16's limit of 65504: {tensors}"
+        )
+        notes.append(Note(text, code="stay-fp32", count=len(wide), kept=list(wide.items())))
+    layer_norms = find_decomposed_layer_norms(model)
+    remaining = [p for p in layer_norms if layer_norm_inputs(model, p) is None]
+    if count := len(layer_norms) - len(remaining):
+        text = (
+            f"{count} decomposed normalizations were replaced by LayerNormalization, because FP16 "
+            "cannot hold their squares"
+        )
+        notes.append(Note(text, code="norms-written", count=count))
+    float_norms = [p for p in remaining if not computes_in_fp16(model, (p.square, p.mean))]
+    if float_norms:
+        count, first = len(float_norms), float_norms[0].square.name
+        text = (
+            f"{count} decomposed normalizations stay FP32 ({first} first): FP16 cannot hold their "
+            "squares, and no LayerNormalization computes the same"
+        )
+        notes.append(Note(text, code="norms-stay-fp32", count=count, first=first))
+    sums = find_sums_of_squares(model, layer_norms)
+    float_sums = [nodes for nodes in sums if not computes_in_fp16(model, nodes)]
+    if float_sums:
+        count, first = len(float_sums), float_sums[0][0].name
+        text = f"{count} other sums of squares stay FP32 ({first} first)"
+        notes.append(Note(text, code="squares-stay-fp32", count=count, first=first))
+    return notes
 
 
 def has_fp16(model: Model) -> bool:

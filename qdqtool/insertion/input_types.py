@@ -25,8 +25,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.trt.targets import Target
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import said
+from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration.options import Preprocess
@@ -53,16 +52,9 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
     slack = 1e-3 * (most - least)
     if low < least - slack or high > most + slack:
         raise ModelError(
-            said(
-                "{`input_type`:'uint8'}: the calibration data has values from {low:.6g} to {high:.6g} in "
-                "'{name}', and pixels become {least:.6g} to {most:.6g}; give the {`scale`}, {`mean`} and "
-                "{`std`} that it was made with",
-                low=low,
-                high=high,
-                name=name,
-                least=least,
-                most=most,
-            ),
+            f"`input_type='uint8'`: the calibration data has values from {low:.6g} to {high:.6g} in "
+            f"'{name}', and pixels become {least:.6g} to {most:.6g}; give the `scale`, `mean` and "
+            "`std` that it was made with",
             code="out-of-range",
             parameter="input_type",
             node=name,
@@ -77,10 +69,7 @@ def check_input_type(input_type: str, target: Target) -> None:
     """
     if input_type == "uint8" and not target.uint8_inputs:
         raise QdqtoolError(
-            said(
-                "{`input_type`:'uint8'}: {name} has no UINT8 inputs (8.5 has); use int8 or float",
-                name=target.name,
-            ),
+            f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float",
             code="unsupported",
             parameter="input_type",
         )
@@ -112,11 +101,8 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
             notes.append(_change_to_uint8(editor, name, tensor, preprocess))
     if not notes:
         raise ModelError(
-            said(
-                "{`input_type`:{kind!r}}: no float input of the model is quantized; leave the option "
-                "out",
-                kind=input_type,
-            ),
+            f"`input_type={input_type!r}`: no float input of the model is quantized; leave the option "
+            "out",
             code="option-without-effect",
             parameter="input_type",
         )
@@ -152,13 +138,9 @@ def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproce
     if others or len(scales) != 1 or model.is_output(tensor):
         reason = "it is needed as float or with several scales"
         if others:
-            reason = said("'{other}' reads it as float", other=others[0])
+            reason = f"'{others[0]}' reads it as float"
         raise ModelError(
-            said(
-                "{`input_type`:'int8'}: input '{name}': {reader}; use uint8 or float",
-                name=name,
-                reader=reason,
-            ),
+            f"`input_type='int8'`: input '{name}': {reason}; use uint8 or float",
             code="needed-as-float",
             parameter="input_type",
             node=name,
@@ -170,19 +152,22 @@ def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproce
         editor.remove(model.consumers(name)[0])
     editor.set_type([name], TensorProto.INT8)
     scale = scales.pop()
-    if _only_scales(preprocess):
-        return Remark.FEED_INT8_PIXELS(name=name, scale=scale, factor=preprocess.scale / scale)
-    return Remark.FEED_INT8(name=name, scale=scale)
+    text = (
+        f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, where x is the "
+        "input of the float model"
+    )
+    if not _only_scales(preprocess):
+        return Note(text, code="feed-int8", name=name, scale=scale)
+    factor = preprocess.scale / scale
+    text += f"; from pixels, rint(pixel * {factor:.8g})"
+    return Note(text, code="feed-int8-pixels", name=name, scale=scale, factor=factor)
 
 
 def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
     model = editor.model
     if model.is_output(name):
         raise ModelError(
-            said(
-                "{`input_type`:'uint8'}: input '{name}' is an output as well; leave the option out",
-                name=name,
-            ),
+            f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out",
             code="input-is-output",
             parameter="input_type",
             node=name,
@@ -206,9 +191,12 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     if floats:
         editor.redirect(tensor, _insert_preprocessing(editor, tensor, pixels, preprocess), floats)
     editor.set_type([name], TensorProto.UINT8)
+    text = f"input '{name}' is uint8: feed pixels from 0 to 255"
     if only_scales:
-        return Remark.FEED_UINT8_SCALED(name=name, scale=preprocess.scale)
-    return Remark.FEED_UINT8(name=name, scale=preprocess.scale)
+        text += f" (the first scale includes {preprocess.scale:.6g})"
+        return Note(text, code="feed-uint8-scaled", name=name, scale=preprocess.scale)
+    text += " (the model applies scale, mean and std)"
+    return Note(text, code="feed-uint8", name=name)
 
 
 def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
@@ -237,12 +225,8 @@ def _expand_channels(model: Model, name: str, values: Sequence[float]) -> npt.ND
     shape = model.shape(name)
     if shape is None or len(shape) != 4 or shape[1] != len(values):
         raise ModelError(
-            said(
-                "{`input_type`:'uint8'}: input '{name}' has not the {count} channels of {`mean`} and "
-                "{`std`}",
-                name=name,
-                count=len(values),
-            ),
+            f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` and "
+            "`std`",
             code="wrong-shape",
             parameter="input_type",
             node=name,

@@ -71,8 +71,7 @@ from qdqtool.trt import fault_checks
 from qdqtool.trt.float_fusions import find_float_fusions
 from qdqtool.types import Refusal
 from qdqtool.util.checks import compile_pattern
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import Parameter, said
+from qdqtool.util.notes import Note
 
 _MIN_DETECTOR_OUTPUTS = 2  # last convolutions that make a network without a DFL a detector
 _MIN_CHANNELS = 16  # below, only some shapes of convolutions have a fast INT8 kernel
@@ -256,18 +255,15 @@ class _UserChoices:
 def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
     if op.lower() not in {n.op.lower() for n in model.nodes}:
         raise QdqtoolError(
-            said("{`exclude_op`} {op}: the model has no such operator", op=op),
+            f"`exclude_op` {op}: the model has no such operator",
             code="no-match",
             parameter="exclude_op",
         )
     operators = {n.op for n in candidates}
     if op.lower() not in {candidate.lower() for candidate in operators}:
+        allowed = ", ".join(sorted(operators)) or "none"
         raise QdqtoolError(
-            said(
-                "{`exclude_op`} {op}: never quantized anyway; what could be is {kinds}",
-                op=op,
-                kinds=", ".join(sorted(operators)) or "none",
-            ),
+            f"`exclude_op` {op}: never quantized anyway; what could be is {allowed}",
             code="never-quantized",
             parameter="exclude_op",
         )
@@ -279,17 +275,13 @@ def _match_patterns(
     """Return the first pattern that matches each node, by the node's index."""
     matches: dict[int, str] = {}
     for pattern in patterns:
-        option = said("{parameter} {pattern!r}", parameter=Parameter(parameter), pattern=pattern)
+        option = f"`{parameter}` {pattern!r}"
         compiled = compile_pattern(pattern, option)
         indices = [n.index for n in nodes if compiled.search(n.name)]
         if not indices:
-            example = said("; names look like '{name}'", name=nodes[0].name) if nodes else ""
+            example = f"; names look like '{nodes[0].name}'" if nodes else ""
             raise QdqtoolError(
-                said(
-                    "{given}: matches no node that could be quantized{example}",
-                    given=option,
-                    example=example,
-                ),
+                f"{option}: matches no node that could be quantized{example}",
                 code="no-match",
                 parameter=parameter,
             )
@@ -379,10 +371,18 @@ class _Placer:
     def note_unused_options(self) -> None:
         notes, rules = self.placement.notes, self._rules
         if rules.attention == "int8" and not self._attention:
-            notes.append(Remark.NO_ATTENTION())
+            text = (
+                "`attention='int8'` has no effect: no Softmax is between two MatMuls of computed "
+                "tensors"
+            )
+            notes.append(Note(text, code="no-attention"))
         roles = {entry.role for inputs in self.placement.inputs.values() for entry in inputs}
         if rules.residual in ("skip", "both") and "residual" not in roles:
-            notes.append(Remark.NO_RESIDUAL(residual=rules.residual))
+            text = (
+                f"`residual={rules.residual!r}` has no effect: no Add follows a convolution and is "
+                "quantized next"
+            )
+            notes.append(Note(text, code="no-residual", residual=rules.residual))
 
     def _quantize(self, node: Node, positions: Iterable[int], role: str) -> None:
         for position in positions:
@@ -395,12 +395,8 @@ class _Placer:
         assert weights is not None
         if not np.isfinite(weights).all():
             raise ModelError(
-                said(
-                    "the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, "
-                    "or leave the node float with {`exclude`}",
-                    weight=name,
-                    name=node.name,
-                ),
+                f"the weights '{name}' of node '{node.name}' hold NaN or infinity; export the model "
+                "again, or leave the node float with `exclude`",
                 model.path or "model",
                 code="not-finite",
                 node=node.name,

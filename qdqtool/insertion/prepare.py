@@ -29,8 +29,8 @@ from qdqtool.patterns.view import View
 from qdqtool.proto.shapes import convert_opset
 from qdqtool.proto.slim import without_large_weights
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.text import reason_of
+from qdqtool.util.notes import Note
+from qdqtool.util.text import reason_of, were
 
 MIN_OPSET = 13
 _MAX_REASON = 120  # characters of an error of the inliner
@@ -53,22 +53,28 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     notes = []
     if model.proto.functions:
         _inline_functions(model)
-        notes.append(Remark.INLINED())
+        notes.append(Note("the model's own functions were inlined", code="inlined"))
     opset_before = model.opset
     if opset_before < opset:
         raise_opset(model, opset)
-        notes.append(Remark.OPSET_RAISED(before=opset_before, after=opset))
+        text = f"opset raised from {opset_before} to {opset}"
+        notes.append(Note(text, code="opset-raised", before=opset_before, after=opset))
     min_ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
     model.proto.ir_version = max(model.proto.ir_version, min_ir_version)
     notes.extend(_normalize_nodes(model))
     if count := replace_einsums(model):
-        notes.append(Remark.PRODUCTS_WRITTEN(count=count))
+        products = were(count, "matrix product")
+        text = f"{products} written as MatMul instead of Einsum, so that it can be INT8"
+        notes.append(Note(text, code="products-written", count=count))
     if count := fold_constant_weights(model):
-        notes.append(Remark.WEIGHTS_COMPUTED(count=count))
+        text = f"{were(count, 'weight tensor')} computed from constants"
+        notes.append(Note(text, code="weights-computed", count=count))
     if count := copy_shared_weights(model):
-        notes.append(Remark.WEIGHTS_COPIED(count=count))
+        text = f"{were(count, 'weight tensor')} copied for nodes that shared one"
+        notes.append(Note(text, code="weights-copied", count=count))
     if count := fold_batch_normalization(model):
-        notes.append(Remark.NORMS_FOLDED(count=count))
+        text = f"{were(count, 'BatchNormalization node')} folded into a convolution before it"
+        notes.append(Note(text, code="norms-folded", count=count))
     return notes
 
 
@@ -85,11 +91,16 @@ def _normalize_nodes(model: Model) -> list[Note]:
         editor.finish()
     notes = []
     if renamed:
-        notes.append(Remark.NODES_NAMED(count=renamed))
+        nodes = were(renamed, "node")
+        text = f"{nodes} named after an output, because onnxruntime requires unique names"
+        notes.append(Note(text, code="nodes-named", count=renamed))
     if lowered:
-        notes.append(Remark.LOWER_CASE(count=lowered))
+        equations = were(lowered, "Einsum equation")
+        text = f"{equations} written in lower case, as TensorRT's parser requires"
+        notes.append(Note(text, code="lower-case", count=lowered))
     if sums:
-        notes.append(Remark.SUMS_AS_ADDS(count=len(sums)))
+        text = f"{were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses"
+        notes.append(Note(text, code="sums-as-adds", count=len(sums)))
     return notes
 
 

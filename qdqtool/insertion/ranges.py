@@ -19,7 +19,6 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.ir.graph import Model
 from qdqtool.types import Json
-from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration import Statistics
@@ -50,10 +49,7 @@ def collect_statistics(
 
     if data is None:
         raise DataError(
-            said(
-                "no calibration data; give a folder of images ({`data`}) or a TensorRT table "
-                "({`calib_table`})"
-            ),
+            "no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)",
             code="missing-argument",
             parameter="data",
         )

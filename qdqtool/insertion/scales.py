@@ -18,8 +18,7 @@ from qdqtool.ir.operators import commuting_inputs, fills_below
 from qdqtool.ir.qdq import find_pair
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.util.checks import compile_pattern
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import said
+from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration.methods import Range
@@ -183,16 +182,12 @@ class MethodChoice:
                 parameter="percentile",
             )
         for pattern, method in self.overrides:
-            given = said("{`method_for`} {pattern}={method}", pattern=pattern, method=method)
-            compiled = compile_pattern(pattern, given)
+            option = f"`method_for` {pattern}={method}"
+            compiled = compile_pattern(pattern, option)
             if not any(compiled.search(t) for t in tensors):
-                example = said("; names look like '{name}'", name=tensors[0]) if tensors else ""
+                example = f"; names look like '{tensors[0]}'" if tensors else ""
                 raise QdqtoolError(
-                    said(
-                        "{given}: matches no quantized tensor{example}",
-                        given=given,
-                        example=example,
-                    ),
+                    f"{option}: matches no quantized tensor{example}",
                     code="no-match",
                     parameter="method_for",
                 )
@@ -210,16 +205,10 @@ class MethodChoice:
                     tensors.setdefault(method, tensor)
                     break
         if len(tensors) > 1:
-            (one, first), (two, second) = list(tensors.items())[:2]
+            (method, tensor), (other_method, other) = list(tensors.items())[:2]
             raise QdqtoolError(
-                said(
-                    "{`method_for`}: '{first}' asks for {one} and '{second}' for {two}, but they share "
-                    "one scale; use one method for both, or {`unify`:False}",
-                    first=first,
-                    one=one,
-                    second=second,
-                    two=two,
-                ),
+                f"`method_for`: '{tensor}' asks for {method} and '{other}' for {other_method}, but they "
+                "share one scale; use one method for both, or `unify=False`",
                 code="ambiguous",
                 parameter="method_for",
             )
@@ -291,7 +280,8 @@ def choose_scale(
             chosen_range = choose_range(statistics[tensor], method, percentile=choice.percentile)
             own[tensor] = chosen_range.amax
         else:
-            warnings.append(Remark.ALWAYS_ZERO(tensor=tensor))
+            text = f"'{tensor}' is zero on all calibration data; its scale is meaningless"
+            warnings.append(Note(text, code="always-zero", tensor=tensor))
     if len(own) > 1:
         parts = [statistics[t] for t in own]
         chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)
@@ -308,14 +298,9 @@ def _check_finite(tensor: str, statistics: TensorStatistics) -> None:
     nonfinite = statistics.nonfinite
     if nonfinite:
         raise DataError(
-            said(
-                "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the "
-                "calibration data; check the model and the preprocessing, or leave its readers float "
-                "with {`exclude`}",
-                tensor=tensor,
-                nonfinite=nonfinite,
-                total=nonfinite + statistics.count,
-            ),
+            f"tensor '{tensor}': {nonfinite} of {nonfinite + statistics.count} values are NaN or "
+            "infinite on the calibration data; check the model and the preprocessing, or leave its "
+            "readers float with `exclude`",
             code="not-finite",
             node=tensor,
         )

@@ -36,8 +36,7 @@ from qdqtool.ir.sizes import is_linear
 from qdqtool.patterns.layernorm import skip_identities
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.types import Json
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import Said, said
+from qdqtool.util.notes import Note
 
 SAMPLES = 32  # for the channels' largest values; the float result is the same whatever they are
 _SMALLEST = 1e-5  # of the largest channel: a smaller one counts as this much
@@ -115,72 +114,72 @@ def smooth(
     regions = list(_find_regions(shapes, consumers))
     usable = [region for region in regions if not region.skip_reason]
     if not regions:
-        return [], Remark.NO_LINEAR(alpha=alpha)
-    reasons = _describe_skipped(regions)
-    further = said(
-        " (it may be more where all inputs have fixed sizes: export so)"
-        if reasons and shapes.has_open_inputs
-        else ""
-    )
+        text = f"`smooth={alpha:g}` has no effect: no Linear is quantized"
+        return [], Note(text, code="no-linear", alpha=alpha)
+    reasons = ", ".join(_describe_skipped(regions))
+    if reasons and shapes.has_open_inputs:
+        reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not usable:
-        return [], Remark.NONE_SMOOTHED(
-            alpha=alpha, tensors=len(regions), reasons=reasons, further=further
+        text = (
+            f"`smooth={alpha:g}` has no effect: none of {len(regions)} inputs of quantized Linears can "
+            f"be smoothed: {reasons}"
         )
+        return [], Note(text, code="none-smoothed", alpha=alpha, tensors=len(regions))
     quantized = {site.node.index for site in placement.weights}
     migrations = _smooth_regions(usable, quantized, alpha, data, images)
     if not migrations:
-        return [], Remark.TOO_LARGE_TO_SMOOTH(alpha=alpha)
+        text = (
+            f"`smooth={alpha:g}` has no effect: values or constants are not finite, or too large for "
+            "FP16"
+        )
+        return [], Note(text, code="too-large-to-smooth", alpha=alpha)
     names = [t for migration in migrations for t in migration.tensors]
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
-    remark = Remark.SMOOTHED_IN_PART if reasons else Remark.SMOOTHED
-    return migrations, remark(
-        alpha=alpha,
-        linears=sum(len(migration.linears) for migration in migrations),
-        places=len(migrations),
-        reasons=reasons,
-        further=further,
+    linears, places = sum(len(migration.linears) for migration in migrations), len(migrations)
+    text = (
+        f"`smooth={alpha:g}`: activation scales of {linears} Linears were moved into their weights, at "
+        f"{places} places"
     )
+    if not reasons:
+        return migrations, Note(text, code="smoothed", alpha=alpha, linears=linears, places=places)
+    text += f"; not possible for {reasons}"
+    code = "smoothed-in-part"
+    return migrations, Note(text, code=code, alpha=alpha, linears=linears, places=places)
 
 
 def _check_arguments(alpha: float, data: object) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(
-            said(
-                "{`smooth`:{alpha:g}}: give 0 (all stays in the activations) to 1, mostly 0.5",
-                alpha=alpha,
-            ),
+            f"`smooth={alpha:g}`: give 0 (all stays in the activations) to 1, mostly 0.5",
             code="out-of-range",
             parameter="smooth",
         )
     if data is None:
         raise QdqtoolError(
-            said(
-                "{`smooth`} needs calibration images: ranges of a table are those of the network "
-                "as it was"
-            ),
+            "`smooth` needs calibration images: ranges of a table are those of the network as it was",
             code="option-conflict",
             parameter="smooth",
         )
     if isinstance(data, Iterator):
         raise QdqtoolError(
-            said(
-                "{`smooth`} reads the data before the calibration does; give a folder or a list "
-                "instead of an iterator"
-            ),
+            "`smooth` reads the data before the calibration does; give a folder or a list instead of an "
+            "iterator",
             code="read-once",
             parameter="data",
         )
 
 
-def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[Said]:
+def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
     """Return each reason for tensors that stay as they are, with the first node that caused it."""
     counts = Counter(region.skip_reason for region in regions if region.skip_reason)
     first = {region.skip_reason: region.blocking_node for region in reversed(regions)}
     texts = []
     for (reason, op), count in counts.most_common():
         node = first[reason, op]
-        where = "" if not node else " ({node})" if count == 1 else " (first {node})"
-        texts.append(said(f"{{count}} {reason}{where}", count=count, op=op, node=node))
+        text = f"{count} {reason.value.format(op=op)}"
+        if node:
+            text += f" ({node})" if count == 1 else f" (first {node})"
+        texts.append(text)
     return texts
 
 

@@ -81,18 +81,20 @@ def quantized_variant(model: Model, target: Target) -> Model:
     Raises:
         ModelError: Nothing can be quantized.
     """
-    from qdqtool.insertion.api import prepared
     from qdqtool.insertion.fp16 import convert_to_fp16
+    from qdqtool.insertion.network import prepare_network
     from qdqtool.insertion.options import PlacementOptions
     from qdqtool.insertion.rules import choose_placement, sketch
     from qdqtool.insertion.scales import find_scale_groups
 
-    work, half, _, _ = prepared(model, model, target, PlacementOptions().weights, None)
-    _, placement = choose_placement(work, PlacementOptions(), target)
+    options = PlacementOptions()
+    network = prepare_network(model, target, options.weights, None, model)
+    _, placement = choose_placement(network.model, options, target)
     if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, model.path or "model")
-    variant = sketch(work, placement, find_scale_groups(work, placement.inputs))
-    if half:
+    groups = find_scale_groups(network.model, placement.inputs)
+    variant = sketch(network.model, placement, groups)
+    if network.fp16:
         for tensor in variant.proto.graph.initializer:
             if not has_data(tensor):
                 tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
@@ -102,12 +104,12 @@ def quantized_variant(model: Model, target: Target) -> Model:
 
 def fp16_variant(model: Model, target: Target) -> Model | None:
     """Return a float network in FP16 as ``insert`` would write it; None if it cannot be converted."""
-    from qdqtool.insertion.api import prepared
     from qdqtool.insertion.fp16 import convert_to_fp16
+    from qdqtool.insertion.network import prepare_network
 
     try:
-        work, half, _, _ = prepared(model, model, target, "float", None)
-        return work if half and convert_to_fp16(work) else None
+        network = prepare_network(model, target, "float", None, model)
+        return network.model if network.fp16 and convert_to_fp16(network.model) else None
     except QdqtoolError:
         return None
 
@@ -156,7 +158,7 @@ def _image_size(model: Model) -> tuple[int, int]:
     return (sizes[0], sizes[-1]) if sizes else (640, 640)
 
 
-# Shapes that depend on computed values -------------------------------------------------------------------------------
+# Shapes that depend on computed values --------------------------------------------------------
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

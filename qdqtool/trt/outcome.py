@@ -26,8 +26,8 @@ from qdqtool.types import (
     CHOICES,
     SILU_ADD,
     Assumption,
+    AssumptionCounts,
     ConvOutcome,
-    Counts,
     EngineLayer,
     Evidence,
     ModelInfo,
@@ -69,7 +69,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
         if _user_visible(alternative) != _user_visible(prediction):
             is_users_choice = assume is not None and SILU_ADD in assume
             proof = "chosen by the user" if is_users_choice else target.residual_proof
-            alternatives: dict[str, Counts] = {other: _counts(alternative)}
+            alternatives: dict[str, AssumptionCounts] = {other: _counts(alternative)}
             prediction.assumptions.append(
                 Assumption(SILU_ADD, value, alternatives, places, is_users_choice, proof)
             )
@@ -139,9 +139,9 @@ def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]
     return prediction, tuple(network.adds_after_activation)
 
 
-def _counts(prediction: Prediction) -> Counts:
+def _counts(prediction: Prediction) -> AssumptionCounts:
     summary = prediction.summary()
-    return Counts(summary["int8"], summary["int8_to_int8"], summary["conversions"])
+    return AssumptionCounts(summary["int8"], summary["int8_to_int8"], summary["conversions"])
 
 
 def _user_visible(prediction: Prediction) -> object:
@@ -229,7 +229,7 @@ class Outcome:
             for node in layer.nodes:
                 self._layer_of_node.setdefault(node, layer)
             for tensor in layer.outputs:
-                self._precisions[id(tensor)] = self._written_precision(layer, tensor)
+                self._precisions[id(tensor)] = self._output_precision(layer, tensor)
         for layer in order:
             # Also if an operator of unknown types is between the Q and the layer.
             if layer.int8 and layer.inputs:
@@ -242,7 +242,7 @@ class Outcome:
             return float_precision(tensor.elem_type, self._target.strongly_typed)
         return precision
 
-    def _written_precision(self, layer: Layer, tensor: Tensor) -> Precision:
+    def _output_precision(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
             return _quantized_type(layer)
         if layer.kind is _COPY:
@@ -323,7 +323,7 @@ class Outcome:
             parallel[merged_name].outputs.extend(outputs)
             parallel[merged_name].nodes.extend(layer.nodes)
             return
-        listed_type = _listed_type(layer)
+        listed_type = _engine_type(layer)
         name = merged_name or layer.name
         if not merged_name and _is_kernel(layer, listed_type):
             name = layer.nodes[0]
@@ -528,7 +528,7 @@ def _quantized_type(layer: Layer) -> Precision:
     return quantized_type if quantized_type in _TYPES_UNLIKE_INT8 else _INT8
 
 
-def _listed_type(layer: Layer) -> str:
+def _engine_type(layer: Layer) -> str:
     """Return the type that the engine lists for a layer."""
     if layer.kind is _CONVOLUTION and layer.fusion.has_pooling:
         return "ConvActPool"

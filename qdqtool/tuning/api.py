@@ -19,7 +19,8 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.insertion import losses, sample_runs
-from qdqtool.insertion.api import prepared, said_of_half, too_large
+from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
+from qdqtool.insertion.network import prepare_network
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -112,7 +113,7 @@ def tune(
         data: Images for the calibration, as for :func:`qdqtool.insert`; not an iterator.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
         progress: Whether to draw progress on stderr if that is a terminal.
-        say: Called with lines about the work and the time it will take.
+        say: Called with lines about the work and its duration.
         evaluation: Data like that of the deployment. Choices are made on one half of it and
             judged on the other. Default: two quarters of `data` are held out for that.
         keep: Part of the float model's metric to keep, above 0 to 1. Default: 0.97 without a
@@ -136,19 +137,20 @@ def tune(
         preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
-        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        head: Outputs of a detection head that stay float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         attention: Type of the products of attention, as for :func:`qdqtool.insert`.
         unify: Whether tensors tied by Concat and the like share one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that stay float.
-        include: The same for nodes to quantize although a preset would leave them float.
+        include: Regular expressions on names of nodes to quantize although a preset would leave them
+            float.
         exclude_op: Operator types that stay float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
         high_precision: Type of the float remainder, as for :func:`qdqtool.insert`.
         smooth: Strength of SmoothQuant, as for :func:`qdqtool.insert`.
         cluster: Workers that calibrate and measure, as for :func:`qdqtool.insert`.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
-        state: File that keeps what was measured, so that another run continues from there.
+        state: File that keeps the measurements, so that another run continues from there.
         time_limit: Seconds after which the best placement so far is the result.
         check_timeout: Seconds for one call of `metric`. Default: 600.
         whole_front: Whether to measure the front even if the all-INT8 candidate is accurate
@@ -217,9 +219,10 @@ class _TuningRun:
             "nodes": len(self.source.nodes),
         }
         placing, network = options.placement, options.network
-        self.model, half, self.notes, self.warnings = prepared(
-            model, self.source, self.target, placing.weights, network.high_precision
+        prepared = prepare_network(
+            model, self.target, placing.weights, network.high_precision, self.source
         )
+        self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
         rules, placement = choose_rules(self.model, placing, self.target)
         self.metric = metric_for(self.model, options.goal.metric, timeout)
         self.sets = open_sets(
@@ -245,7 +248,7 @@ class _TuningRun:
             MethodChoice.from_options(options.ranges),
             placing.unify,
             self.gpu,
-            half,
+            prepared.fp16,
         )
         self.ranges_report: Json = {}
 
@@ -306,10 +309,12 @@ class _TuningRun:
         )
         planner.statistics = statistics.tensors
         self.notes += [*planner.plan(Configuration()).placement.notes, *notes]
-        if planner.half:
-            planner.wide = self._find_wide_tensors()
+        if planner.fp16:
+            planner.fp32_tensors = self._find_wide_tensors()
             by_default = self.options.network.high_precision is None
-            self.notes.extend(said_of_half(self.model, self.target, planner.wide, by_default))
+            self.notes.extend(
+                describe_fp16(self.model, self.target, planner.fp32_tensors, by_default)
+            )
 
     def _count_range_samples(self, cluster: ClusterOptions) -> int:
         """Return the number of samples that a time limit allows for ranges, 0 for all."""
@@ -332,7 +337,7 @@ class _TuningRun:
         model, quantized = recipe.build(self.planner.model)
         largest = {t: s.absmax for t, s in self.planner.statistics.items()}
         samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
-        return too_large(model, quantized, largest, samples, self.warnings)
+        return find_wide_tensors(model, quantized, largest, samples, self.warnings)
 
     def make_search(
         self,
@@ -370,11 +375,11 @@ class _TuningRun:
         """Choose a placement, judge it, and build its model."""
         planner, gpu, weights = self.planner, self.gpu, self.options.placement.weights
         placement, reached = search.choose()
-        front = summary.thin_front(search.list_front(), placement)
-        search.judge_points([placement])
+        front = summary.thin_front(search.find_front(), placement)
+        search.judge_placements([placement])
         bought = [] if search.stopped else search.judge_in_time(placement, front)
         model, quantized = planner.build(planner.plan(placement.configuration), weights)
-        if planner.half:
+        if planner.fp16:
             self._compare_fp16(placement, model, search.fp16_samples)
         model.path, model.sha256 = "", None
         started, cpu_started = self.started
@@ -389,7 +394,7 @@ class _TuningRun:
             chosen=placement,
             bought=bought,
             front=front,
-            others=[p for p in search.list_points() if not any(p is s for s in front)],
+            others=[p for p in search.list_placements() if not any(p is s for s in front)],
             sites=summary.build_site_results(search, placement),
             base=planner.cost(search.start),
             metric={
@@ -422,8 +427,8 @@ class _TuningRun:
             builder=lambda configuration: (
                 planner.build(planner.plan(configuration), weights)[0].proto
             ),
-            float_type="fp16" if planner.half else "fp32",
-            float32=dict(planner.wide),
+            float_type="fp16" if planner.fp16 else "fp32",
+            float32=dict(planner.fp32_tensors),
         )
 
     def _compare_fp16(self, placement: PlacementResult, model: Model, samples: int) -> None:

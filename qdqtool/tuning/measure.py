@@ -63,20 +63,20 @@ class Measurement:
     """One candidate on one sample.
 
     Attributes:
-        error: Error of the compared tensors, see :class:`qdqtool.insertion.losses.ReferenceOutputs`.
+        error: Error of the compared tensors, see
+            :class:`qdqtool.insertion.losses.ReferenceOutputs`.
         evidence: Evidence of the metric; None if the task does not ask for it.
     """
 
     error: float
     evidence: Evidence = None
 
-    def as_json(self) -> list[Any]:
-        """Return the entry of a state file."""
-        return [self.error, self.evidence]
-
 
 SampleMeasurements = dict[int, Measurement | None]
 """Measurements by sample, None for a sample that cannot be read."""
+
+TaskResult = dict[str, SampleMeasurements]
+"""Measurements of one task or a part of it, by the candidate's key."""
 
 _network_lock = threading.Lock()
 
@@ -117,24 +117,14 @@ class MeasurementTask:
     """Candidates to measure on samples.
 
     Attributes:
-        key: Name of the task.
         images: Numbers of the samples.
         candidates: The candidates.
-        whole: Whether to measure the metric in addition to the error.
+        with_metric: Whether to measure the metric in addition to the error.
     """
 
-    key: str
     images: tuple[int, ...]
     candidates: tuple[Recipe, ...]
-    whole: bool = False
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """Measurements of one task or a part of it, by the candidate's key."""
-
-    key: str
-    rows: dict[str, SampleMeasurements]
+    with_metric: bool = False
 
 
 TaskMapper = Callable[[TuningJob, Sequence[MeasurementTask]], Iterator[TaskResult]]
@@ -161,13 +151,13 @@ def run_task(
         DataError: A sample of arrays is damaged.
         QdqtoolError: The user's metric failed.
     """
-    rows: dict[str, SampleMeasurements] = defaultdict(dict)
-    for result in iterate_task(job, task):
-        for key, measurements in result.rows.items():
-            rows[key].update(measurements)
+    result: TaskResult = defaultdict(dict)
+    for part in iterate_task(job, task):
+        for key, measurements in part.items():
+            result[key].update(measurements)
         if stopped is not None and stopped.is_set():
             break
-    return TaskResult(task.key, dict(rows))
+    return dict(result)
 
 
 def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
@@ -176,10 +166,10 @@ def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
     for number in task.images:
         sample = job.images.load(number)
         if sample is None:
-            yield TaskResult(task.key, {r.key: {number: None} for r in task.candidates})
+            yield {recipe.key: {number: None} for recipe in task.candidates}
             continue
-        for key, row in network.measure(number, sample, task.candidates, task.whole):
-            yield TaskResult(task.key, {key: {number: row}})
+        for key, row in network.measure(number, sample, task.candidates, task.with_metric):
+            yield {key: {number: row}}
 
 
 # Caches -------------------------------------------------------------------------------
@@ -196,11 +186,6 @@ class FloatReference:
 
     compared: ReferenceOutputs
     metric_reference: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Size in memory."""
-        return self.compared.nbytes + _count_bytes(self.metric_reference)
 
 
 def _count_bytes(content: Any) -> int:
@@ -230,10 +215,11 @@ class ReferenceCache:
 
     def add(self, number: int, reference: FloatReference) -> None:
         """Add the reference of a sample if there is space for it."""
+        size = _count_bytes([reference.compared, reference.metric_reference])
         with self._lock:
-            if number not in self._references and reference.nbytes <= self._bytes_left:
+            if number not in self._references and size <= self._bytes_left:
                 self._references[number] = reference
-                self._bytes_left -= reference.nbytes
+                self._bytes_left -= size
 
 
 class ActivationCache:
@@ -354,7 +340,7 @@ class PartitionedNetwork:
         self._runs_of: dict[str, list[PartRun]] = {}
 
     def measure(
-        self, number: int, sample: _Arrays, candidates: Sequence[Recipe], whole: bool
+        self, number: int, sample: _Arrays, candidates: Sequence[Recipe], with_metric: bool
     ) -> Iterator[tuple[str, Measurement]]:
         """Measure candidates on one sample, and yield each with its key.
 
@@ -362,7 +348,7 @@ class PartitionedNetwork:
             number: Number of the sample.
             sample: Inputs of the network.
             candidates: The candidates.
-            whole: Whether to measure the metric in addition to the error.
+            with_metric: Whether to measure the metric in addition to the error.
         """
         sample = {**sample, **self._constants}
         floats = [r for r in candidates if r.is_float]
@@ -373,12 +359,12 @@ class PartitionedNetwork:
                 reference = self._make_reference(tensors)
                 self.references.add(number, reference)
             for recipe in floats:
-                yield recipe.key, self._compare(number, reference, tensors, whole)
+                yield recipe.key, self._compare(number, reference, tensors, with_metric)
             del tensors
         others = [r for r in candidates if not r.is_float]
-        names = self._tensors if whole else self.job.compared
+        names = self._tensors if with_metric else self.job.compared
         for recipe, tensors in self._run(sample, others, names):
-            yield recipe.key, self._compare(number, reference, tensors, whole)
+            yield recipe.key, self._compare(number, reference, tensors, with_metric)
 
     def _make_reference(self, tensors: _Arrays) -> FloatReference:
         job = self.job
@@ -389,10 +375,10 @@ class PartitionedNetwork:
         )
 
     def _compare(
-        self, number: int, reference: FloatReference, tensors: _Arrays, whole: bool
+        self, number: int, reference: FloatReference, tensors: _Arrays, with_metric: bool
     ) -> Measurement:
         error = reference.compared.error(tensors)
-        if not whole:
+        if not with_metric:
             return Measurement(error)
         metric = self.job.metric
         outputs = {t: tensors[t] for t in metric.tensors}
@@ -454,7 +440,7 @@ class PartitionedNetwork:
         if recipe.key not in self._runs_of:
             runs: list[PartRun] = []
             for part in self.parts:
-                restricted = part.restrict(recipe)
+                restricted = recipe.restrict(part.nodes)
                 producers = tuple(runs[number] for number in part.producers)
                 run = PartRun(part, restricted, producers)
                 runs.append(self._runs.setdefault((part.number, restricted.key, producers), run))

@@ -76,14 +76,11 @@ def call_with_timeout(seconds: float, function: Callable[..., Any], *args: objec
     _pending_calls.add(results)
     try:
         threading.Thread(target=run, daemon=True).start()
-        answer = results.get(timeout=seconds)
+        result, error = results.get(timeout=seconds)
     except queue.Empty:
-        answer = None
+        raise CallNotFinished from None
     finally:
         _pending_calls.discard(results)
-    if answer is None:
-        raise CallNotFinished
-    result, error = answer
     if error is not None:
         raise error
     return result
@@ -92,7 +89,7 @@ def call_with_timeout(seconds: float, function: Callable[..., Any], *args: objec
 def cancel_calls() -> None:
     """End the wait for all calls of `call_with_timeout`."""
     for results in tuple(_pending_calls):
-        results.put(None)
+        results.put((None, CallNotFinished()))
 
 
 class Metric(Protocol):
@@ -144,6 +141,7 @@ class AgreementMap:
     classes: int
     transposed: bool = False
     name: str = "agreement-map"
+    identity: str = name
     sentence: str = (
         "agreement mAP: average precision (IoU .50 to .95, all classes ranked together) of the "
         "INT8 detections, with the float model's own detections of score "
@@ -154,11 +152,6 @@ class AgreementMap:
     def tensors(self) -> tuple[str, ...]:
         """Tensors that the metric reads."""
         return (self.output,)
-
-    @property
-    def identity(self) -> str:
-        """Name of the metric."""
-        return self.name
 
     def _decode(self, outputs: Outputs) -> list[Detections]:
         array = outputs[self.output]
@@ -187,16 +180,12 @@ class OutputAgreement:
 
     tensors: tuple[str, ...]
     name: str = "output-agreement"
+    identity: str = name
     sentence: str = (
         "output agreement: one minus the root mean square difference between the INT8 and the "
         "float model's outputs, as a part of the float outputs' standard deviation; 1 is the same "
         "outputs"
     )
-
-    @property
-    def identity(self) -> str:
-        """Name of the metric."""
-        return self.name
 
     def prepare(self, reference: Outputs) -> Any:
         """Return the part of the float network's outputs that `observe` needs."""

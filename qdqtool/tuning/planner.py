@@ -121,8 +121,9 @@ class Planner:
         methods: The user's calibration methods.
         unify: Whether tied tensors share a scale.
         gpu: GPU to predict times for. None counts float convolutions and conversions.
-        half: Whether layers that are not quantized will be FP16.
-        wide: Tensors too large for FP16. Set it before the first cost.
+        fp16: Whether layers that are not quantized will be FP16.
+        fp32_tensors: Tensors too large for FP16, with their largest value. Set it before the first
+            cost.
         statistics: Statistics of the network's tensors. Set them before the first plan.
     """
 
@@ -132,8 +133,8 @@ class Planner:
     methods: MethodChoice
     unify: bool = True
     gpu: Gpu | None = None
-    half: bool = False
-    wide: Mapping[str, float] = field(default_factory=dict)
+    fp16: bool = False
+    fp32_tensors: Mapping[str, float] = field(default_factory=dict)
     statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
     _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[Note]]] = (
         field(default_factory=dict)
@@ -233,8 +234,8 @@ class Planner:
             model, quantized = plan.recipe.build(self.model, weights)
         else:
             model, quantized = self.model.copy(), []
-        if self.half:
-            fp16.convert_to_fp16(model, self.wide)
+        if self.fp16:
+            fp16.convert_to_fp16(model, self.fp32_tensors)
         return model, quantized
 
     def cost(self, configuration: Configuration) -> PlacementCost:
@@ -258,8 +259,8 @@ class Planner:
             model, _ = recipe.build(self.light_model, "sketch")
         else:
             model = self.light_model.copy()
-        if self.half:
-            fp16.convert_to_fp16(model, self.wide)
+        if self.fp16:
+            fp16.convert_to_fp16(model, self.fp32_tensors)
         predicted = prediction.predict(model, self.target, advice=False)
         if self.gpu is None:
             return PlacementCost.from_prediction(predicted, None)

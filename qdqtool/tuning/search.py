@@ -121,7 +121,7 @@ class PlacementSearch:
         return SensitivitySweep(self.planner, self.evaluator, self.start)
 
     @functools.cached_property
-    def everything_float(self) -> Configuration:
+    def float_configuration(self) -> Configuration:
         """The float network, which is a placement like others."""
         placement = self.planner.placement(self.start)
         nodes = {i.node.name for inputs in placement.inputs.values() for i in inputs}
@@ -129,7 +129,8 @@ class PlacementSearch:
 
     def _cost(self, configuration: Configuration) -> PlacementCost:
         """Predict the cost if there is time left. This is called very often."""
-        self.evaluator.require_time()
+        if self.evaluator.is_late:
+            raise OutOfTime
         return self.planner.cost(configuration)
 
     def list_measured_decisions(self) -> list[CandidateDecision]:
@@ -192,18 +193,18 @@ class PlacementSearch:
 
     def _add_float_model(self) -> None:
         """Add the float network to the pool if its time is known. It may be the fastest."""
-        cost = self.planner.cost(self.everything_float)
+        cost = self.planner.cost(self.float_configuration)
         if self.pool and cost.ms is not None and not cost.int8:
             value = self.float_value(self.evaluator.sets.chosen_on)
             placement = PlacementResult(
-                "the float model", self.everything_float, [], {}, cost, value
+                "the float model", self.float_configuration, [], {}, cost, value
             )
-            self.pool.setdefault(self.recipe(self.everything_float).key, placement)
+            self.pool.setdefault(self.recipe(self.float_configuration).key, placement)
 
     def _is_int8_enough(self) -> bool:
         if self.keep is None or self.evaluator.is_late or not self._is_good(self.start):
             return False
-        self._judge([self.start])
+        self._measure_for_judging([self.start])
         return self._reaches_goal(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
@@ -381,7 +382,7 @@ class PlacementSearch:
         """Measure for each placement the last step of a chain that costs no more."""
         costs = [self.planner.cost(configuration).value for _, configuration in steps]
         positions = []
-        for placement in self.list_points():
+        for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
             positions += [i for i, cost in enumerate(costs) if cost <= limit][-1:]
         self.measure([steps[i] for i in positions])
@@ -414,14 +415,12 @@ class PlacementSearch:
     def _list_head_floats(self) -> list[tuple[str, Configuration]]:
         heads = [s for s in self.sites if s.kind == HEAD and s.default == INT8]
         nodes = frozenset(name for site in heads for name in site.nodes)
-        placements = {}
-        for site in heads:
-            if site.name == LAST_CONVOLUTIONS:
-                placements[f"{site.name} float"] = site.as_float()
         whole = Configuration(floats=nodes)
-        if nodes and whole not in placements.values():
-            placements["whole head float"] = whole
-        return [(name, self.start.merge(floats)) for name, floats in placements.items()]
+        last = [site.as_float() for site in heads if site.name == LAST_CONVOLUTIONS]
+        placements = [(f"{LAST_CONVOLUTIONS} float", self.start.merge(site)) for site in last]
+        if nodes and whole not in last:
+            placements.append(("whole head float", self.start.merge(whole)))
+        return placements
 
     def _list_worst(
         self, ranked: Sequence[Configuration], reason: str
@@ -464,7 +463,7 @@ class PlacementSearch:
         if self.keep is None:
             return
         level = self._goal_level(self.evaluator.sets.chosen_on)
-        good = [p.configuration for p in self.list_points() if p.chosen_on >= level]
+        good = [p.configuration for p in self.list_placements() if p.chosen_on >= level]
         if not good:
             return
         current = good[0]
@@ -498,7 +497,7 @@ class PlacementSearch:
         budget = self.budget
         if budget is None:
             return
-        points = self.list_points()
+        points = self.list_placements()
         best = max((p.chosen_on for p in points if p.cost.value <= budget), default=-math.inf)
         over = [p for p in points if p.cost.value > budget and p.chosen_on > best]
         for point in over[:_POINTS_OVER_BUDGET]:
@@ -576,7 +575,7 @@ class PlacementSearch:
         )
         self.pool.setdefault(recipe.key, placement)
 
-    def _judge(self, configurations: Iterable[Configuration]) -> None:
+    def _measure_for_judging(self, configurations: Iterable[Configuration]) -> None:
         recipes = [self.recipe(c) for c in configurations]
         samples = self.evaluator.sets.judged_on
         self.evaluator.measure_metric([FLOAT_RECIPE, *recipes], samples, "Judging")
@@ -603,17 +602,17 @@ class PlacementSearch:
 
     # The result -----------------------------------------------------------------------
 
-    def list_points(self) -> list[PlacementResult]:
+    def list_placements(self) -> list[PlacementResult]:
         """Return the pool, cheapest first, the better one first if costs are equal."""
         return sorted(self.pool.values(), key=lambda p: (p.cost.value, -p.chosen_on, p.name))
 
-    def list_front(self) -> list[PlacementResult]:
+    def find_front(self) -> list[PlacementResult]:
         """Return the placements that no other one equals in both cost and accuracy.
 
         Accuracy is that on the samples to choose on.
         """
         front: list[PlacementResult] = []
-        for point in self.list_points():
+        for point in self.list_placements():
             if not front or point.chosen_on > front[-1].chosen_on:
                 front.append(point)
         return front
@@ -624,7 +623,7 @@ class PlacementSearch:
         Raises:
             QdqtoolError: There is no placement.
         """
-        front = self.list_front()
+        front = self.find_front()
         if not front:
             raise QdqtoolError(
                 "nothing to choose from: no convolution can run in INT8 and is predicted to gain "
@@ -638,17 +637,17 @@ class PlacementSearch:
         for point in front:
             if point.chosen_on < level:
                 continue
-            self._judge([point.configuration])
+            self._measure_for_judging([point.configuration])
             if self._reaches_goal(point.configuration, self.evaluator.sets.judged_on):
                 return point, True
             if self.last_judging is not None and time.monotonic() > self.last_judging:
                 break
         return front[-1], False
 
-    def judge_points(self, points: Sequence[PlacementResult]) -> None:
+    def judge_placements(self, points: Sequence[PlacementResult]) -> None:
         """Add the metric on the samples to judge on, with its interval, to placements."""
         samples = self.evaluator.sets.judged_on
-        self._judge(p.configuration for p in points)
+        self._measure_for_judging(p.configuration for p in points)
         for point in points:
             recipe = self.recipe(point.configuration)
             point.metric = self.evaluator.value(recipe, samples)
@@ -668,7 +667,7 @@ class PlacementSearch:
         batches = [shown] if self.final_deadline is None else [[p] for p in shown]
         try:
             for batch in batches:
-                self.judge_points(batch)
+                self.judge_placements(batch)
             return self._measure_benefits(placement)
         except OutOfTime:
             self.notes.append(

@@ -100,7 +100,7 @@ def _explain_choice(
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
     """Return notes if the float model is fast enough, or hardly slower than a placement."""
-    float_ms, ms = search.planner.cost(search.everything_float).ms, placement.cost.ms
+    float_ms, ms = search.planner.cost(search.float_configuration).ms, placement.cost.ms
     if float_ms is None or ms is None:
         return []
     if search.budget is not None and float_ms <= search.budget:

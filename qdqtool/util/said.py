@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Self
 
-from qdqtool.errors import LONGEST, QdqtoolError, shortened
+from qdqtool.errors import LONGEST, QdqtoolError, shorten
 from qdqtool.util.text import counted, listed, were
 
 Told = Callable[[str, str], str]
@@ -55,7 +55,7 @@ class Said(str):
 
     def brief(self) -> Self:
         """The same where it is as long as a message may be; else the middle of its long values is left out."""
-        return self if len(self) <= LONGEST else self.renamed(shortened)
+        return self if len(self) <= LONGEST else self.renamed(shorten)
 
 
 def _renamed(value: Any, name: Callable[[str], str]) -> Any:

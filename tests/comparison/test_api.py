@@ -80,9 +80,7 @@ def test_compare_equal_models() -> None:
         ("float", None, LossReason.PAIRS),
     ],
 )
-def test_compare_tells_which_pairs_are_missing(
-    weights: str, data: float | None, lost: LossReason
-) -> None:
+def test_compare_names_missing_pairs(weights: str, data: float | None, lost: LossReason) -> None:
     result = compare(network(), network(spoilt=[1], spoilt_weights=weights, data=data))
     assert (result.summary()["lost_int8"], result.ok) == (1, False)
     node = node_of(result, "b1.a")

@@ -128,7 +128,7 @@ def test_compare_sides(
         (scales(-1.0, 0.0), scales(1.0, 1.0), None),
     ],
 )
-def test_factor(
+def test_scale_factor(
     a: QuantizerScales | None, b: QuantizerScales | None, expected: float | None
 ) -> None:
     assert scale_factor(a, b) == expected
@@ -176,17 +176,17 @@ def test_scales_differ(
         ("e.ONNX", b"", True),
     ],
 )
-def test_is_model(name: str, head: bytes, expected: bool, tmp_path: Path) -> None:
+def test_is_model_file(name: str, head: bytes, expected: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(head)
     assert is_model_file(tmp_path / name) is expected
 
 
 @pytest.mark.parametrize(("path", "expected"), [("-", False), ("nowhere.onnx.gz", True)])
-def test_is_model_does_not_open_known_names(path: str, expected: bool) -> None:
+def test_is_model_file_does_not_open_known_names(path: str, expected: bool) -> None:
     assert is_model_file(path) is expected
 
 
-def test_is_model_rejects_other_files(tmp_path: Path) -> None:
+def test_is_model_file_rejects_other_files(tmp_path: Path) -> None:
     path = tmp_path / "best.pt"
     path.write_bytes(b"PK\x03\x04archive")
     with pytest.raises(QdqtoolError, check=has("wrong-format", path=str(path))):

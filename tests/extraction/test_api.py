@@ -447,7 +447,7 @@ def test_trimming_budget_counts_findings_if_they_are_more_than_nodes(
     """Each Q after eight parts of a Split becomes eight."""
     proto = split_joined(96)
     costs: list[int] = []
-    predict = api.of_part
+    predict = api.predict_part
 
     def count(model: Model, target: Target) -> qdqtool.Prediction:
         prediction = predict(model, target)
@@ -455,7 +455,7 @@ def test_trimming_budget_counts_findings_if_they_are_more_than_nodes(
         return prediction
 
     monkeypatch.setattr(limits, "TRIMMED_NODES", 600)
-    monkeypatch.setattr(api, "of_part", count)
+    monkeypatch.setattr(api, "predict_part", count)
     extract(proto, node="n4", target="trt8.5")
     assert max(costs) > 1.5 * len(proto.graph.node)
     assert sum(costs) < 600 + max(costs)

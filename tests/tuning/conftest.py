@@ -37,7 +37,14 @@ def predicted_once() -> Iterator[None]:
 
     def cached_cost(self: Planner, recipe: Recipe) -> PlacementCost:
         model = self.light_model.proto.SerializeToString(deterministic=True)
-        key = (model, self.target, self.gpu, self.half, tuple(self.wide.items()), recipe.key)
+        key = (
+            model,
+            self.target,
+            self.gpu,
+            self.fp16,
+            tuple(self.fp32_tensors.items()),
+            recipe.key,
+        )
         if key not in costs:
             costs[key] = predict_cost(self, recipe)
         return costs[key]

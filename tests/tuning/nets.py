@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 def branchy(seed: int = 0) -> onnx.ModelProto:
-    """Seven convolutions: a residual after SiLU, two branches of one tensor, a Concat, a bare last one."""
+    """Seven convolutions: a residual after SiLU, two branches of one tensor, a Concat."""
     net = Net(16, 16, seed=seed)
     x = net.silu("a0", net.conv("c0", "x"))
     y = net.silu("a1", net.conv("c1", x))
@@ -38,7 +38,7 @@ def branchy(seed: int = 0) -> onnx.ModelProto:
 
 
 def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
-    """Two basic blocks (one with a downsample), global average pooling and a fully connected layer."""
+    """Two basic blocks (one with a downsample), global pooling and a fully connected layer."""
     net = Net(3, 16, seed=seed)
     x = net.op(
         "Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False))

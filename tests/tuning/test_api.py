@@ -59,7 +59,7 @@ ROWS = PartitionedNetwork.measure
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_rows() -> Iterator[None]:
-    """Measure each placement once on a sample; `test_measure.py` compares rows with whole networks."""
+    """Measure each placement once on a sample."""
     cache: dict[Any, Measurement] = {}
 
     def rows(
@@ -163,8 +163,8 @@ def test_tune_result_is_the_cheapest_of_all_sets(
 ) -> None:
     """Of the 64 sets of at most three float convolutions, none is cheaper and reaches the goal.
 
-    Costs do not depend on ranges: quick ones find the sets that are cheaper than the chosen one. The scale of the
-    same tensors is the same in every set, and is searched once.
+    Costs do not depend on ranges: quick ones find the sets that are cheaper than the chosen one.
+    The scale of the same tensors is the same in every set, and is searched once.
     """
     scales: dict[Any, Any] = {}
 
@@ -228,7 +228,7 @@ def test_tune_measures_no_choice_that_cannot_pay() -> None:
     swept: set[str] = set()
 
     def observe(job: TuningJob, result: TaskResult) -> None:
-        for key, rows in result.rows.items():
+        for key, rows in result.items():
             if all(row and row.evidence is None for row in rows.values()):
                 swept.add(key)
 
@@ -403,7 +403,7 @@ def test_swept_on_limits_images_for_single_choices(tuned: Tuning) -> None:
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         for task in tasks:
-            (whole if task.whole else swept).update(task.images)
+            (whole if task.with_metric else swept).update(task.images)
         return map_on_threads(1)(job, tasks)
 
     fewer = tune(keep=KEEP, swept_on=2, mapper=mapper)
@@ -414,7 +414,7 @@ def test_swept_on_limits_images_for_single_choices(tuned: Tuning) -> None:
     assert first == second
 
 
-# Goals ------------------------------------------------------------------------------------------------------------
+# Goals --------------------------------------------------------------------------------
 
 
 def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
@@ -524,7 +524,7 @@ def test_better_choices_are_measured_on_more_samples(monkeypatch: pytest.MonkeyP
         images_of: dict[str, set[int]] = defaultdict(set)
 
         def observe(job: TuningJob, result: TaskResult, images_of: Any = images_of) -> None:
-            for key, rows in result.rows.items():
+            for key, rows in result.items():
                 swept = [n for n, row in rows.items() if row is not None and row.evidence is None]
                 images_of[key].update(swept)
 
@@ -548,7 +548,7 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
         nonlocal combining
-        whole = any(t.whole for t in tasks)
+        whole = any(t.with_metric for t in tasks)
         new = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
         everything.update(() if everything else next(iter(new), ()))
         if not whole:
@@ -556,11 +556,11 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
         elif not swept:
             before.extend(everything - nodes for nodes in new)
         for result in map_on_threads(1)(job, tasks):
-            seconds = sum(map(len, result.rows.values()))
+            seconds = sum(map(len, result.values()))
             clock.now += seconds
             if not whole:
                 sweep_ends.append(clock.now)
-            elif all(n < 4 for rows in result.rows.values() for n in rows):
+            elif all(n < 4 for rows in result.values() for n in rows):
                 combining += seconds
             yield result
 
@@ -644,7 +644,7 @@ def test_tune_refuses_quantized_model() -> None:
         qdqtool.tune(model, DATA)
 
 
-# Other networks ---------------------------------------------------------------------------------------------------
+# Other networks -----------------------------------------------------------------------
 
 
 def top1(reference: Any, outputs: Any, image: str) -> float:

@@ -194,12 +194,12 @@ def test_partition_parts_compute_what_the_whole_computes(
         inputs = [
             onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.inputs
         ]
-        piece = partial_model(part.restrict(recipe).build(model)[0], part.outputs, inputs)
+        piece = partial_model(recipe.restrict(part.nodes).build(model)[0], part.outputs, inputs)
         feeds = {i.name: state[i.name] for i in piece.graph.input}
         state |= zip(part.outputs, run(piece, feeds), strict=True)
     (expected,) = run(recipe.build(model)[0].proto, data[0])
     assert np.allclose(state[model.outputs[0]], expected, rtol=1e-4, atol=1e-6)
-    recipes = [part.restrict(recipe) for part in parts]
+    recipes = [recipe.restrict(part.nodes) for part in parts]
     assert sorted(w for r in recipes for w in r.weights) == sorted(recipe.weights)
     assert {(p.tensor, r) for d in recipes for p in d.pairs for r in p.consumers} == {
         (p.tensor, r) for p in recipe.pairs for r in p.consumers
@@ -216,12 +216,18 @@ def test_partition_parts_compute_what_the_whole_computes(
 )
 def test_duration_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
     text = describe_duration(choices=70, skipped=20, images=8, seconds=seconds, workers=workers)
-    begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
+    begin = (
+        "70 choices to measure on 8 images (20 more cannot pay and are not measured), "
+        "then combinations: "
+    )
     assert text == begin + end
 
 
 def test_tune_without_int8_candidates_is_an_error() -> None:
-    """One convolution has no neighbor, so its pair is one more conversion. The other's weights are computed."""
+    """The convolution has no neighbor, so its pair is one more conversion.
+
+    The weights of the other one are computed.
+    """
     net = Net()
     first = net.conv("c1", "x")
     net.output(net.op("Conv", "c2", first, net.op("Relu", "r", first)))

@@ -37,13 +37,13 @@ def job_and_tasks() -> tuple[TuningJob, list[MeasurementTask]]:
     planner = planner_of(branchy(), DATA)
     choices = floats(), floats("c6"), floats("c0"), floats("c3", "c4")
     recipes = tuple(planner.plan(choice).recipe for choice in choices)
-    tasks = [MeasurementTask(f"t{k}", (k,), recipes) for k in range(6)]
+    tasks = [MeasurementTask((k,), recipes) for k in range(6)]
     return job_of(planner, DATA), tasks
 
 
 def test_cluster_rows_are_those_of_one_process(client: Any) -> None:
     job, tasks = job_and_tasks()
-    whole = [replace(t, whole=True) for t in tasks]
+    whole = [replace(t, with_metric=True) for t in tasks]
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
         for work in (tasks, whole):
             expected = rows_of(map_on_threads(1)(job, work))

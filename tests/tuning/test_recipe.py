@@ -1,4 +1,4 @@
-"""Recipes make the model that `qdqtool.insert` makes, a state keeps rows, and a metric is stopped in time."""
+"""Recipes, the state of a tuning, and the time limit of a metric."""
 
 import gzip
 import json
@@ -70,7 +70,7 @@ def test_first_difference_is_the_first_node_that_differs(node: str | None) -> No
     assert names[find_first_difference(planner.model, base, other)] == node
 
 
-# State ---------------------------------------------------------------------------------------------------------------
+# State --------------------------------------------------------------------------------
 
 IDENTITY = {"model": "m", "images": "i", "settings": "s"}
 ROWS = {"a": {0: Measurement(0.1), 3: None}, "b": {1: Measurement(1 / 3, [{"scores": [0.25]}])}}
@@ -182,7 +182,7 @@ def test_store_refuses_damaged_rows(state: Path, rows: object) -> None:
         MeasurementStore(state, IDENTITY)
 
 
-# Metrics with a time limit -------------------------------------------------------------------------------------------
+# Metrics with a time limit ------------------------------------------------------------
 
 
 def test_call_with_timeout_returns_results_and_raises_errors() -> None:

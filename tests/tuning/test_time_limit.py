@@ -31,9 +31,9 @@ DATA = images(4, 16, 16)
 pytestmark = pytest.mark.usefixtures("constant_costs")
 
 
-def search_with(bench: Any, planner: Any = None, limit: float = 0.0) -> PlacementSearch:
+def search_with(evaluator: Any, planner: Any = None, limit: float = 0.0) -> PlacementSearch:
     return PlacementSearch(
-        planner or planner_of(branchy(), DATA), bench, 0.9, None, False, print, limit
+        planner or planner_of(branchy(), DATA), evaluator, 0.9, None, False, print, limit
     )
 
 
@@ -66,11 +66,11 @@ def test_ranges_take_a_quarter_of_the_time(
 
 
 def test_predictions_end_at_the_deadline() -> None:
-    bench = CandidateEvaluator(None, None, None, None, 1)  # type: ignore[arg-type]
-    search = search_with(bench)
+    evaluator = CandidateEvaluator(None, None, None, None, 1)  # type: ignore[arg-type]
+    search = search_with(evaluator)
     search.prepare()
     assert search.decisions
-    bench.deadline = 0.0
+    evaluator.deadline = 0.0
     with pytest.raises(OutOfTime):
         search.prepare()
 
@@ -84,7 +84,7 @@ def limited(clock: Clock) -> PlacementSearch:
         return Model(branchy()), []
 
     planner = SimpleNamespace(
-        half=False, target=target_named("trt8.5"), plan=lambda configuration: None, build=build
+        fp16=False, target=target_named("trt8.5"), plan=lambda configuration: None, build=build
     )
     sets = SimpleNamespace(
         chosen_on=tuple(range(32)), swept_on=tuple(range(8)), judged_on=tuple(range(36))
@@ -93,7 +93,7 @@ def limited(clock: Clock) -> PlacementSearch:
 
 
 def test_reserve_time_keeps_time_to_judge_and_write(limited: PlacementSearch, clock: Clock) -> None:
-    """Writing takes twice as long as building once, and judging two placements takes a fifth of the time at most.
+    """Writing takes twice as long as building once, and judging two placements a fifth of the time.
 
     Ten placements are measured in a third of the time, and a third is left for combinations.
     """
@@ -121,7 +121,7 @@ def test_reserve_time_keeps_time_to_compare_fp16(
     limited: PlacementSearch, each: float, samples: int, end: float
 ) -> None:
     """Running three models may take a twentieth of the time, and takes four samples at least."""
-    limited.planner.half = True
+    limited.planner.fp16 = True
     reserve_time(limited, each)
     assert limited.fp16_samples == samples and limited.final_deadline == pytest.approx(end)
 
@@ -152,14 +152,14 @@ def test_placements_measured_before_the_deadline_are_kept() -> None:
         if len(recipes) > 1:
             raise OutOfTime
 
-    bench = SimpleNamespace(
+    evaluator = SimpleNamespace(
         deadline=1e12,
-        require_time=lambda: None,
+        is_late=False,
         measure_metric=measure_metric,
         value=lambda *_: 0.5,
         sets=SimpleNamespace(chosen_on=(0,)),
     )
-    search = search_with(bench)
+    search = search_with(evaluator)
     search.prepare()
     configurations = [j.candidate.configuration for j in search.list_measured_decisions()]
     choice = search.start.merge(next(c for c in configurations if c.floats))
@@ -196,13 +196,13 @@ class EndingMeasurements(CandidateEvaluator):
 def test_search_goes_back_to_single_choices_as_long_as_it_measures(
     runs: tuple[int, ...], rounds: int
 ) -> None:
-    bench = EndingMeasurements(runs)
+    evaluator = EndingMeasurements(runs)
     lines: list[str] = []
-    search = PlacementSearch(planner_of(branchy(), DATA), bench, 1.0, None, True, lines.append)
+    search = PlacementSearch(planner_of(branchy(), DATA), evaluator, 1.0, None, True, lines.append)
     search.prepare()
     search.run()
     assert lines.count("putting choices together") == rounds
-    assert ("Other ranges" in bench.sweeps) is (rounds == 3)  # once all choices are measured
+    assert ("Other ranges" in evaluator.sweeps) is (rounds == 3)  # once all choices are measured
 
 
 @pytest.mark.slow

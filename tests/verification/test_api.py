@@ -43,9 +43,9 @@ from qdqtool.verification.api import (
     has_fp32_remainder,
     verify,
 )
-from qdqtool.verification.build_model import BuiltModel, ConvolutionPair, build_model
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.lines import Verification, verification_from_pairs
+from qdqtool.verification.local_build import BuiltModel, ConvolutionPair, build_model
+from qdqtool.verification.result import Verification, verification_from_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -477,7 +477,7 @@ def test_build_model_layer_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("requests")
-def test_build_model_that_is_refused(tmp_path: Path) -> None:
+def test_build_model_rejected_by_the_builder(tmp_path: Path) -> None:
     result = build_model(MODEL, "tensorrt", tmp_path, timeout=1)
     assert (result.status, result.nodes, result.layers_path) == ("refused", [], None)
     assert list(tmp_path.iterdir()) == []
@@ -507,7 +507,7 @@ def test_built_model_node() -> None:
         result.node("n3")
 
 
-def test_of_pairs() -> None:
+def test_verification_from_pairs() -> None:
     whole = prediction(CASE)
     agreeing, wrong, unknown = whole.convolutions[:3]
     pairs = [
@@ -534,6 +534,17 @@ def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str)
     assert result.as_json()["compute_capabilities"] == [capability]
 
 
+def test_verify_rtx_build_with_a_layer_of_unknown_type() -> None:
+    """A kernel whose abbreviated name hides the product does not contradict the prediction."""
+    g = Graph()
+    model = g.model(g.conv(g.input(1, 16, 16, 16), "a", 16))
+    kernel = BuiltLayer(
+        "__myl_CastEtc_myl0_1", "kgen", [BuiltTensor("x", Precision.INT8)], onnx_names=["a"]
+    )
+    result = verify(model, Build(tensorrt="1.7.1", layers=[kernel]), target="rtx1.7")
+    assert (result.convolutions.unknown_names, result.mismatches) == (("a",), [])
+
+
 @pytest.mark.parametrize(
     ("build", "capabilities"),
     [
@@ -544,7 +555,9 @@ def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str)
         (Build(), ["8.6"]),
     ],
 )
-def test_target_of_rtx_build_has_its_capabilities(build: Build, capabilities: list[str]) -> None:
+def test_choose_target_for_gpu_uses_capabilities_of_an_rtx_build(
+    build: Build, capabilities: list[str]
+) -> None:
     """The build proves that TensorRT-RTX can build for them."""
     target, _ = choose_target_for_gpu(replace(build, is_rtx=True), None, GpuOptions())
     assert (target.capability_names, target.name) == (capabilities, RTX.name)
@@ -560,14 +573,16 @@ ORIN = Build(is_rtx=True, gpu={"Compute Capability": "8.7"})
     [(TWO_TARGETS, "RTX 3060", ["7.5", "8.6"]), (ORIN, "Orin NX", ["8.7"])],
     ids=["listed targets", "stated capability"],
 )
-def test_target_of_rtx_build_on_a_gpu(build: Build, gpu: str, capabilities: list[str]) -> None:
+def test_choose_target_for_gpu_of_an_rtx_build(
+    build: Build, gpu: str, capabilities: list[str]
+) -> None:
     assert (
         choose_target_for_gpu(build, None, GpuOptions(gpu=gpu))[0].capability_names == capabilities
     )
 
 
 @pytest.mark.parametrize("build", [Build(is_rtx=True), ORIN], ids=["unknown", "8.7"])
-def test_target_of_rejects_a_gpu_that_rtx_cannot_build_for(build: Build) -> None:
+def test_choose_target_for_gpu_rejects_gpus_that_rtx_cannot_build_for(build: Build) -> None:
     with pytest.raises(QdqtoolError, match=r" 7\.0 .*V100"):
         choose_target_for_gpu(build, None, GpuOptions(gpu="V100"))
 
@@ -579,12 +594,12 @@ def test_target_of_rejects_a_gpu_that_rtx_cannot_build_for(build: Build) -> None
         ("RTX 99999", "unknown-choice", "RTX 99999"),
     ],
 )
-def test_target_of_rejects_other_gpus(gpu: str, code: str, message: str) -> None:
+def test_choose_target_for_gpu_rejects_other_gpus(gpu: str, code: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=message, check=has(code, parameter="gpu")):
         choose_target_for_gpu(TWO_TARGETS, None, GpuOptions(gpu=gpu))
 
 
-def test_target_of_prefers_the_capability_of_the_log() -> None:
+def test_choose_target_for_gpu_prefers_the_capability_of_the_log() -> None:
     """It contradicts the GPU table, and the log has neither clock nor memory."""
     facts = {"Compute Capability": "8.9", "SMs": "28"}
     build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)

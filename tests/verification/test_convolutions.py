@@ -13,7 +13,6 @@ from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Event, Precision, Prediction
-from qdqtool.verification.build_model import inspector_json
 from qdqtool.verification.convolutions import (
     BuiltNode,
     PassLines,
@@ -21,6 +20,7 @@ from qdqtool.verification.convolutions import (
     find_built_nodes,
 )
 from qdqtool.verification.layer_mapping import NodeMapper
+from qdqtool.verification.local_build import inspector_json
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
@@ -53,11 +53,11 @@ def line(subject: str, number: int, conv: str = "b") -> LogEvent:
 
 
 def compared(
-    outcome: ConvOutcome, build: Build, *unsure: str, **changes: object
+    outcome: ConvOutcome, build: Build, *uncertain: str, **changes: object
 ) -> SimpleNamespace:
     prediction: Prediction = replace(BASE, convolutions=[outcome], refusals=[], trace=[], **changes)  # type: ignore[arg-type]
     counts, mismatches = compare_convolutions(
-        MODEL, prediction, build, NodeMapper(MODEL, build.layers), unsure
+        MODEL, prediction, build, NodeMapper(MODEL, build.layers), uncertain
     )
     return SimpleNamespace(**counts.as_json(), mismatches=mismatches)
 
@@ -138,15 +138,15 @@ def test_layer_without_types_is_unknown(inputs: str, outputs: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names_only", "unsure", "mismatches", "unknown"),
+    ("names_only", "uncertain", "mismatches", "unknown"),
     [(False, [], 1, []), (False, ["b"], 0, ["b"]), (True, [], 0, ["b"])],
-    ids=["compared", "unsure", "names only"],
+    ids=["compared", "uncertain", "names only"],
 )
 def test_layers_that_are_not_compared(
-    names_only: bool, unsure: list[str], mismatches: int, unknown: list[str]
+    names_only: bool, uncertain: list[str], mismatches: int, unknown: list[str]
 ) -> None:
     listed = layer("b", inputs="FP32", outputs="FP32")
-    result = compared(PLAIN, Build(layers=[listed], names_only=names_only), *unsure)
+    result = compared(PLAIN, Build(layers=[listed], names_only=names_only), *uncertain)
     assert (len(result.mismatches), result.unknown_names) == (mismatches, unknown)
 
 

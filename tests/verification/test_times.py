@@ -28,7 +28,7 @@ from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_under_assumptions, count_errors, exit_code, verify
-from qdqtool.verification.lines import Verification
+from qdqtool.verification.result import Verification
 from qdqtool.verification.times import (
     compare_times,
     explain_missing_estimate,
@@ -194,7 +194,7 @@ def test_medians_of_the_profile_are_used() -> None:
         (("fp32", "int8"), Precision.FP32),
     ],
 )
-def test_plain_in_precision_flags(flags: tuple[str, ...], plain: Precision) -> None:
+def test_float_precision_of_flags(flags: tuple[str, ...], plain: Precision) -> None:
     assert float_precision(Build(precision_flags=frozenset(flags))) == plain
 
 
@@ -230,11 +230,11 @@ def test_verify_notes_begin_with_the_version() -> None:
     ],
     ids=["ambiguous GPU", "GPU", "no time"],
 )
-def test_not_compared(build: Build, expected: list[str]) -> None:
+def test_explain_missing_estimate(build: Build, expected: list[str]) -> None:
     assert note_codes(explain_missing_estimate(build)) == expected
 
 
-def test_not_compared_names_the_measured_time() -> None:
+def test_explain_missing_estimate_names_the_measured_time() -> None:
     assert explain_missing_estimate(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
@@ -279,7 +279,7 @@ def compare_skip(build: Build) -> Verification:
     return compare_under_assumptions(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
-def test_compare_assuming_without_assumptions(g: Graph) -> None:
+def test_compare_under_assumptions_without_assumptions(g: Graph) -> None:
     model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
     prediction = predict(model, OTHER_TARGET)
     result = compare_under_assumptions(
@@ -347,7 +347,7 @@ def test_build_with_a_mismatch_shows_the_nearest_value(value: str) -> None:
         (TraceCounts(4, 4, 3), LayerCounts(5, 4), "ccl", (2, 5)),
     ],
 )
-def test_count_wrong(
+def test_count_errors(
     trace: TraceCounts, layers: LayerCounts, kinds: str, wrong: tuple[int, int]
 ) -> None:
     """Wrong convolutions, and the sum of wrong lines, layers and mismatches."""

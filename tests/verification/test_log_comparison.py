@@ -17,8 +17,8 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
     TraceCounts,
 )
+from qdqtool.buildlog.build_status import find_listing_hole
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import find_listing_hole
 from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
@@ -39,7 +39,7 @@ from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConvolution
 from qdqtool.verification.layer_mapping import NodeMapper
-from qdqtool.verification.lines import (
+from qdqtool.verification.log_comparison import (
     PartComparison,
     compare_conversions,
     compare_layers,
@@ -136,7 +136,7 @@ def test_log_without_lines_of_the_kind_is_not_compared(
     assert (result.counts, result.mismatches) == (TraceCounts(len(events)), [])
 
 
-def test_unsure_lines_are_not_compared() -> None:
+def test_compare_trace_skips_uncertain_lines() -> None:
     result = compare_trace(predicted(trace=QDQ[:2]), Build(trace=logged(*QDQ[1:])), True, QDQ[:1])
     assert result.counts == TraceCounts(1, 2, 1, 1)
     assert [m.name for m in result.mismatches] == [trace.render(QDQ[2])]
@@ -156,7 +156,7 @@ def test_milestone_shows_that_concat_removal_ran() -> None:
     assert compare_trace(predicted(trace=QDQ), build, True).counts == TraceCounts(3)
 
 
-def test_compared_passes() -> None:
+def test_qdq_pass_names() -> None:
     """All but those of constants and shuffles, and those that no log names."""
     assert {kind.__name__ for kind in passes()} - qdq_pass_names() == {
         "ConstCastFold",
@@ -301,7 +301,7 @@ NAMES = [
         (None, Build(layers=NAMES), LayerCounts(1, None)),
     ],
 )
-def test_layers_that_count(conversions: int | None, build: Build, counts: LayerCounts) -> None:
+def test_compare_layers_counts(conversions: int | None, build: Build, counts: LayerCounts) -> None:
     """Layout reformats do not count, nor layers without a type unless the listing is of names."""
     layers = [predicted_layer("a"), predicted_layer("b")]
     prediction = predicted(conversions=conversions, layers=layers)
@@ -320,7 +320,7 @@ def test_layers_that_count(conversions: int | None, build: Build, counts: LayerC
         ("Conv_1", "Conv_2", False),
     ],
 )
-def test_names_of_one_layer(first: str, second: str, same: bool) -> None:
+def test_compare_layers_with_equivalent_names(first: str, second: str, same: bool) -> None:
     """The parser appends numbers to some names. Numbers in ONNX names are kept."""
     prediction = predicted(conversions=0, layers=[predicted_layer(first)])
     counts = layers_compared(prediction, Build(layers=[layer(second)])).counts
@@ -343,7 +343,7 @@ def test_names_of_one_layer(first: str, second: str, same: bool) -> None:
         ([], [INT8], False),
     ],
 )
-def test_types_of_outputs(
+def test_compare_layers_output_types(
     predicted_types: list[Precision], built_types: list[Precision], different: bool
 ) -> None:
     """INT8 and floats are compared, but not integers, such as shapes and indices."""
@@ -516,10 +516,12 @@ def test_at_most_50_mismatches_of_a_kind_are_listed(extra: int) -> None:
     )
 
 
-@pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
-def test_unsure_convolutions_are_unknown(unsure: tuple[str, ...]) -> None:
-    result = compare_with_build(RESNET, prediction(CASE), build_of(LINES), unsure)
-    assert result.convolutions == ConvolutionCounts(21, 21 - len(unsure), len(unsure), unsure)
+@pytest.mark.parametrize("uncertain", [("Conv_9",), ("Conv_9", "Conv_22")])
+def test_uncertain_convolutions_are_unknown(uncertain: tuple[str, ...]) -> None:
+    result = compare_with_build(RESNET, prediction(CASE), build_of(LINES), uncertain)
+    assert result.convolutions == ConvolutionCounts(
+        21, 21 - len(uncertain), len(uncertain), uncertain
+    )
     assert exit_code(result) == 2
 
 

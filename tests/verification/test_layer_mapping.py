@@ -23,7 +23,6 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import exit_code, verify
-from qdqtool.verification.build_model import BuiltModel, is_status_as_predicted, pair_convolutions
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.kernels import product_rank
 from qdqtool.verification.layer_mapping import (
@@ -32,7 +31,8 @@ from qdqtool.verification.layer_mapping import (
     is_auxiliary,
     trt_name,
 )
-from qdqtool.verification.lines import count_agreement, longest_common_subsequence
+from qdqtool.verification.local_build import BuiltModel, is_status_as_predicted, pair_convolutions
+from qdqtool.verification.log_comparison import count_agreement, longest_common_subsequence
 from tests.builders.models import two_convolutions
 from tests.buildlog.calls import count_calls
 from tests.buildlog.samples import build_of
@@ -73,7 +73,7 @@ def test_product_rank(kind: str, rank: int | None, generated_rank: int | None) -
         ("CaskConvolution", "{ForeignNode[a", False),
     ],
 )
-def test_is_aside(kind: str, name: str, aside: bool) -> None:
+def test_is_auxiliary(kind: str, name: str, aside: bool) -> None:
     assert is_auxiliary(BuiltLayer(name=name, type=kind)) is aside
 
 
@@ -105,12 +105,12 @@ RELU = next(n for n in MODEL.nodes if n.op == "Relu")
         ("r:0", None),
     ],
 )
-def test_mapper_node(name: str, node: object) -> None:
+def test_mapper_find_node(name: str, node: object) -> None:
     assert NodeMapper(MODEL, []).find_node(name) is node
 
 
 @pytest.mark.parametrize("name", ["a.b", "a_b"])
-def test_mapper_node_prefers_the_exact_name(name: str, g: Graph) -> None:
+def test_mapper_find_node_prefers_the_exact_name(name: str, g: Graph) -> None:
     x = g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1)
     model = Model(g.model(g.conv(x, "a_b", 8, 1)))
     node = NodeMapper(model, []).find_node(name)
@@ -136,7 +136,7 @@ def test_mapper_splits_the_name_of_a_layer_once() -> None:
     assert count_calls(mapper.nodes, mapper.layers[0]) < 5
 
 
-def test_mapper_places_in_a_merged_layer() -> None:
+def test_mapper_positions_in_a_merged_layer() -> None:
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv + node_of_r:0")])
     places = [mapper.find_layer(n) for n in (FIRST, SECOND, RELU)]
     assert [None if p is None else p[1] for p in places] == [0, 1, 1]
@@ -202,7 +202,7 @@ def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
         ),
     ],
 )
-def test_mapper_layer_of(layers: list[BuiltLayer], index: int | None) -> None:
+def test_mapper_find_layer(layers: list[BuiltLayer], index: int | None) -> None:
     place = NodeMapper(MODEL, layers).find_layer(FIRST)
     assert (None if place is None else layers.index(place[0])) == index
 
@@ -224,18 +224,18 @@ def test_mapper_layer_of(layers: list[BuiltLayer], index: int | None) -> None:
         (Build(trace=[LogEvent("P", "Fusing", "other", "w + /m_1/cv")]), 1),
     ],
 )
-def test_common_names(build: Build, common: int) -> None:
+def test_count_named_convolutions(build: Build, common: int) -> None:
     assert count_named_convolutions(MODEL, build) == (common, 2)
 
 
-def test_common_names_of_a_model_without_convolutions(g: Graph) -> None:
+def test_count_named_convolutions_of_a_model_without_convolutions(g: Graph) -> None:
     model = Model(g.model(g.op("Neg", g.relu(g.input(1, 4), "r"), "n")))
     assert count_named_convolutions(model, Build(layers=[layer("r", "PointWiseV2")])) == (1, 2)
     assert [trt_name(n) for n in model.nodes] == ["r", "n"]
 
 
 @pytest.mark.parametrize(("name", "common"), [("", 1), ("another", 0)])
-def test_common_names_of_unnamed_nodes(name: str, common: int, g: Graph) -> None:
+def test_count_named_convolutions_of_unnamed_nodes(name: str, common: int, g: Graph) -> None:
     """The parse section names them by their outputs."""
     proto = g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1))
     for node in proto.graph.node:
@@ -302,11 +302,11 @@ def built(precision: Precision, output: Precision, status: str = "built") -> Bui
         (UNKNOWN, ONE.output, None, None),
     ],
 )
-def test_compare_precision_and_output(
+def test_pair_convolutions_agreement(
     precision: Precision, output: Precision, same: bool | None, agrees: bool | None
 ) -> None:
     assert ONE.precision == INT8
-    first, second = pair_convolutions(PREDICTED, built(precision, output))
+    first, second = pair_convolutions(PREDICTED, built(precision, output).nodes)
     assert (first.same_precision, first.agrees) == (same, agrees)
     assert (second.same_precision, second.agrees) == (True, True)
 
@@ -320,7 +320,7 @@ def test_compare_precision_and_output(
         (True, "refused", True),
     ],
 )
-def test_status_agrees(bad_zero_point: bool, status: str, agrees: bool | None) -> None:
+def test_is_status_as_predicted(bad_zero_point: bool, status: str, agrees: bool | None) -> None:
     prediction = predict(Model(two_convolutions(bad_zero_point=bad_zero_point)), "rtx1.7")
     assert is_status_as_predicted(prediction, built(INT8, INT8, status)) is agrees
 
@@ -344,7 +344,7 @@ lists = st.lists(st.integers(0, 6), max_size=40)
 
 
 @given(lists, lists)
-def test_agreement_counts(first: list[int], second: list[int]) -> None:
+def test_count_agreement(first: list[int], second: list[int]) -> None:
     ordered = dynamic_programming_length(first, second)
     common = (Counter(first) & Counter(second)).total()
     assert longest_common_subsequence(first, second) == ordered

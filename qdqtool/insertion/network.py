@@ -1,0 +1,140 @@
+"""Float networks that are ready for Q/DQ pairs, and the type of their float remainder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.insertion import fp16
+from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
+from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.modelfile import ModelSource, load_full
+from qdqtool.ir.qdq import is_quantized
+from qdqtool.patterns.half import HALF_OPSET
+from qdqtool.trt.targets import Target
+from qdqtool.util.notes import Note
+from qdqtool.util.text import were
+
+
+@dataclass
+class PreparedNetwork:
+    """A float network that is ready for Q/DQ pairs.
+
+    Attributes:
+        model: The network, which may be edited.
+        fp16: Whether its float remainder will be FP16.
+        source: The model as the user gave it.
+        loaded: The model as it was loaded; the same as `model` if it was read for this call.
+        notes: Changes of the network.
+        warnings: Options without effect.
+    """
+
+    model: Model
+    fp16: bool
+    source: ModelSource | Model
+    loaded: Model
+    notes: list[Note] = field(default_factory=list)
+    warnings: list[Note] = field(default_factory=list)
+
+    def load_float_model(self) -> Model:
+        """Return the float model without changes."""
+        return load_full(self.source) if self.model is self.loaded else self.loaded
+
+
+def prepare_network(
+    source: ModelSource | Model,
+    target: Target,
+    weights: str,
+    high_precision: str | None,
+    loaded: Model | None = None,
+) -> PreparedNetwork:
+    """Prepare a float model for Q/DQ pairs. A model of the caller is copied.
+
+    Args:
+        source: The float model.
+        target: Target that will run it.
+        weights: Option of that name: ``int8`` for stored int8 weights.
+        high_precision: Option of that name. If it is None and the target computes in the types of
+            the file, the remainder is FP16, unless the opset cannot be raised for that.
+        loaded: The model if it is loaded already.
+
+    Raises:
+        ModelError: The model cannot be read, is quantized already, or cannot be prepared.
+        QdqtoolError: The target does not support FP16 scales.
+    """
+    loaded = load_full(source) if loaded is None else loaded
+    _check_float_model(loaded)
+    if high_precision == "fp16" and not target.float16_scales:
+        raise QdqtoolError(
+            f"`high_precision='fp16'`: {target.name} takes no FP16 scales and chooses FP16 itself; "
+            "leave it out and let the builder use INT8 and FP16",
+            code="option-conflict",
+            parameter="high_precision",
+        )
+    wants_fp16 = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
+    try:
+        network = _copy_network(source, loaded, wants_fp16)
+        _prepare(network, target, weights)
+    except ModelError as error:
+        if not wants_fp16 or high_precision is not None:
+            raise
+        network = _copy_network(source, load_full(source), False)
+        _prepare(network, target, weights)
+        text = f"everything that is not quantized stays FP32 and runs in FP32 on {target.name}: {error}"
+        network.warnings.append(
+            Note(text, code="half-impossible", target=target.name, error=str(error))
+        )
+    return network
+
+
+def _copy_network(source: ModelSource | Model, loaded: Model, wants_fp16: bool) -> PreparedNetwork:
+    is_callers = source is loaded or source is loaded.proto
+    return PreparedNetwork(loaded.copy() if is_callers else loaded, wants_fp16, source, loaded)
+
+
+def _check_float_model(model: Model) -> None:
+    path = model.path or "model"
+    if is_quantized(model):
+        raise ModelError(
+            "is quantized already (it has Q/DQ or integer operators); give the float model it was made "
+            "from, or predict this one",
+            path,
+            code="already-quantized",
+        )
+    sparse = {s.values.name for s in model.proto.graph.sparse_initializer}
+    for output in model.outputs:
+        if not any(
+            output in m for m in (model.producers, model.initializers, model.inputs, sparse)
+        ):
+            raise ModelError(
+                f"no node makes the output '{output}'; export the model again",
+                path,
+                code="output-without-producer",
+                node=output,
+            )
+
+
+def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
+    """Prepare a network in place."""
+    model, notes = network.model, network.notes
+    has_fp16 = fp16.has_fp16(model)
+    if has_fp16 and not target.float16_scales:
+        fp16.convert_to_fp32(model)
+        has_fp16 = False
+        text = (
+            f"float16 widened to float32, because {target.name} takes no FP16 scales; allow FP16 in "
+            "the builder instead"
+        )
+        notes.append(Note(text, code="widened", target=target.name))
+    if weights == "int8" and not target.int8_weights:
+        text = f"{target.name} cannot read int8 weights; use `weights='float'`"
+        network.warnings.append(Note(text, code="int8-weights-unread", target=target.name))
+    # The hash of the file identifies a calibration cache: whatever the opset, preparation results in the
+    # same tensors. A model that was widened, or edited by the caller, is another one.
+    sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
+    notes.extend(prepare(model, opset=HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET))
+    if count := fold_leading_batch_normalization(model):
+        text = f"{were(count, 'BatchNormalization node')} folded into the convolutions after it"
+        notes.append(Note(text, code="norms-folded-behind", count=count))
+    model.sha256 = sha256
