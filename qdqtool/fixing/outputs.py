@@ -125,7 +125,9 @@ class OutputError:
 
 
 def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPart]:
-    """Return the parts of all outputs that Concats join, found with one run of the float network.
+    """Return the parts of all outputs that Concats join.
+
+    They are found with one run of the float network.
 
     Args:
         floats: The network without activation quantizers.

@@ -116,16 +116,16 @@ def _symmetric_site(
     nodes = [n for n in (q, *dqs) if n is not None]
     is_asymmetric = params.precision == Precision.UINT8 or bool(np.any(params.zero_point != 0))
     scale = params.scale
-    what = f"{head.name}: zero point of int8 zeros"
+    description = f"{head.name}: zero point of int8 zeros"
     if is_asymmetric:
         key = params.key or head.index  # the key is None if a scale is NaN
         if key not in scales:
             scales[key] = _make_symmetric(params)
         scale = scales[key]
         old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
-        what = f"{head.name}: int8, zero point 0, scale {old}"
+        description = f"{head.name}: int8, zero point 0, scale {old}"
         if not np.array_equal(scale, params.scale):
-            what += f" -> {number(float(scale[0]))}"
+            description += f" -> {number(float(scale[0]))}"
 
     def apply(editor: Editor) -> None:
         if q is None and is_asymmetric:
@@ -133,7 +133,7 @@ def _symmetric_site(
         for node in nodes:
             _set_scale(view, editor, node, scale)
 
-    return FixSite(head.name, what, apply, [n.name for n in nodes])
+    return FixSite(head.name, description, apply, [n.name for n in nodes])
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:
@@ -187,9 +187,9 @@ def find_nonpositive_scales(
         head = q or dqs[0]
         old = view.params(head).scale
         if old is not None:
-            what = f"{head.name}: scales made positive"
+            description = f"{head.name}: scales made positive"
             apply = _make_scale_change(view, q, dqs, old)
-            sites.append(FixSite(head.name, what, apply, [n.name for n in dqs]))
+            sites.append(FixSite(head.name, description, apply, [n.name for n in dqs]))
     return sites
 
 
@@ -251,11 +251,11 @@ def _dead_scale_site(view: View, q: Node, refusal: ScaleDead) -> FixSite | None:
         for node in nodes:
             _set_scale(view, editor, node, scale)
 
-    what = (
+    description = (
         f"{q.name}: scale {number(refusal.scale)} -> {number(float(scale[0]))}, which holds all "
         f"that {refusal.parts[0].op} can give"
     )
-    return FixSite(q.name, what, apply, [n.name for n in nodes])
+    return FixSite(q.name, description, apply, [n.name for n in nodes])
 
 
 def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> FloatArray:
@@ -287,12 +287,12 @@ def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> 
         for node in (q, *dqs):
             editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
 
-    what = f"{q.name}: one scalar scale, {number(scale)}"
-    return FixSite(q.name, what, apply, [n.name for n in dqs])
+    description = f"{q.name}: one scalar scale, {number(scale)}"
+    return FixSite(q.name, description, apply, [n.name for n in dqs])
 
 
 def to_half(model: Model, target: Target) -> Model | None:
-    """Return the model with its float part in FP16, None if the target chooses the type itself.
+    """Return the model with its float part in FP16, None if the target chooses types.
 
     Raises:
         ModelError: The opset cannot be raised to 19.

@@ -28,7 +28,7 @@ class FixSite:
 
     Attributes:
         node: Name of the node.
-        what: Description of the change in a few words.
+        description: Description of the change in a few words.
         apply: Function that changes the model.
         names: Nodes and tensors that the fix is about, in addition to `node`.
         code: Code of the finding that the fix removes, set by a step.
@@ -37,7 +37,7 @@ class FixSite:
     """
 
     node: str
-    what: str
+    description: str
     apply: Callable[[Editor], None]
     names: Collection[str] = ()
     code: str = ""
@@ -69,6 +69,18 @@ def find_refused_nodes(view: View, refusals: Iterable[Refusal]) -> list[Node]:
 def select_refusals(kind: type[R] | tuple[type[R], ...], refusals: Iterable[Refusal]) -> list[R]:
     """Return the refusals of a class, or of several."""
     return [r for r in refusals if isinstance(r, kind)]
+
+
+def at_refused_nodes(
+    make_site: Callable[[View, Target, Node], FixSite | None],
+) -> Callable[[View, Target, Sequence[Refusal]], list[FixSite]]:
+    """Make a function that finds the site of one refused node find those of all refusals."""
+
+    @functools.wraps(make_site)
+    def find(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+        return list_sites(make_site(view, target, n) for n in find_refused_nodes(view, refusals))
+
+    return find
 
 
 def list_sites(candidates: Iterable[FixSite | None]) -> list[FixSite]:

@@ -1,4 +1,4 @@
-"""Fixes that are tried, in this order, and what each of them may cost."""
+"""Fixes that are tried, in this order, and their permitted cost."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class ModelStep(FixCriteria):
     """Rewrite of the whole model.
 
     Attributes:
-        what: Description of the change.
+        description: Description of the change.
         convert: Function that returns the rewritten model, None if it does not apply.
     """
 
-    what: str
+    description: str
     convert: Callable[[Model, Target], Model | None]
 
 
@@ -106,13 +106,13 @@ MODEL_STEPS = (
         (faults.ScaleHalf,),
         _EXACT,
         changes_types=True,
-        what="the model is float32",
+        description="the model is float32",
         convert=quantizers.to_float,
     ),
     ModelStep(
         (faults.DecomposedNorm,),
         _EXACT,
-        what="layer normalizations in pieces as LayerNormalization",
+        description="layer normalizations in pieces as LayerNormalization",
         convert=quantizers.to_layer_norm,
     ),
     ModelStep(
@@ -120,7 +120,7 @@ MODEL_STEPS = (
         _EXACT,
         changes_types=True,
         rounding=compare.HALF_ROUNDING,
-        what="what is not quantized is FP16",
+        description="what is not quantized is FP16",
         convert=quantizers.to_half,
     ),
 )
