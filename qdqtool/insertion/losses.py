@@ -105,8 +105,7 @@ def rank_activations(
 ) -> list[QuantizedTensor]:
     """Return the activations with the largest quantization error relative to their values.
 
-    Args:
-        sources: Tensors with statistics for each activation; the worst decides.
+    An activation has one or more `sources` with statistics, of which the worst decides.
     """
     from calibration.methods import INT8_LEVELS, SEARCH_BITS, focused_error
 
@@ -127,7 +126,7 @@ def rank_activations(
 
 def measure_losses(
     model: Model,
-    rank_activations: Sequence[QuantizedTensor],
+    candidates: Sequence[QuantizedTensor],
     data: object,
     *,
     activations: Sequence[QuantizedTensor],
@@ -165,17 +164,17 @@ def measure_losses(
     if first is None:
         return None
     measurement = _ErrorMeasurement(model, activations, dataset, first, count)
-    names = [entry.tensor for entry in rank_activations]
+    names = [entry.tensor for entry in candidates]
     if samples is None:
         errors = measurement.sum_errors([], [None])
     else:
-        errors = measurement.sum_errors(rank_activations, [None, *names])
+        errors = measurement.sum_errors(candidates, [None, *names])
     total, used = errors[None], len(measurement.references)
     if total <= 0.0:
         return None
     if samples is None and total >= SMALL_ERROR * used:
-        errors |= measurement.sum_errors(rank_activations, names)
-    tried = [entry for entry in rank_activations if entry.tensor in errors]
+        errors |= measurement.sum_errors(candidates, names)
+    tried = [entry for entry in candidates if entry.tensor in errors]
     without = np.array([errors[entry.tensor] for entry in tried])
     losses = [
         TensorLoss(
@@ -329,10 +328,7 @@ def predict_changes(
 ) -> ActivationLosses:
     """Predict the convolutions and conversions of the engine with each activation float.
 
-    Args:
-        model: The finished Q/DQ model.
-        before: Its prediction.
-        predict: Predicts another model for the same target.
+    `before` is the prediction of the finished Q/DQ model; `predict` predicts another one.
     """
     nodes = {n.name for n in model.nodes}
     slim = Model(without_large_weights(model.proto), "", EDITED, types=model, constants=model)

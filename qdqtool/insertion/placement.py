@@ -371,18 +371,23 @@ class _Placer:
     def note_unused_options(self) -> None:
         notes, rules = self.placement.notes, self._rules
         if rules.attention == "int8" and not self._attention:
-            text = (
-                "`attention='int8'` has no effect: no Softmax is between two MatMuls of computed "
-                "tensors"
+            notes.append(
+                Note(
+                    "`attention='int8'` has no effect: no Softmax is between two MatMuls of computed "
+                    "tensors",
+                    code="no-attention",
+                )
             )
-            notes.append(Note(text, code="no-attention"))
         roles = {entry.role for inputs in self.placement.inputs.values() for entry in inputs}
         if rules.residual in ("skip", "both") and "residual" not in roles:
-            text = (
-                f"`residual={rules.residual!r}` has no effect: no Add follows a convolution and is "
-                "quantized next"
+            notes.append(
+                Note(
+                    f"`residual={rules.residual!r}` has no effect: no Add follows a convolution and is "
+                    "quantized next",
+                    code="no-residual",
+                    residual=rules.residual,
+                )
             )
-            notes.append(Note(text, code="no-residual", residual=rules.residual))
 
     def _quantize(self, node: Node, positions: Iterable[int], role: str) -> None:
         for position in positions:

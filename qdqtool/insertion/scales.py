@@ -280,8 +280,13 @@ def choose_scale(
             chosen_range = choose_range(statistics[tensor], method, percentile=choice.percentile)
             own[tensor] = chosen_range.amax
         else:
-            text = f"'{tensor}' is zero on all calibration data; its scale is meaningless"
-            warnings.append(Note(text, code="always-zero", tensor=tensor))
+            warnings.append(
+                Note(
+                    f"'{tensor}' is zero on all calibration data; its scale is meaningless",
+                    code="always-zero",
+                    tensor=tensor,
+                )
+            )
     if len(own) > 1:
         parts = [statistics[t] for t in own]
         chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)

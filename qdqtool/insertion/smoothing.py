@@ -114,25 +114,31 @@ def smooth(
     regions = list(_find_regions(shapes, consumers))
     usable = [region for region in regions if not region.skip_reason]
     if not regions:
-        text = f"`smooth={alpha:g}` has no effect: no Linear is quantized"
-        return [], Note(text, code="no-linear", alpha=alpha)
+        return [], Note(
+            f"`smooth={alpha:g}` has no effect: no Linear is quantized",
+            code="no-linear",
+            alpha=alpha,
+        )
     reasons = ", ".join(_describe_skipped(regions))
     if reasons and shapes.has_open_inputs:
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not usable:
-        text = (
+        return [], Note(
             f"`smooth={alpha:g}` has no effect: none of {len(regions)} inputs of quantized Linears can "
-            f"be smoothed: {reasons}"
+            f"be smoothed: {reasons}",
+            code="none-smoothed",
+            alpha=alpha,
+            tensors=len(regions),
         )
-        return [], Note(text, code="none-smoothed", alpha=alpha, tensors=len(regions))
     quantized = {site.node.index for site in placement.weights}
     migrations = _smooth_regions(usable, quantized, alpha, data, images)
     if not migrations:
-        text = (
+        return [], Note(
             f"`smooth={alpha:g}` has no effect: values or constants are not finite, or too large for "
-            "FP16"
+            "FP16",
+            code="too-large-to-smooth",
+            alpha=alpha,
         )
-        return [], Note(text, code="too-large-to-smooth", alpha=alpha)
     names = [t for migration in migrations for t in migration.tensors]
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
     linears, places = sum(len(migration.linears) for migration in migrations), len(migrations)
