@@ -216,13 +216,10 @@ def find_wide_tensors(
     warnings: list[Note],
     images: ImageOptions = DEFAULT_IMAGES,
 ) -> dict[str, float]:
-    """Return tensors of a Q/DQ model near the largest value of FP16, with their largest values.
+    """Return tensors of a Q/DQ model near the largest value of FP16, with their maxima.
 
-    Args:
-        quantized: Quantized tensors, whose scales count as well.
-        maxima: Largest magnitudes in the calibration.
-        data: The calibration data, of which a few samples are run; None runs none.
-        warnings: A warning is added if the model cannot run.
+    The maxima of the calibration, the scales, and runs of a few samples count. Without data, the
+    model does not run; if it cannot, a warning is added.
     """
     wide = {t: amax for t, amax in maxima.items() if amax > WIDE}
     for entry in quantized:

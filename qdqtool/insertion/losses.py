@@ -62,6 +62,7 @@ class TensorLoss:
     conversions: int | None = None
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "tensor": self.tensor,
             "readers": list(self.readers),
@@ -89,6 +90,7 @@ class ActivationLosses:
     tried: int
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "error": round(self.error, 5),
             "samples": self.samples,
@@ -349,7 +351,6 @@ def predict_changes(
 
 
 def _find_consumers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
-    """Return the nodes that read an activation dequantized."""
     names: dict[str, None] = {}
     for quantizer in model.consumers(entry.tensor):
         if quantizer.name != entry.node:
@@ -360,7 +361,7 @@ def _find_consumers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class OutputAgreement:
+class Fp16Agreement:
     """Difference between the outputs of a finished model and those of the float model.
 
     Attributes:
@@ -373,6 +374,7 @@ class OutputAgreement:
     samples: int
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "error": round(self.error, 5) if np.isfinite(self.error) else None,
             "samples": self.samples,
@@ -386,8 +388,8 @@ def compare_outputs(
     *,
     samples: int,
     images: ImageOptions = DEFAULT_IMAGES,
-) -> list[OutputAgreement]:
-    """Compare the outputs of Q/DQ models with those of the float model that they were made from.
+) -> list[Fp16Agreement]:
+    """Compare the outputs of Q/DQ models with those of their float model.
 
     The outputs are the last convolutions before any decoding if the models have the same names there.
 
@@ -407,4 +409,4 @@ def compare_outputs(
         for model_errors, outputs in zip(errors, others, strict=True):
             is_finite = all(np.isfinite(array).all() for array in outputs.values())
             model_errors.append(reference.error(outputs) if is_finite else float("nan"))
-    return [OutputAgreement(float(np.mean(each)), len(each)) for each in errors if each]
+    return [Fp16Agreement(float(np.mean(each)), len(each)) for each in errors if each]

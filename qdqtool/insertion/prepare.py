@@ -20,7 +20,7 @@ from onnx import helper
 
 from qdqtool.errors import ModelError
 from qdqtool.insertion.batchnorm import fold_batch_normalization
-from qdqtool.insertion.einsum import lower_equations, replace_einsums
+from qdqtool.insertion.einsum import lower_equation, replace_einsums
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -112,7 +112,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
     for node in sums:
         editor.edit_proto(node).op_type = "Add"
     einsums = [n for n in model.nodes if n.op == "Einsum" and n.domain in DOMAINS]
-    lowered = lower_equations(editor.edit_proto(n) for n in einsums)
+    lowered = sum(lower_equation(editor.edit_proto(n)) for n in einsums)
     if renamed or sums or lowered:
         editor.finish()
     notes = []
@@ -217,7 +217,6 @@ def raise_opset(model: Model, opset: int) -> None:
 
 
 def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
-    """Restore node names and doc strings that the converter dropped."""
     originals = {next(iter(n.output), ""): n for n in proto.graph.node}
     for node in converted.graph.node:
         original = originals.get(next(iter(node.output), ""))
@@ -227,7 +226,7 @@ def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
 
 
 def fold_constant_weights(model: Model) -> int:
-    """Replace weights that are computed from constants by their values, in place, and count them."""
+    """Replace weights computed from constants by their values, in place, and count them."""
     places = _find_computed_weights(model)
     constants = ConstantEvaluator(model)
     values = {t: constants.evaluate(t) for t in dict.fromkeys(node.input(p) for node, p in places)}
