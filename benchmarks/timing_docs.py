@@ -261,7 +261,7 @@ def is_blind(row: dict[str, Any]) -> bool:
 def is_inside(row: dict[str, Any]) -> bool:
     """Whether a measured time lies in the range that the estimate has, which is wider for boards of few watts."""
     spread = load_constants().spreads["total"]
-    slowed = 1 / find_gpu(row["gpu"]).sustained_clock_share
+    slowed = 1 / find_gpu(row["gpu"]).clock_share_under_load
     return bool(row["model_ms"] / spread <= row["measured_ms"] <= row["model_ms"] * spread * slowed)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from calibration.archives import Archive, read_header, read_values
 from calibration.dataset import (
     Array,
     Dataset,
@@ -38,7 +39,6 @@ from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.urls import is_url, local_path, open_url_source
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
-from qdqtool.util.archives import Archive, read_header, read_values
 from qdqtool.util.files import open_input, read_input, record_input
 from qdqtool.util.notes import Note
 from qdqtool.util.text import counted, reason_of

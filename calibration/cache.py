@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from calibration.archives import Archive
 from calibration.dataset import DataQuality
 from calibration.statistics import MIN_TOP, OCTAVES, TensorStatistics, histogram_bytes
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.archives import Archive
 from qdqtool.util.files import read_input
 from qdqtool.util.json_text import parse_json
 from qdqtool.util.outputs import atomic_write, write_text

@@ -20,13 +20,13 @@ def main() -> None:
 
 
 def _print_overview() -> None:
-    from qdqtool.commands import overview
-    from qdqtool.util import process
+    from qdqtool.commands import overview, process
+    from qdqtool.util.process import silence_stdout
 
     try:
         print(overview())
     except BrokenPipeError:  # the reader of the pipe has exited
-        process.silence_stdout()
+        silence_stdout()
     except OSError:
         sys.exit(2)
     process.exit_process(0)

@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.commands import COMMANDS, overview
+from qdqtool.commands import COMMANDS, overview, process
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
 from qdqtool.ir.modelfile import load, quiet_graphsurgeon
@@ -209,7 +209,7 @@ def test_escapes_keep_the_meaning_of_json() -> None:
     assert text.as_line(BREAK) == SHOWN and json.loads(f'"{text.as_line(BREAK)}"') == BREAK
     for encoding in ("ascii", "latin-1", "cp1252", "utf-16"):
         written = io.TextIOWrapper(io.BytesIO(), encoding)
-        text.Filtered(written).write(json.dumps(everything, ensure_ascii=False))
+        process.FilteredStream(written).write(json.dumps(everything, ensure_ascii=False))
         written.seek(0)
         assert json.loads(written.read()) == everything
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdqtool.buildlog.build_status import is_implicit_int8
 from qdqtool.buildlog.layers import find_precision, int_list
-from qdqtool.buildlog.summary import is_implicit_int8
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, static_shape
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.types import Json, Precision

@@ -1,4 +1,7 @@
-"""Reading TensorRT builds: logs, layer listings and profiles, recognised by content, unpacked and merged."""
+"""Reader of TensorRT builds: logs, layer listings and profiles.
+
+The kind of a file is recognized by its content. Files are unpacked, and those of one build merged.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, cast
 
 from qdqtool.buildlog.agreement import BuildSource
+from qdqtool.buildlog.build_status import set_build_status
 from qdqtool.buildlog.json_files import read_json
 from qdqtool.buildlog.log import LogPrefixStripper, LogReader
-from qdqtool.buildlog.summary import set_build_status
 from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, TacticCounts
 from qdqtool.errors import BuildLogError
 from qdqtool.util import compression, limits
@@ -34,7 +37,7 @@ MAX_JSON = limits.JSON_FILE
 
 
 def source_name(source: LogSource) -> str:
-    """What to call a source in messages."""
+    """Return the name of a source for messages."""
     if isinstance(source, (str, os.PathLike)):
         return "standard input" if str(source) == "-" else str(source)
     name = getattr(source, "name", None)
@@ -43,9 +46,12 @@ def source_name(source: LogSource) -> str:
 
 @contextlib.contextmanager
 def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
-    """Gives the unpacked bytes of a source, block by block, as UTF-8 (UTF-16 with a byte-order mark is recoded).
+    """Open a source as blocks of unpacked bytes in UTF-8.
 
-    It is a path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
+    UTF-16 with a byte-order mark is converted. gzip, xz and zstd are recognized by their content.
+
+    Args:
+        source: Path, ``-`` for standard input, or binary stream.
     """
     name = source_name(source)
     try:
@@ -53,39 +59,44 @@ def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
             if not isinstance(source, (str, os.PathLike)):
                 stream: BinaryIO = cast(BinaryIO, source)
             elif str(source) == "-":
-                if sys.stdin is None:
-                    raise BuildLogError(
-                        "standard input is closed; give a file, or pipe the log in",
-                        code="input-closed",
-                    )
-                stream = sys.stdin.buffer
-                with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
-                    record_input(stream.fileno())
+                stream = _open_standard_input()
             else:
                 stream = cast(
                     BinaryIO, stack.enter_context(open_input(source, error=BuildLogError))
                 )
-            piped = False
+            is_piped = False
             with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
-                piped = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+                is_piped = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
             unpacked = _unpack(stream, name)
-            yield _recode(_limit_size(unpacked, name) if piped else unpacked)
+            yield _recode(_limit_size(unpacked, name) if is_piped else unpacked)
     except OSError as error:
         raise BuildLogError(
             f"cannot be read: {error.strerror or error}", name, code="file-unreadable"
         ) from error
 
 
-def _limit_size(source: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The same blocks, while they are no more than a pipe may give."""
+def _open_standard_input() -> BinaryIO:
+    if sys.stdin is None:
+        raise BuildLogError(
+            "standard input is closed; give a file, or pipe the log in", code="input-closed"
+        )
+    stream = sys.stdin.buffer
+    with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
+        record_input(stream.fileno())
+    return stream
+
+
+def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Yield blocks up to the limits of a pipe."""
     size = lines = 0
-    for block in source:
+    for block in blocks:
         size += len(block)
         lines += block.count(b"\n")
         if size > limits.PIPED_LOG or lines > limits.PIPED_LINES:
             raise BuildLogError(
-                f"a pipe gives more than {limits.format_bytes(limits.PIPED_LOG)} or {limits.PIPED_LINES:,} lines, "
-                "the limit; write the log into a file, and give that",
+                f"a pipe gives more than {limits.format_bytes(limits.PIPED_LOG)} or "
+                f"{limits.PIPED_LINES:,} lines, the limit; write the log into a file, and give "
+                "that",
                 name,
                 code="file-too-large",
             )
@@ -113,12 +124,16 @@ def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _read_bytes(stream: BinaryIO, size: int) -> bytes:
-    """The next bytes, none at the end; a stream that does not wait for them (another process may have set that of
-    standard input) is waited for."""
+    """Return the next bytes, none at the end.
+
+    Another process may have made standard input non-blocking: then wait for the bytes.
+    """
     read: Callable[[int], bytes | None] = stream.read
     try:
-        while (data := read(size)) is None:
+        data = read(size)
+        while data is None:
             select.select([stream], [], [])
+            data = read(size)
         return data
     except (ValueError, TypeError, gzip.BadGzipFile, EOFError) as error:
         raise BuildLogError(
@@ -126,72 +141,79 @@ def _read_bytes(stream: BinaryIO, size: int) -> bytes:
         ) from error
 
 
-def _recode(source: Iterator[bytes]) -> Iterator[bytes]:
-    """PowerShell's ``>`` writes UTF-16 with a byte-order mark; other text is left as it is."""
-    first = next(source, b"")
+def _recode(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Convert UTF-16 with a byte-order mark, which PowerShell's ``>`` writes, to UTF-8."""
+    first = next(blocks, b"")
     encoding = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}.get(first[:2])
     if encoding is None:
-        yield first[3:] if first.startswith(codecs.BOM_UTF8) else first
-        yield from source
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from blocks
         return
     decoder = codecs.getincrementaldecoder(encoding)("replace")
-    yield decoder.decode(first[2:]).encode("utf-8", "replace")
-    for block in source:
+    for block in itertools.chain([first[2:]], blocks):
         yield decoder.decode(block).encode("utf-8", "replace")
 
 
-def split_lines(source: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Groups of lines without their line ends; of a line over MAX_LINE only the beginning is kept.
+def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Yield groups of lines without line ends, each line up to MAX_LINE.
 
-    A carriage return at the end is dropped; one inside is left (progress bars overwrite themselves).
+    Carriage returns are kept.
     """
-    rest: list[bytes] = []
-    held = 0
-    for block in source:
+    pieces: list[bytes] = []  # of the last line so far
+    size = 0
+    for block in blocks:
         if b"\n" not in block:
-            if held < MAX_LINE:
-                rest.append(block[: MAX_LINE - held])
-                held += len(rest[-1])
+            if size < MAX_LINE:
+                pieces.append(block[: MAX_LINE - size])
+                size += len(pieces[-1])
             continue
-        found = block.split(b"\n")
-        if rest:
-            found[0] = b"".join(rest) + found[0][: max(0, MAX_LINE - held)]
-        tail = found.pop()
-        rest = [tail[:MAX_LINE]] if tail else []
-        held = len(rest[0]) if rest else 0
-        yield found
-    if rest:
-        yield [b"".join(rest)]
+        lines = block.split(b"\n")
+        if pieces:
+            lines[0] = b"".join(pieces) + lines[0][: max(0, MAX_LINE - size)]
+        last = lines.pop()
+        pieces = [last[:MAX_LINE]] if last else []
+        size = len(pieces[0]) if pieces else 0
+        yield lines
+    if pieces:
+        yield [b"".join(pieces)]
+
+
+# Fields that merged builds take from the first build that has them.
+_FIRST_VALUE_FIELDS = (
+    "tensorrt",
+    "targets",
+    "device",
+    "command",
+    "flags",
+    "gpu",
+    "options",
+    "trace",
+    "headings",
+    "milestones",
+    "placement",
+    "bindings",
+    "reformats",
+    "seconds",
+    "passed",
+    "performance",
+)
 
 
 def merge(build: Build, other: Build) -> None:
-    """Adds to ``build`` what ``other``, read from another file of the same build, knows more."""
+    """Add everything to a build that only another file of it has.
+
+    Raises:
+        BuildLogError: The files are of different builds.
+    """
     _check_same(build, other)
-    listed = build.source in (BuildSource.LAYER_JSON, BuildSource.LAYER_INFO)
-    if (listed and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
+    is_listing = build.source in (BuildSource.LAYER_JSON, BuildSource.LAYER_INFO)
+    if (is_listing and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
-    for key in (
-        "tensorrt",
-        "targets",
-        "device",
-        "command",
-        "flags",
-        "gpu",
-        "options",
-        "trace",
-        "headings",
-        "milestones",
-        "placement",
-        "bindings",
-        "reformats",
-        "seconds",
-        "passed",
-        "performance",
-    ):
-        if not getattr(build, key) and getattr(other, key):
-            setattr(build, key, getattr(other, key))
-    build.is_rtx = build.is_rtx or other.is_rtx
+    for name in _FIRST_VALUE_FIELDS:
+        if not getattr(build, name) and getattr(other, name):
+            setattr(build, name, getattr(other, name))
+    build.is_rtx |= other.is_rtx
     if build.parse == ParseSection():
         build.parse = other.parse
     if other.profile_rows and not build.profile_rows:
@@ -203,27 +225,30 @@ def merge(build: Build, other: Build) -> None:
         build.memory = other.memory
     build.messages.extend(other.messages)
     build.notes.extend(other.notes)
-    for key in ("total", "timing", "marked", "blank", "unexplained"):
-        setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
-    # The richer listing counts, with the line numbers of the other.
-    rich, poor = (
-        (other, build)
-        if _rate_listing(other.layers) > _rate_listing(build.layers)
-        else (build, other)
-    )
-    build.layers, second, build.listing = rich.layers, poor.layers, rich.listing
-    places = {layer.name: layer.line for layer in second if layer.line}
-    for layer in build.layers:
-        layer.line = layer.line or places.get(layer.name, 0)
-    build.second_layers = [*second, *build.second_layers, *other.second_layers]
+    for name in ("total", "timing", "marked", "blank", "unexplained"):
+        setattr(build.lines, name, getattr(build.lines, name) + getattr(other.lines, name))
+    _merge_listings(build, other)
     build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.kind.is_unread))
     set_build_status(build)
 
 
+def _merge_listings(build: Build, other: Build) -> None:
+    """Keep the more detailed listing, with the line numbers of the other one."""
+    best, second = build, other
+    if _rate_listing(other.layers) > _rate_listing(build.layers):
+        best, second = other, build
+    second_layers = [*second.layers, *build.second_layers, *other.second_layers]
+    lines = {layer.name: layer.line for layer in second.layers if layer.line}
+    build.layers, build.listing = best.layers, best.listing
+    build.second_layers = second_layers
+    for layer in build.layers:
+        layer.line = layer.line or lines.get(layer.name, 0)
+
+
 def _rate_listing(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:
-    typed = any(layer.inputs or layer.outputs for layer in layers)
-    detailed = any("ParameterType" in layer.extras or layer.onnx_names for layer in layers)
-    return typed, detailed, len(layers)
+    has_tensors = any(layer.inputs or layer.outputs for layer in layers)
+    has_details = any("ParameterType" in layer.extras or layer.onnx_names for layer in layers)
+    return has_tensors, has_details, len(layers)
 
 
 def _check_same(build: Build, other: Build) -> None:
@@ -235,56 +260,58 @@ def _check_same(build: Build, other: Build) -> None:
         )
     first = {layer.name for layer in build.layers} or {row.name for row in build.profile_rows}
     second = {layer.name for layer in other.layers} or {row.name for row in other.profile_rows}
-    fewer, common = min(len(first), len(second)), len(first & second)
-    if fewer >= 3 and 2 * common < fewer:
+    smaller, common = min(len(first), len(second)), len(first & second)
+    if smaller >= 3 and 2 * common < smaller:
         raise BuildLogError(
-            f"{names} are of different builds: {common} of {fewer} layer names in common",
+            f"{names} are of different builds: {common} of {smaller} layer names in common",
             code="different-builds",
         )
 
 
-def read_build(*given: LogSource) -> Build:
-    """Reads one build from one or several files of it.
+def read_build(*sources: LogSource) -> Build:
+    """Read one build from one or several files.
 
     Args:
-        given: Paths, ``-`` for standard input, or binary streams. Each may be a verbose log (trtexec, Python API,
-            polygraphy, onnxruntime), ``--dumpLayerInfo`` text, a layer JSON (``--exportLayerInfo``) or a profile JSON
-            (``--exportProfile``), plain or compressed with gzip or xz.
+        sources: Paths, ``-`` for standard input, or binary streams. Each may be a verbose log
+            (trtexec, Python API, polygraphy, onnxruntime), ``--dumpLayerInfo`` text, a layer JSON
+            (``--exportLayerInfo``) or a profile JSON (``--exportProfile``), plain or compressed
+            with gzip or xz.
 
     Returns:
-        The build; ``missing`` says which sections are absent or cut off.
+        The build. Its ``missing`` lists the sections that are missing or cut off.
 
     Raises:
-        BuildLogError: A file cannot be read, is none of these, or two files are not of one build.
+        BuildLogError: A file cannot be read or has another format, or the files are of different
+            builds.
     """
-    if not given:
+    if not sources:
         raise BuildLogError("no build log given", code="missing-argument")
-    build, *others = (_read_source(one) for one in given)
+    build, *others = map(_read_source, sources)
     for other in others:
         merge(build, other)
     return build
 
 
-def _read_source(one: LogSource) -> Build:
-    name = source_name(one)
-    with open_blocks(one) as read:
-        head, skipped = b"", 0
-        for block in read:
+def _read_source(source: LogSource) -> Build:
+    name = source_name(source)
+    with open_blocks(source) as blocks:
+        head, blank_lines = b"", 0
+        for block in blocks:
             head += block
             if len(head) >= 4096 and head.strip():
                 break
-            if len(head) > BLOCK:  # nothing but blank so far
-                skipped += head.count(b"\n")
+            if len(head) > BLOCK:  # only white space so far
+                blank_lines += head.count(b"\n")
                 head = b""
         if not head.strip():
             raise BuildLogError("is empty", name, code="empty")
         if _looks_like_json(head):
-            build = read_json(_read_all(head, read, name), name)
+            build = read_json(_read_all(head, blocks, name), name)
         else:
-            reader, carrier = LogReader(), LogPrefixStripper()
-            reader.build.lines.total = reader.build.lines.blank = skipped
-            for lines in split_lines(itertools.chain([head], read)):
-                reader.feed(carrier.strip(lines))
+            reader, stripper = LogReader(), LogPrefixStripper()
+            reader.build.lines.total = reader.build.lines.blank = blank_lines
+            for lines in split_lines(itertools.chain([head], blocks)):
+                reader.feed(stripper.strip(lines))
             build = reader.finish()
             _check_is_log(build, head, name)
     build.files = [name]
@@ -293,7 +320,7 @@ def _read_source(one: LogSource) -> Build:
 
 
 def _looks_like_json(head: bytes) -> bool:
-    """A JSON begins with a bracket; so does a log's timestamp, but a digit, ``V``, ``T`` or the like follows that."""
+    # A timestamp begins with a bracket too, but is followed by a digit, V, T or the like.
     start = head.lstrip()[:200]
     if start[:1] == b"{":
         return not start.startswith(b"{ForeignNode")
@@ -315,35 +342,29 @@ def _read_all(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
 
 
 def _check_is_log(build: Build, head: bytes, name: str) -> None:
-    signs = (
-        "trace",
-        "layers",
-        "milestones",
-        "command",
-        "performance",
-        "profile_rows",
-        "options",
-        "gpu",
-        "reformats",
-        "headings",
-        "messages",
-        "tensorrt",
-        "placement",
+    contents = (
+        build.trace,
+        build.layers,
+        build.milestones,
+        build.command,
+        build.performance,
+        build.profile_rows,
+        build.options,
+        build.gpu,
+        build.reformats,
+        build.headings,
+        build.messages,
+        build.tensorrt,
+        build.placement,
+        build.parse.nodes,
+        build.parse.initializers,
+        build.lines.marked,
     )
-    if (
-        any(getattr(build, sign) for sign in signs)
-        or build.parse.nodes
-        or build.parse.initializers
-        or build.lines.marked
-        or build.tactics != TacticCounts()
-    ):
+    if any(contents) or build.tactics != TacticCounts():
         return
-    wrong, code = (
-        ("is a binary file; give the text that trtexec printed", "binary-file")
-        if b"\0" in head
-        else (
-            "no line of TensorRT is in it; give a log made with 'trtexec --verbose'",
-            "wrong-format",
-        )
-    )
-    raise BuildLogError(f"{wrong}, or --exportLayerInfo's JSON", name, code=code)
+    if b"\0" in head:
+        reason, code = "is a binary file; give the text that trtexec printed", "binary-file"
+    else:
+        reason = "no line of TensorRT is in it; give a log made with 'trtexec --verbose'"
+        code = "wrong-format"
+    raise BuildLogError(f"{reason}, or --exportLayerInfo's JSON", name, code=code)

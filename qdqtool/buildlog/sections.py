@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from qdqtool.buildlog import layers, lines
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.summary import set_build_status
+from qdqtool.buildlog.build_status import set_build_status
 from qdqtool.buildlog.types import (
     AddedReformat,
     Build,

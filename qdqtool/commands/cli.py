@@ -15,12 +15,13 @@ from typing import Any
 
 import click
 
-from qdqtool.commands import COMMANDS, overview
+from qdqtool.commands import COMMANDS, overview, process
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import TOOL_VERSION
-from qdqtool.util import files, process
-from qdqtool.util.text import Filtered, FilteredErrors, brief_repr, middle, one_line
+from qdqtool.util import files
+from qdqtool.util.process import INTERRUPTED, silence_stdout
+from qdqtool.util.text import brief_repr, middle, one_line
 
 _LONG = re.compile(r"\S{500,}")  # what no name of a file or node should be
 _SHOWN = 200  # characters of such a word
@@ -100,7 +101,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _report_stop(stop: KeyboardInterrupt) -> int:
-    return _fail(process.stop_message(stop), getattr(stop, "code", process.INTERRUPTED))
+    return _fail(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
 
 
 @contextmanager
@@ -110,7 +111,10 @@ def _filtered() -> Iterator[None]:
     error = (
         sys.stderr if sys.stderr is not None else io.StringIO()
     )  # nobody reads it; the exit code says it
-    with redirect_stdout(Filtered(out)), redirect_stderr(FilteredErrors(error)):
+    with (
+        redirect_stdout(process.FilteredStream(out)),
+        redirect_stderr(process.FilteredErrorStream(error)),
+    ):
         yield
 
 
@@ -158,7 +162,7 @@ def _run(args: list[str] | None) -> int:
 
         return _fail(as_options(of_error(error)), 2)
     except BrokenPipeError:
-        process.silence_stdout()
+        silence_stdout()
         return 0
     except OSError as error:
         return _fail(f"{_place(error)}{error.strerror or error}", 2)
@@ -210,7 +214,7 @@ def main() -> None:
         process.prepare()
         code = run()
     except KeyboardInterrupt as stop:  # before or after the block that reports it
-        code = getattr(stop, "code", process.INTERRUPTED)
+        code = getattr(stop, "code", INTERRUPTED)
     except MemoryError:  # while an error was reported
         code = _fail(_OUT_OF_MEMORY, 2)
     process.exit_process(code)

@@ -50,10 +50,10 @@ def command(
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """
+    from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
     from qdqtool.formats.insertion_text import render_fixed
     from qdqtool.formats.output import worded
-    from qdqtool.util.archives import read_arrays
     from qdqtool.util.files import reserve_output
 
     arrays = None if inputs is None else read_arrays(inputs)

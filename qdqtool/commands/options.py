@@ -17,7 +17,7 @@ import click
 
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.util.file_types import model_stem
+from qdqtool.ir.file_types import model_stem
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target

@@ -8,7 +8,7 @@ import click
 
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
-from qdqtool.util.file_types import is_model_name, model_stem
+from qdqtool.ir.file_types import is_model_name, model_stem
 from qdqtool.util.files import reserve_output
 
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.engine_comparison import compare_engines
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
 from qdqtool.comparison.build_side import (
     add_profile_layers,
@@ -33,6 +33,7 @@ from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.coded import codes_of
 from qdqtool.findings.messages import obstacles
+from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.patterns.view import View
@@ -41,7 +42,7 @@ from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
-from qdqtool.util import compression, file_types
+from qdqtool.util import compression
 from qdqtool.util.files import open_input, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.verification.api import check_not_empty, choose_target

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from qdqtool.buildlog.build_status import find_truncations
 from qdqtool.buildlog.costs import EngineReport, main_node
 from qdqtool.buildlog.engine_comparison import NUMBERED_NAME, EngineComparison, align
 from qdqtool.buildlog.names import NameSet
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.buildlog.summary import find_truncations
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
 from qdqtool.comparison.matching import MIN_LIKENESS, match
 from qdqtool.comparison.result import ChangeKind, NodeChange, NodeSide, SideSummary

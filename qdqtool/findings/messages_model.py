@@ -17,7 +17,7 @@ says(
 says(
     lint.UnsignedZeroPoint,
     lambda r: (
-        f"{r.node} quantizes to uint8{'' if r.given else ' (it has no zero point, which means uint8 in ONNX)'}: TensorRT "
+        f"{r.node} quantizes to uint8{'' if r.is_explicit else ' (it has no zero point, which means uint8 in ONNX)'}: TensorRT "
         f"reads int8 and clips everything above 127 x {scale_words(r.scale)}."
     ),
 )
@@ -49,7 +49,7 @@ says(
     lint.AxisOpset,
     lambda r: (
         f"{r.node} is per-channel in opset {r.opset}, "
-        f"{'with the attribute axis, which this opset does not have' if r.given else 'without an axis'}."
+        f"{'with the attribute axis, which this opset does not have' if r.is_explicit else 'without an axis'}."
     ),
 )
 
@@ -254,9 +254,9 @@ def _joined(finding: Finding, cause: Cause, r: lint.ConcatAfterHead) -> str:
 
 def lost_scores(r: lint.ConcatAfterHead) -> str:
     """What the scale of a Concat makes of the scores in it."""
-    if r.lost_below >= 1:
+    if r.zero_limit >= 1:
         return "all scores become 0, and the detector finds nothing"
-    return f"scores up to {number(r.lost_below)} become 0"
+    return f"scores up to {number(r.zero_limit)} become 0"
 
 
 def harm(findings: Sequence[Finding]) -> str:

@@ -69,7 +69,7 @@ def _head(page: Page, facts: Json) -> None:
         )
         _fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
-        from qdqtool.buildlog.summary import IMPLICIT_INT8
+        from qdqtool.buildlog.build_status import IMPLICIT_INT8
 
         _fact(page, "INT8", IMPLICIT_INT8)
     if model["file"]:

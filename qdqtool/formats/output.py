@@ -162,7 +162,7 @@ _OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # where they differ fro
 # Parameters that messages mention. Other words in backticks are those of a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
-    check_timeout clock cluster data effort evaluation exclude exclude_op finding gpu head
+    check_timeout clock cluster data dot effort evaluation exclude exclude_op finding gpu head
     high_precision hops include input_type inputs issue keep layers limit losses max_images mean method
     method_for metric minimize mixed_cpus node other output outputs overwrite_cache percentile power
     predict private profile require_gain required residual resize save_calibration scale says shapes size sm smooth

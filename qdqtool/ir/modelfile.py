@@ -13,12 +13,13 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
 from qdqtool.errors import ModelError
+from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.slim import tensor_bytes, without_large_weights
 from qdqtool.proto.subgraphs import check_functions, require_utf8, with_subgraph_nodes
-from qdqtool.util import compression, file_types, limits
+from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, read_all, same_file
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import middle, reason_of

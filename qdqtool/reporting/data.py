@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqtool.buildlog.drawing import LayoutBox, LayoutEdge
+from qdqtool.buildlog.layout import LayoutBox, LayoutEdge
 
 INT8, FLOAT, OTHER = "int8", "float", "other"  # how a precision is drawn
 

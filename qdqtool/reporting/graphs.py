@@ -13,7 +13,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from qdqtool.buildlog import drawing
+from qdqtool.buildlog import layout
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node as OnnxNode
 from qdqtool.ir.operators import WEIGHTED
@@ -62,7 +62,7 @@ def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
         box.h = fixed.get(box.role) or sum(box.heights) + (
             HEADER + PADDING if box.role == "fused" else 0.0
         )
-    width, height, why = drawing.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
+    width, height, why = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
     return (
         data.Drawing(why=f"{why}. {_TABLES}") if why else data.Drawing(boxes, edges, width, height)
     )

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import Any
 
-from qdqtool.buildlog import drawing
+from qdqtool.buildlog import layout
 from qdqtool.buildlog.names import NameSet, parse_layer_name
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.predict_text import ms as _ms
@@ -51,7 +51,7 @@ def lacking() -> str:
         n
         for n, there in (
             ("jinja2", importlib.util.find_spec("jinja2") is not None),
-            ("fast-sugiyama", drawing.is_layout_available()),
+            ("fast-sugiyama", layout.is_layout_available()),
         )
         if not there
     ]

@@ -21,6 +21,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.modelfile import write_apart, write_model
 from qdqtool.proto import external_data as external
 from qdqtool.proto.subgraphs import captured_tensors
+from qdqtool.runtime.session_memory import session_memory
 from qdqtool.util import limits
 from qdqtool.util.subprocesses import temporary_folder
 from qdqtool.util.text import reason_of
@@ -110,7 +111,7 @@ def _has_arena() -> bool:
             "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
         )
         # Takes what is asked for, not twice that.
-        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(limits.session_memory(), 1, -1, -1))
+        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(session_memory(), 1, -1, -1))
     except Exception:  # onnxruntime's exceptions have no common base but this
         return False
     return True
@@ -119,7 +120,9 @@ def _has_arena() -> bool:
 def describe_failure(error: BaseException) -> str:
     """Why a session does not open or run, in a line."""
     if OUT_OF_MEMORY in str(error):
-        return f"it takes more memory than there is, or than {limits.format_bytes(limits.session_memory())}"
+        return (
+            f"it takes more memory than there is, or than {limits.format_bytes(session_memory())}"
+        )
     return reason_of(error, 300)
 
 

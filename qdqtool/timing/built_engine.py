@@ -172,9 +172,7 @@ def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
     actual_clock, bandwidth = clock or device.clock, device.bandwidth
     assert device.sms is not None
     sms = device.sms
-    similar = (
-        gpu for gpu in gpus.all_gpus() if _without_source(gpu.rates) == _without_source(rates)
-    )
+    similar = (gpu for gpu in gpus.all_gpus() if _strip_source(gpu.rates) == _strip_source(rates))
     nearest = min(similar, key=lambda gpu: abs(gpu.sms - sms), default=None)
     if bandwidth is None and nearest is not None:
         bandwidth = nearest.bandwidth * sms / nearest.sms
@@ -208,7 +206,7 @@ def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
     )
 
 
-def _without_source(rates: SmRates) -> SmRates:
+def _strip_source(rates: SmRates) -> SmRates:
     return replace(rates, cc="", evidence=Evidence.ASSUMED, source="")
 
 
@@ -222,7 +220,7 @@ def _parse_mhz(text: str) -> float | None:
     return float(match[1]) * (1 if match[2].lower() == "mhz" else 1000) if match else None
 
 
-# Expected times ------------------------------------------------------------------------------------------------------
+# Expected times -------------------------------------------------------------------------------
 
 
 def built_layer_work(cost: LayerCost) -> LayerWork | None:

@@ -251,7 +251,7 @@ def estimate(
     factor = _batch_factor(resolved_model, batch, notes)
     if not gpu.has_int8 and model_variants.has_qdq(resolved_model):
         resolved_model = model_variants.float_variant(resolved_model)
-        simulated = simulate_without_alternatives(resolved_model, _layered_target(target))
+        simulated = simulate_without_alternatives(resolved_model, _target_with_layers(target))
         notes.append(
             Note(
                 f"{target.display_name} has no INT8 on {gpu.name}: this is the time without Q/DQ",
@@ -293,7 +293,7 @@ def estimate(
     return result
 
 
-# Parts ----------------------------------------------------------------------------------------------------------
+# Parts ----------------------------------------------------------------------------------------
 
 
 def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
@@ -373,7 +373,7 @@ def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pred
     """
     if prediction.layers or not prediction.convolutions:
         return prediction
-    target = _layered_target(target_named(prediction.target))
+    target = _target_with_layers(target_named(prediction.target))
     notes.append(
         Note(
             f"{prediction.target} does not name layers: estimated from the engine that "
@@ -384,7 +384,7 @@ def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pred
     return simulate_without_alternatives(model, target)
 
 
-def _layered_target(target: Target) -> Target:
+def _target_with_layers(target: Target) -> Target:
     """Return the target; for TensorRT-RTX the strongly typed one whose simulation names layers."""
     return strongly_typed(_WEAKLY_TYPED) if target.is_rtx else target
 
@@ -415,11 +415,11 @@ def _float_choices(model: Model, target: Target, float_type: Precision) -> tuple
     is faster: then INT8 convolutions do not write FP16 that needs a change of layout.
     """
     if target.strongly_typed:
-        return (_stored_float(model),)
+        return (_file_float_type(model),)
     return (float_type,) if float_type == Precision.FP32 else (float_type, Precision.FP32)
 
 
-def _stored_float(model: Model) -> Precision:
+def _file_float_type(model: Model) -> Precision:
     """Return the type that most operators with weights write in the file: FP16 or FP32."""
     types = [model.elem_type(node.output) for node in model.nodes if node.op in WEIGHTED]
     halves = sum(t in (TensorProto.FLOAT16, TensorProto.BFLOAT16) for t in types)
@@ -523,7 +523,7 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
                 code="not-measured",
             )
         )
-    share = gpu.sustained_clock_share
+    share = gpu.clock_share_under_load
     if share < 1:
         slowdown = 1 / share
         notes.append(
@@ -579,7 +579,7 @@ def _float_time(
         target: TensorRT version.
     """
     typed = target.strongly_typed
-    stored = _stored_float(resolved_model) if typed else result.float_type
+    stored = _file_float_type(resolved_model) if typed else result.float_type
     own_ms = result.total_ms if result.is_float else estimate_like(result, resolved_model, target)
     if stored == result.gpu.float_type or result.gpu.float_type == Precision.FP32:
         return FloatTime(stored, own_ms)
@@ -634,14 +634,14 @@ def estimate_like(time: TimeEstimate, resolved_model: Model, target: Target) -> 
 def _simulate_like(
     time: TimeEstimate, resolved_model: Model, target: Target
 ) -> tuple[Prediction, float]:
-    simulated = simulate_without_alternatives(resolved_model, _layered_target(target))
+    simulated = simulate_without_alternatives(resolved_model, _target_with_layers(target))
     float_types = _float_choices(resolved_model, target, time.float_type)
     engine = _time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)
     ms = engine.running_ms(time.calibration, has_gaps=not time.is_cuda_graph)
     return simulated, float(ms.sum())
 
 
-# A prediction on a GPU: options ``--gpu`` and ``--sm`` ---------------------------------------------------------------
+# A prediction on a GPU: options ``--gpu`` and ``--sm`` ----------------------------------------
 
 
 def predict_on_gpu(

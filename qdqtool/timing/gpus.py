@@ -259,7 +259,7 @@ class Gpu:
         return (rate or max(r.fp32_pipe, r.tf32)) * self.clocks_per_second
 
     @property
-    def sustained_clock_share(self) -> float:
+    def clock_share_under_load(self) -> float:
         """Share of the boost clock that the board's power certainly allows: 1, or less.
 
         Less on boards that have less than half the watts per SM and clock of the usual board of

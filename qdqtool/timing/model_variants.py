@@ -158,7 +158,7 @@ def _image_size(model: Model) -> tuple[int, int]:
     return (sizes[0], sizes[-1]) if sizes else (640, 640)
 
 
-# Shapes that depend on computed values -------------------------------------------------------------------------------
+# Shapes that depend on computed values --------------------------------------------------------
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

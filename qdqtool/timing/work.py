@@ -246,7 +246,7 @@ class _LayoutTracker:
         self.layouts: dict[str, Layout] = {}
         self.keys: set[tuple[str, Layout, str]] = set()  # changes that exist
         self.changes: list[LayoutChange] = []
-        self.accepted = [self._accepted_layouts(layer, work) for layer, work in engine]
+        self.accepted = [self._input_layouts(layer, work) for layer, work in engine]
         self.consumers: dict[str, list[int]] = defaultdict(list)
         self.producers: dict[str, list[int]] = defaultdict(list)
         for i, (layer, _) in enumerate(engine):
@@ -306,7 +306,7 @@ class _LayoutTracker:
             )
             self.changes.append(change)
 
-    def _accepted_layouts(self, layer: EngineLayer, work: LayerWork) -> tuple[Layout, ...]:
+    def _input_layouts(self, layer: EngineLayer, work: LayerWork) -> tuple[Layout, ...]:
         """Return the layouts that a layer's data input may have, the preferred one first.
 
         Empty if every layout is accepted.

@@ -287,7 +287,7 @@ class _WorkloadBuilder:
     ) -> None:
         self.result.extras.append(ExtraKernel(name, self._scale(kernel_work), change))
 
-    # Types and sizes ------------------------------------------------------------------------------------------
+    # Types and sizes --------------------------------------------------------------------------
 
     def _widen(self, layer: EngineLayer, layer_work: LayerWork | None) -> LayerWork | None:
         """Return the work with an output in FP32 if the builder has no kernel that writes FP16.
@@ -343,7 +343,7 @@ class _WorkloadBuilder:
         nodes = (self.nodes.get(name) for name in layer.nodes)
         return [node for node in nodes if node is not None and not is_qdq(node)]
 
-    # Layers ---------------------------------------------------------------------------------------------------
+    # Layers -----------------------------------------------------------------------------------
 
     def _layer_work(self, layer: EngineLayer) -> LayerWork | None:
         nodes = self._layer_nodes(layer)
@@ -470,7 +470,7 @@ class _WorkloadBuilder:
                 return self._shape(producer.input(0))
         return shape
 
-    # Kernels that the simulation does not list ----------------------------------------------------------------
+    # Kernels that the simulation does not list ------------------------------------------------
 
     def _add_unlisted_nodes(self, covered: set[str]) -> None:
         """Add the nodes of no layer.
@@ -539,10 +539,10 @@ class _WorkloadBuilder:
 
     def _is_fixed(self, tensor: str) -> bool:
         """Whether a tensor is computed before the network runs: from constants and shapes."""
-        return self.model.is_constant(tensor) or tensor in self._fixed_tensors
+        return self.model.is_constant(tensor) or tensor in self._constants_at_run_time
 
     @functools.cached_property
-    def _fixed_tensors(self) -> frozenset[str]:
+    def _constants_at_run_time(self) -> frozenset[str]:
         fixed: set[str] = set()
         for node in self.model.ordered:
             is_fixed = node.op in ("Shape", "Size")

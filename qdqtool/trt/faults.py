@@ -1,7 +1,8 @@
-"""What the checks of a model find, without simulation: one frozen class for each kind, as the passes' refusals are.
+"""Faults that the checks of a model find without simulation: one frozen class for each.
 
-What Myelin takes of a network, which no pass refuses, is reported in the same way.
-A fault that a pass finds too (weights without a DQ, a zero point that is not 0) is the pass's class.
+They are like the passes' refusals. What Myelin compiles of a network is reported in the same way.
+A fault that a pass finds too (weights without a DQ, a zero point that is not 0) has the pass's
+class.
 """
 
 from enum import StrEnum
@@ -10,31 +11,38 @@ from qdqtool.trt.refusals import PathStep, Scale
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.records import record
 
-CHECK = "model"  # who looked: no pass
+CHECK = "model"  # stands for the pass in faults
 
 
 class NothingQuantized(Refusal):
-    """A model without any Q/DQ or integer operator, with so many ``convolutions`` that could have some.
+    """A model without any Q/DQ or integer operator.
 
-    These are Conv, ConvTranspose, Gemm and MatMul with constant weights.
+    Attributes:
+        convolutions: Number of Conv, ConvTranspose, Gemm and MatMul with constant weights, which
+            could have Q/DQ.
     """
 
     convolutions: int
 
 
-# Quantizers -----------------------------------------------------------------------------------------------------
+# Quantizers -----------------------------------------------------------------------------------
 
 
 class TypeUnknown(Refusal):
-    """A quantizer of a type that TensorRT does not have; ``kind`` names it."""
+    """A quantizer of a type that TensorRT does not have; ``kind`` names the type."""
 
     kind: str
 
 
 class UnsignedZeroPoint(Refusal):
-    """uint8 with zero point 0. ``given`` is False where the zero point is missing, which means uint8 in ONNX."""
+    """A quantizer to uint8 with zero point 0.
 
-    given: bool
+    Attributes:
+        is_explicit: Whether it has a zero point. A missing one means uint8 in ONNX.
+        scale: Its scale.
+    """
+
+    is_explicit: bool
     scale: Scale
 
 
@@ -45,7 +53,7 @@ class ZeroPointMissing(Refusal):
 
 
 class ZeroPointCount(Refusal):
-    """Other numbers of scales and zero points."""
+    """Different numbers of scales and zero points."""
 
     scales: int
     zero_points: int
@@ -58,13 +66,13 @@ class ScaleHalf(Refusal):
 
 
 class ScaleNotPositive(Refusal):
-    """A scale that is zero, negative or no number.
+    """A scale that is zero, negative or not a number.
 
     Attributes:
         value: The first such scale.
-        bad: How many there are.
-        count: How many scales there are.
-        channels: The first channels with one.
+        bad: Number of such scales.
+        count: Number of all scales.
+        channels: The first channels with such a scale.
     """
 
     value: float
@@ -75,15 +83,15 @@ class ScaleNotPositive(Refusal):
 
 @record
 class DeadPart:
-    """A tensor of which a quantizer makes one value.
+    """A tensor whose values all become one value in a quantizer.
 
     Attributes:
-        tensor: Its name; a part of what the quantizer reads, or all of it.
-        low: Its least possible value.
-        high: Its greatest possible value.
-        node: The node that bounds it.
-        op: That node's operator.
-        value: What every value becomes.
+        tensor: Its name: all or a part of the quantizer's input.
+        low: Smallest possible value.
+        high: Largest possible value.
+        node: Node that bounds it.
+        op: Operator of that node.
+        value: The value that all values become.
     """
 
     tensor: str
@@ -98,10 +106,11 @@ class ScaleDead(Refusal):
     """A scale that makes one value of every possible value of a tensor.
 
     Attributes:
-        scale: Of the quantizer.
-        zero_point: Of the quantizer.
+        scale: Scale of the quantizer.
+        zero_point: Zero point of the quantizer.
         parts: The tensors.
-        whole: Whether the first part is all that the quantizer reads; else a Concat joins the parts with others.
+        whole: Whether the first part is the quantizer's whole input. Else a Concat joins the parts
+            with others.
     """
 
     scale: float
@@ -111,20 +120,20 @@ class ScaleDead(Refusal):
 
     @property
     def reach(self) -> float | None:
-        """The largest magnitude that the whole tensor can have; None if no scale follows from it."""
+        """Largest magnitude of the whole tensor; None if no scale follows from it."""
         reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
         return reach if self.whole and 0 < reach < float("inf") else None
 
 
 class ScaleRank(Refusal):
-    """A scale of several dimensions; ``blocked`` where that means blocks."""
+    """A scale of several dimensions; ``blocked`` if they mean blocks."""
 
     shape: tuple[int, ...]
     blocked: bool
 
 
 class ScaleCount(Refusal):
-    """Another number of scales than the axis of the tensor is long."""
+    """The number of scales differs from the length of the tensor's axis."""
 
     count: int
     axis: int
@@ -132,19 +141,28 @@ class ScaleCount(Refusal):
 
 
 class AxisOpset(Refusal):
-    """Scales for each channel in an opset without an axis; ``given`` where one is written all the same."""
+    """Scales for each channel in an opset without an axis.
+
+    Attributes:
+        opset: The opset.
+        is_explicit: Whether the node has an axis nevertheless.
+    """
 
     opset: int
-    given: bool
+    is_explicit: bool
 
 
-# Weights and biases ---------------------------------------------------------------------------------------------
+# Weights and biases ---------------------------------------------------------------------------
 
 
 class WeightsBehind(Refusal):
-    """Operators between the constant and its first quantizer, the nearest to it first, and how many more there are.
+    """Operators are between a constant and its first quantizer.
 
-    ``stored`` where that quantizer is a DQ, of stored integers.
+    Attributes:
+        steps: The operators, the nearest to the constant first.
+        quantizer: The quantizer.
+        stored: Whether it is a DQ of stored integers.
+        more: Number of further operators.
     """
 
     steps: tuple[PathStep, ...]
@@ -154,7 +172,7 @@ class WeightsBehind(Refusal):
 
 
 class MisreadConstant(Refusal):
-    """Something else than a DQ reads stored integers."""
+    """A node other than a DQ reads stored integers."""
 
     op: str
     tensor: str
@@ -169,14 +187,14 @@ class WeightsStored(Refusal):
 
 @record
 class ActivationFit:
-    """How a Q fits the values that were seen in front of it.
+    """How well a Q fits the values that were measured before it.
 
     Attributes:
         quantizer: The Q.
         scale: Its scale, in units of the tensor per integer step.
         clipped: Share of the values that it clips.
-        lost: Share of the tensor's power (sum of squares) that lies beyond what the scale holds.
-        used: Largest magnitude over the largest that the scale holds: the share of the steps that is used.
+        lost: Share of the tensor's power (sum of squares) beyond the range of the scale.
+        used: Largest magnitude over the largest in range: the share of the steps in use.
     """
 
     quantizer: str
@@ -191,10 +209,11 @@ class ActivationScales(Refusal):
 
     Attributes:
         worst: The worst ones, the worst first.
-        bad: How many there are.
-        total: How many were looked at.
-        samples: On how many samples.
-        factor: Largest magnitude over what the scales hold, where that is about the same for all; 0 where it is not.
+        bad: Number of such scales.
+        total: Number of scales that were checked.
+        samples: Number of samples.
+        factor: Largest magnitude over the range of the scales, if it is about the same for all;
+            else 0.
     """
 
     worst: tuple[ActivationFit, ...]
@@ -205,14 +224,17 @@ class ActivationScales(Refusal):
 
 
 class OutlierScales(Refusal):
-    """Scales that have to cover a few values far larger than the others; the node is the worst Q.
+    """Scales that have to cover a few values far larger than the others.
+
+    The node is the worst Q.
 
     Attributes:
-        worst: The worst Qs with their scales and the largest value held over the typical one, the worst first.
-        bad: How many there are.
-        total: How many were looked at.
-        samples: On how many samples; 0 where the gains of normalizations in front tell it.
-        linear: Whether a matrix product reads one of them: what ``--smooth`` can help.
+        worst: The worst Qs with their scales and the largest value in range over the typical one,
+            the worst first.
+        bad: Number of such scales.
+        total: Number of scales that were checked.
+        samples: Number of samples; 0 if the gains of normalizations before show the outliers.
+        linear: Whether a matrix product reads one of them, which ``--smooth`` can help.
     """
 
     worst: tuple[tuple[str, float, float], ...]
@@ -223,14 +245,19 @@ class OutlierScales(Refusal):
 
 
 class QuantizedStream(Refusal):
-    """An Add of a transformer's residual stream that reads the DQs of ``pairs``; ``norm`` normalizes the sum."""
+    """An Add of a transformer's residual stream that reads DQs.
+
+    Attributes:
+        pairs: The DQs.
+        norm: Normalization of the sum.
+    """
 
     pairs: tuple[str, ...]
     norm: str
 
 
 class WeightScalesCause(StrEnum):
-    """Why scales do not fit the weights that they are for."""
+    """Cause for which scales do not fit their weights."""
 
     AXIS = "axis"
     FACTOR = "factor"
@@ -245,13 +272,14 @@ class WeightScales(Refusal):
 
     Attributes:
         cause: The likely cause.
-        layers: The layers where they do not fit.
-        total: Layers that were looked at.
-        clipped: Share of the channels whose largest weight is more than half beyond what their scale holds.
-        wasted: Share of those whose scale holds four times their largest weight or more.
-        worst: Largest weight over the largest that the scale holds, in the worst layer.
-        factor: The one factor, where it is one.
-        channels: How many channels are exceptions, where the others fit.
+        layers: Layers where they do not fit.
+        total: Number of layers that were checked.
+        clipped: Share of the channels whose largest weight is more than half beyond the range of
+            their scale.
+        wasted: Share of the channels whose range is four times their largest weight or more.
+        worst: Largest weight over the largest in range, in the worst layer.
+        factor: The common factor, if there is one.
+        channels: Number of channels that are exceptions, if the others fit.
     """
 
     cause: WeightScalesCause
@@ -265,15 +293,17 @@ class WeightScales(Refusal):
 
 
 class WeightsPerTensor(Refusal):
-    """Weights with one scale for all output channels, whose ranges differ; the node is the worst layer.
+    """Weights with one scale for output channels whose ranges differ.
+
+    The node is the worst layer.
 
     Attributes:
         layers: The layers.
-        total: Layers with quantized weights that were looked at.
+        total: Number of layers with quantized weights that were checked.
         spread: Range of the widest channel over that of the narrowest, in the worst layer.
         lost: Share of the channels of the worst layer that lose two bits or more.
-        lossy: Layers where at least a quarter of the channels lose two bits or more.
-        rounded: Layers of whose weights the file holds the rounded values only.
+        lossy: Number of layers where at least a quarter of the channels lose two bits or more.
+        rounded: Number of layers whose exact weights the file lacks.
     """
 
     layers: tuple[str, ...]
@@ -291,7 +321,7 @@ class WeightsOutput(Refusal):
 
 
 class BiasQuantized(Refusal):
-    """A bias behind a DQ."""
+    """A bias that comes from a DQ."""
 
     convolution: str
     precision: Precision
@@ -305,18 +335,18 @@ class FloatDeconvolution(Refusal):
     """A quantized ConvTranspose on a target that computes it in float."""
 
 
-# Placement ------------------------------------------------------------------------------------------------------
+# Placement ------------------------------------------------------------------------------------
 
 
 class ConcatAfterHead(Refusal):
-    """One scale for everything that a Concat behind the head joins.
+    """One scale for all parts of a Concat after the head.
 
     Attributes:
         concat: The Concat.
-        scale: The scale; None if it is not known or not the same for all channels.
-        scores: A part that a Sigmoid or Softmax makes, at most 1; empty if none is known.
-        own: The scale that the scores have before the Concat; None if they have none.
-        raw: Whether it joins results of the last convolutions as they are: logits.
+        scale: The scale; None if it is unknown or differs between channels.
+        scores: A part that a Sigmoid or Softmax produces, at most 1; empty if none is known.
+        own: Scale of the scores before the Concat; None if they have none.
+        raw: Whether it joins results of the last convolutions unchanged: logits.
     """
 
     concat: str
@@ -326,18 +356,22 @@ class ConcatAfterHead(Refusal):
     raw: bool = False
 
     @property
-    def lost_below(self) -> float:
-        """The scores that become 0: all up to this one."""
+    def zero_limit(self) -> float:
+        """Largest score that becomes 0."""
         return 0.0 if self.scale is None or not self.scores else self.scale / 2
 
 
 class HeadQuantized(Refusal):
-    """A quantized layer of a head's end; ``branch``: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``."""
+    """A quantized layer at the end of a head.
+
+    Attributes:
+        branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
+    """
 
     branch: str
 
 
-# Operators and shapes -------------------------------------------------------------------------------------------
+# Operators and shapes -------------------------------------------------------------------------
 
 
 class IntegerOperator(Refusal):
@@ -347,31 +381,35 @@ class IntegerOperator(Refusal):
 
 
 class UnknownOperator(Refusal):
-    """A plugin or unknown operator; ``more`` others have it too."""
+    """A plugin or unknown operator; ``more`` other nodes have it too."""
 
     op: str
     more: int
 
 
 class OtherTypes(Refusal):
-    """Quantizers of other types than 8-bit integers; ``kinds`` are the types and how many nodes have them."""
+    """Quantizers of other types than 8-bit integers.
+
+    Attributes:
+        kinds: The types, and the number of nodes of each.
+    """
 
     kinds: tuple[tuple[str, int], ...]
 
 
 class FusedByMyelin(Refusal):
-    """Attention and normalizations of a network, which Myelin compiles; the node is the first in graph order.
+    """Attention and normalizations that Myelin compiles; the node is the first one.
 
     Attributes:
         last: The last node in graph order.
-        nodes: How many nodes it takes, Q and DQ apart.
-        products: Matrix products among them.
-        int8: Those of them that compute in INT8.
-        softmaxes: Softmax nodes among them.
-        norms: Normalizations among them.
-        fused: Q and DQ that become part of its kernels.
-        uncertain: How many of these may be conversions instead.
-        possible: Conversions that may be part of it instead.
+        nodes: Number of nodes without Q and DQ.
+        products: Number of matrix products.
+        int8: Number of matrix products that compute in INT8.
+        softmaxes: Number of Softmax nodes.
+        norms: Number of normalizations.
+        fused: Number of Q and DQ that become part of its kernels.
+        uncertain: Number of these that may be conversions instead.
+        possible: Number of conversions that may be part of it instead.
     """
 
     last: str
@@ -386,7 +424,7 @@ class FusedByMyelin(Refusal):
 
 
 class FloatNormalization(Refusal):
-    """A normalization or Softmax behind a DQ."""
+    """A normalization or Softmax after a DQ."""
 
     op: str
 
@@ -396,7 +434,7 @@ class Convolution3D(Refusal):
 
 
 class LargeKernel(Refusal):
-    """A quantized convolution with a kernel that builds failed on."""
+    """A quantized convolution with a kernel size for which builds failed."""
 
     kernel: tuple[int, ...]
 
@@ -409,7 +447,14 @@ class GroupedConvolution(Refusal):
 
 
 class ChannelNumbers(Refusal):
-    """Numbers of channels that INT8 kernels dislike; ``odd`` are no multiples of 16, ``small``: one is less than 16."""
+    """Numbers of channels for which INT8 kernels are slow.
+
+    Attributes:
+        inputs: Input channels.
+        outputs: Output channels.
+        odd: Those that are not multiples of 16.
+        small: Whether one is less than 16.
+    """
 
     inputs: int
     outputs: int
@@ -418,35 +463,44 @@ class ChannelNumbers(Refusal):
 
 
 class DepthwiseSilu(Refusal):
-    """A depthwise convolution with SiLU; ``last`` where it is known that no convolution lies behind it."""
+    """A depthwise convolution with SiLU.
+
+    Attributes:
+        last: Whether certainly no convolution follows.
+    """
 
     last: bool = False
 
 
 class DepthwiseAdd(Refusal):
-    """A depthwise convolution in front of an Add."""
+    """A depthwise convolution before an Add."""
 
     add: str
 
 
 class FloatFlag(Refusal):
-    """What is not quantized needs the builder's permission to run in FP16."""
+    """The builder needs permission to run float layers in FP16."""
 
 
 class FloatEinsum(Refusal):
-    """A matrix product that an Einsum computes; ``quantized`` where both operands are dequantized in front of it."""
+    """A matrix product that an Einsum computes.
+
+    Attributes:
+        equation: Its equation.
+        quantized: Whether both operands come from DQs.
+    """
 
     equation: str
     quantized: bool
 
 
 class DecomposedNorm(Refusal):
-    """A layer normalization in pieces, whose squares FP16 may not hold; the node squares.
+    """A decomposed LayerNorm, whose squares FP16 may not hold; the node squares.
 
     Attributes:
-        exact: Whether a LayerNormalization, which the target takes, computes the same.
-        opset: The model's.
-        alone: The operator that squares, where no whole normalization was recognised.
+        exact: Whether a LayerNormalization, which the target accepts, computes the same.
+        opset: Opset of the model.
+        alone: Operator that squares, if no whole normalization was recognized.
     """
 
     exact: bool
@@ -455,10 +509,13 @@ class DecomposedNorm(Refusal):
 
 
 class ConstantsInHalf(Refusal):
-    """Operands of arithmetic that FP16 cannot hold; the node reads the first.
+    """Constants of arithmetic that FP16 cannot hold; the node reads the first.
 
-    ``first``: the first nodes that read one, with the value. How many are too ``large``, become zero or FP16's smallest
-    number (``small``), or are ``denormal`` in FP16 otherwise.
+    Attributes:
+        first: The first nodes that read one, with the value.
+        large: Number of constants that are too large.
+        small: Number of constants that become zero or FP16's smallest number.
+        denormal: Number of other constants that are denormal in FP16.
     """
 
     first: tuple[tuple[str, float], ...]
@@ -468,7 +525,14 @@ class ConstantsInHalf(Refusal):
 
 
 class RemainingFloat(Refusal):
-    """Convolutions and matrix products (``products`` of ``total``) read or write FP32, which strong types keep."""
+    """Layers that read or write FP32, which strong types keep.
+
+    Attributes:
+        convolutions: Number of convolutions and matrix products that do.
+        total: Number of all.
+        first: The first such layer.
+        products: Number of matrix products that do.
+    """
 
     convolutions: int
     total: int

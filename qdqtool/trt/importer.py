@@ -115,7 +115,7 @@ class Importer:
         self._names.add(unique)
         return unique
 
-    def _numbered_name(self, kind: str) -> str:
+    def _parser_name(self, kind: str) -> str:
         """Return the name of a layer that the parser leaves unnamed."""
         return f"(Unnamed Layer* {self.layer_number}) [{kind}]"
 
@@ -171,7 +171,7 @@ class Importer:
             owner: Node that the layer belongs to.
             operation: TensorRT's operation of an elementwise layer.
         """
-        name = self._numbered_name(label)
+        name = self._parser_name(label)
         out = Tensor(f"{name}_output")
         if inputs:
             out.elem_type, out.shape = inputs[0].elem_type, inputs[0].shape
@@ -386,7 +386,7 @@ class Importer:
             operand = self._input(bias)
             if len(self.model.shape(bias) or ()) < 2:
                 operand = self._add_shuffle(operand)
-            name = self._numbered_name("ElementWise")
+            name = self._parser_name("ElementWise")
             add = self._add(LayerKind.ELEMENTWISE, name, [product, operand], [out], None)
             add.operation = "SUM"
 
@@ -400,7 +400,7 @@ class Importer:
         result = Tensor(f"{name}_softmax_output", out.source, out.elem_type)
         result.shape = out.shape
         self._add(LayerKind.SOFTMAX, name, [x], [result], node)
-        name = self._numbered_name("Shuffle")
+        name = self._parser_name("Shuffle")
         shuffle = self._add(LayerKind.SHUFFLE, name, [result], [out], None)
         shuffle.shuffling.may_be_identity = True
 

@@ -229,7 +229,7 @@ class Outcome:
             for node in layer.nodes:
                 self._layer_of_node.setdefault(node, layer)
             for tensor in layer.outputs:
-                self._precisions[id(tensor)] = self._written_precision(layer, tensor)
+                self._precisions[id(tensor)] = self._output_precision(layer, tensor)
         for layer in order:
             # Also if an operator of unknown types is between the Q and the layer.
             if layer.int8 and layer.inputs:
@@ -242,7 +242,7 @@ class Outcome:
             return float_precision(tensor.elem_type, self._target.strongly_typed)
         return precision
 
-    def _written_precision(self, layer: Layer, tensor: Tensor) -> Precision:
+    def _output_precision(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
             return _quantized_type(layer)
         if layer.kind is _COPY:
@@ -323,7 +323,7 @@ class Outcome:
             parallel[merged_name].outputs.extend(outputs)
             parallel[merged_name].nodes.extend(layer.nodes)
             return
-        listed_type = _listed_type(layer)
+        listed_type = _engine_type(layer)
         name = merged_name or layer.name
         if not merged_name and _is_kernel(layer, listed_type):
             name = layer.nodes[0]
@@ -528,7 +528,7 @@ def _quantized_type(layer: Layer) -> Precision:
     return quantized_type if quantized_type in _TYPES_UNLIKE_INT8 else _INT8
 
 
-def _listed_type(layer: Layer) -> str:
+def _engine_type(layer: Layer) -> str:
     """Return the type that the engine lists for a layer."""
     if layer.kind is _CONVOLUTION and layer.fusion.has_pooling:
         return "ConvActPool"

@@ -1,9 +1,9 @@
-"""Why a pass did not fire: one frozen class for each reason, with the nodes and values that decided.
+"""Reasons for which a pass did not fire: one frozen class for each.
 
-The explanations (``qdqtool.findings``) are made from these records and look nothing up again, so that what a user reads
-is what the simulator saw.
+A record has the nodes and values that decided. The findings (``qdqtool.findings``) are made from
+these records and look nothing up again, so that users read what the simulator saw.
 
-What they say of a tensor stands first: who reads it, what writes it, what lies between, how large it is.
+The first classes describe a tensor: its consumers, its producer, the path between, its size.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from qdqtool.types import Evidence, Precision, Refusal
 from qdqtool.util.records import record
 
 Scale = float | PerChannel | None
-"""One scale, one for each channel, or None where it is not known."""
+"""One scale, one for each channel, or None if unknown."""
 
-STEPS = 100  # of a way that are listed; networks have a dozen
+STEPS = 100  # of a path that are listed; networks have a dozen
 
 
 @record
 class TensorSize:
-    """How large a tensor is: its ``shape`` without the batch (``64x80x80``), and how many ``values`` it has.
+    """Size of a tensor.
 
-    An unknown batch counts as 1.
+    Attributes:
+        shape: Its shape without the batch, such as ``64x80x80``.
+        values: Number of values. An unknown batch counts as 1.
     """
 
     shape: str
@@ -33,9 +35,12 @@ class TensorSize:
 
 @record
 class PathStep:
-    """An operator between a tensor and its reader, or that a Q moved past: the ONNX node, and its operator.
+    """An operator between a tensor and its consumer, or one that a Q moved past.
 
-    ``part``: for a Concat, which of its inputs the way leads through; -1 elsewhere.
+    Attributes:
+        node: The ONNX node.
+        op: Its operator.
+        part: Position of the Concat's input that the path leads through; -1 for other operators.
     """
 
     node: str
@@ -44,9 +49,12 @@ class PathStep:
 
 
 class OperatorPath:
-    """What a Q moved up past, or a DQ down: a list that grows at its end, and that copies of the layer share.
+    """Operators that a Q moved up past, or a DQ down past.
 
-    ``ops`` are the operators in it, each once.
+    A list that grows at its end and shares its beginning with the paths of copies.
+
+    Attributes:
+        ops: Types of the operators, each once.
     """
 
     __slots__ = ("_before", "_step", "ops")
@@ -59,20 +67,20 @@ class OperatorPath:
         self.ops = ops if step is None or step.op in ops else ops | {step.op}
 
     def with_step(self, step: PathStep) -> OperatorPath:
-        """The way with one more step at its end."""
+        """Return the path with one more step at its end."""
         return OperatorPath(step, self)
 
     def latest_steps(self, most: int = STEPS) -> tuple[PathStep, ...]:
-        """The latest steps first, ``most`` of them at most."""
-        found: list[PathStep] = []
-        way: OperatorPath | None = self
-        while way is not None and way._step is not None and len(found) < most:
-            found.append(way._step)
-            way = way._before
-        return tuple(found)
+        """Return at most ``most`` steps, the latest first."""
+        steps: list[PathStep] = []
+        path: OperatorPath | None = self
+        while path is not None and path._step is not None and len(steps) < most:
+            steps.append(path._step)
+            path = path._before
+        return tuple(steps)
 
     def steps(self) -> tuple[PathStep, ...]:
-        """The steps in order; of a longer way the last :data:`STEPS`."""
+        """Return the steps in order; of a longer path the last :data:`STEPS`."""
         return self.latest_steps()[::-1]
 
 
@@ -80,7 +88,7 @@ EMPTY_PATH = OperatorPath()
 
 
 class ConsumerKind(StrEnum):
-    """A QuantizeLinear, a sum of two computed tensors, another operator, or an output of the network."""
+    """Q, sum of two computed tensors, another operator, or an output of the network."""
 
     Q = "q"
     SUM = "sum"
@@ -90,17 +98,20 @@ class ConsumerKind(StrEnum):
 
 @record
 class TensorConsumer:
-    """Who reads a tensor, looked for past the operators that a Q could pass.
+    """A consumer of a tensor, past the operators that a Q could pass.
 
     Attributes:
-        kind: What it is.
+        kind: Its kind.
         node: The ONNX node; the tensor's name for a network output.
         op: Its operator.
-        path: The operators on the way to it, and for a Q those that it moved up past, the nearest to the tensor first.
+        path: Operators on the way to it, and for a Q those that it moved up past, the nearest to
+            the tensor first.
         scale: A Q's scale.
-        feeds_weighted: Whether a convolution (or other layer with weights) lies behind it.
-        gains: Whether Q/DQ in front of it is worth while: INT8 kernels exist for it, and its result is wanted in INT8.
-        shares: Of a sum, whether each input comes from a DQ or is read by a Q, whose scale the sum can share.
+        feeds_weighted: Whether a convolution (or other layer with weights) follows.
+        gains: Whether Q/DQ before it pays off: INT8 kernels exist for it, and its result is needed
+            in INT8.
+        shares: For a sum, whether each input comes from a DQ or is read by a Q, whose scale the sum
+            can share.
     """
 
     kind: ConsumerKind
@@ -115,18 +126,18 @@ class TensorConsumer:
 
 @record
 class TensorOrigin:
-    """What writes a tensor, looked for up past operators that a Q could pass.
+    """Producer of a tensor, past the operators that a Q could pass.
 
     Attributes:
-        tensor: The tensor above the first of them.
-        node: The ONNX node that writes it; empty for a network input.
+        tensor: The tensor before the first of them.
+        node: The ONNX node that produces it; empty for a network input.
         op: Its operator.
-        convolution: The convolution whose layer the node is a part of; empty where it is none.
-        path: The operators passed, the nearest to the tensor that was asked for first; a way of more than
-            :data:`STEPS` is not followed further.
+        convolution: The convolution whose layer contains the node; empty if there is none.
+        path: The operators passed, the nearest to the first tensor first. A path ends after
+            :data:`STEPS` operators.
         int8: Whether the layer computes in INT8.
         boundary: The last node of that layer.
-        quantizer: For a tensor that comes from a DQ: the Q's node in front of it, else the DQ's.
+        quantizer: For a tensor that comes from a DQ: the Q's node before it, else the DQ's.
         scale: The scale of that.
     """
 
@@ -141,7 +152,7 @@ class TensorOrigin:
     scale: Scale = None
 
 
-# Inputs ---------------------------------------------------------------------------------------------------------
+# Inputs ---------------------------------------------------------------------------------------
 
 
 class InputNotDequantized(Refusal, reason="input-not-dequantized"):
@@ -183,7 +194,7 @@ class WeightsNotConstant(Refusal, reason="weights-not-constant"):
 class ScaleComputed(Refusal, reason="scale-computed"):
     """A scale is computed at run time, and written to ``tensor``."""
 
-    apart = (*Refusal.apart, "node")  # whichever reads it
+    apart = (*Refusal.apart, "node")  # all consumers are alike
 
     quantizer: str
     tensor: str = ""
@@ -198,7 +209,13 @@ class TypesDiffer(Refusal, reason="types"):
 
 
 class FloatTypesDiffer(Refusal, reason="float-types"):
-    """Data and weights are dequantized to float types that differ; ``floats``: the float types of data and weights."""
+    """Data and weights are dequantized to float types that differ.
+
+    Attributes:
+        dq: DQ of the data.
+        weight_dq: DQ of the weights.
+        floats: Float types of data and weights.
+    """
 
     dq: str
     weight_dq: str
@@ -206,7 +223,7 @@ class FloatTypesDiffer(Refusal, reason="float-types"):
 
 
 class Deconvolution3D(Refusal, reason="convtranspose-3d"):
-    """A ConvTranspose of three spatial dimensions without an activation and a Q behind it."""
+    """A ConvTranspose of three spatial dimensions without an activation and a Q after it."""
 
     dq: str
     elements: TensorSize | None = None
@@ -215,16 +232,16 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
 class ActivationPerChannel(Refusal, reason="activation-per-channel"):
     """The data input has one scale per channel."""
 
-    apart = (*Refusal.apart, "node")  # whichever reads it
+    apart = (*Refusal.apart, "node")  # all consumers are alike
 
     dq: str
     scales: Scale
 
 
 class NonzeroZeroPoint(Refusal, reason="zero-point"):
-    """A zero point is not 0; ``zero_points`` are the least and the greatest."""
+    """A zero point is not 0; ``zero_points`` are the smallest and the largest."""
 
-    apart = (*Refusal.apart, "node")  # whichever reads it
+    apart = (*Refusal.apart, "node")  # all consumers are alike
 
     dq: str
     zero_points: tuple[int, int]
@@ -232,10 +249,15 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
 
 
 class WeightsAxis(Refusal, reason="weights-axis"):
-    """The weights are quantized along an axis that is not the outputs', by the Q or DQ ``dq``.
+    """The weights are quantized along an axis that is not that of the outputs.
 
-    ``transposed``: they are those of a ConvTranspose; ``written``: the node has the attribute; ``shape`` is that of the
-    weights, empty where it is not known.
+    Attributes:
+        dq: Q or DQ of the weights.
+        axis: Axis of the scales.
+        expected: Axis of the outputs.
+        transposed: Whether they are weights of a ConvTranspose.
+        written: Whether the node has the attribute.
+        shape: Shape of the weights; empty if unknown.
     """
 
     dq: str
@@ -247,20 +269,33 @@ class WeightsAxis(Refusal, reason="weights-axis"):
 
 
 class WeightsShared(Refusal, reason="weights-shared"):
-    """Several convolutions, and ``more``, read one quantized constant, which can be folded into one of them only."""
+    """Several convolutions read one quantized constant, which only one of them can fold.
 
-    apart = (*Refusal.apart, "node")  # whichever reads it
+    Attributes:
+        weight: The constant.
+        convolutions: The convolutions.
+        more: Number of further ones.
+    """
+
+    apart = (*Refusal.apart, "node")  # all consumers are alike
 
     weight: str
     convolutions: tuple[str, ...]
     more: int = 0
 
 
-# Outputs --------------------------------------------------------------------------------------------------------
+# Outputs --------------------------------------------------------------------------------------
 
 
 class OutputNotQuantized(Refusal, reason="output-not-quantized"):
-    """No Q reads the result; ``activation`` is the pointwise one that the layer took in (``SiLU`` for a gated one)."""
+    """No Q reads the result.
+
+    Attributes:
+        tensor: The result.
+        readers: Its consumers.
+        elements: Its size.
+        activation: Pointwise activation that the layer fused (``SiLU`` for a gated one).
+    """
 
     tensor: str
     readers: tuple[TensorConsumer, ...]
@@ -285,19 +320,25 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
 
 
 class OutputScale(Refusal, reason="output-scale"):
-    """The Q behind cannot be taken in: its scale is computed, or there is one for each channel."""
+    """The Q after it cannot be fused: its scale is computed, or varies by channel."""
 
     quantizer: str
     computed: bool
 
 
-# Residual Adds --------------------------------------------------------------------------------------------------
+# Residual Adds --------------------------------------------------------------------------------
 
 
 class ResidualFloat(Refusal, reason="residual-float"):
-    """The Add's other input is float: the ONNX tensor ``tensor``, which ``residual`` writes and ``quantizers`` read.
+    """The Add's other input is float.
 
-    ``readers`` are all that read the sum.
+    Attributes:
+        add: The Add.
+        residual: Producer of the other input.
+        readers: Consumers of the sum.
+        elements: TensorSize of the sum.
+        tensor: ONNX tensor of the other input.
+        quantizers: Qs that read that tensor.
     """
 
     add: str
@@ -318,7 +359,7 @@ class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
 
 
 class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
-    """The residual is quantized, what reads the Add is not (or not alone)."""
+    """The residual is quantized, but not all consumers of the Add are."""
 
     add: str
     residual: TensorOrigin
@@ -327,7 +368,15 @@ class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
 
 
 class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
-    """An activation is between the convolution and the Add; ``readers``: everything that reads the sum."""
+    """An activation is between the convolution and the Add.
+
+    Attributes:
+        add: The Add.
+        activation: The activation.
+        residual: Producer of the Add's other input.
+        elements: TensorSize of the sum.
+        readers: Consumers of the sum.
+    """
 
     apart = (*Refusal.apart, "readers")
 
@@ -339,7 +388,13 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
 
 
 class ActivationJoined(Refusal, reason="activation-joined"):
-    """What follows the convolution is one kernel of ``pointwise`` nodes, which reads from ``others`` as well."""
+    """The convolution is followed by one kernel that has other inputs as well.
+
+    Attributes:
+        pointwise: Nodes of the kernel.
+        others: Producers of its other inputs.
+        elements: TensorSize of the result.
+    """
 
     pointwise: tuple[str, ...]
     others: tuple[TensorOrigin, ...]
@@ -347,14 +402,16 @@ class ActivationJoined(Refusal, reason="activation-joined"):
 
 
 class InsideActivation(Refusal, reason="inside-activation"):
-    """A Q between a convolution and its activation, or between a SiLU's gate and its Mul: they stay layers apart.
+    """A Q separates a convolution from its activation, or a SiLU's Sigmoid from its Mul.
+
+    Both remain separate layers.
 
     Attributes:
         convolution: The convolution.
-        activation: The activation behind, for a gate the Sigmoid.
+        activation: The activation; for a gate the Sigmoid.
         silu: Whether it is SiLU.
-        gate: Whether the Q is behind the Sigmoid.
-        second: A Q behind the Sigmoid as well.
+        gate: Whether the Q is after the Sigmoid.
+        second: A further Q after the Sigmoid.
     """
 
     apart = (*Refusal.apart, "second")
@@ -367,16 +424,19 @@ class InsideActivation(Refusal, reason="inside-activation"):
     elements: TensorSize | None = None
 
 
-# Pads -----------------------------------------------------------------------------------------------------------
+# Pads -----------------------------------------------------------------------------------------
 
 
 class BehindPad(Refusal, reason="behind-pad"):
-    """A pair is between a Pad of zeros and its convolution, so that the Pad runs in INT8 as a layer of its own."""
+    """A Q/DQ pair is between a Pad of zeros and its convolution.
+
+    The Pad becomes a separate layer in INT8.
+    """
 
     pad: str
 
 
-# Folding --------------------------------------------------------------------------------------------------------
+# Folding --------------------------------------------------------------------------------------
 
 
 class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
@@ -387,13 +447,13 @@ class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
 
 
 class ConvTransposeBatchNorm(Refusal, reason="convtranspose-batchnorm"):
-    """A BatchNormalization behind a quantized ConvTranspose is not folded."""
+    """A BatchNormalization after a quantized ConvTranspose is not folded."""
 
     batchnorm: str
     elements: TensorSize | None = None
 
 
-# Motion ---------------------------------------------------------------------------------------------------------
+# Motion ---------------------------------------------------------------------------------------
 
 
 class NotCommuting(Refusal, reason="not-commuting"):
@@ -404,7 +464,10 @@ class NotCommuting(Refusal, reason="not-commuting"):
 
 
 class ManyConsumers(Refusal, reason="many-consumers"):
-    """The operator's result has other readers than the Q (or the DQ other readers than the operator)."""
+    """The operator's result has other consumers than the Q.
+
+    Or the DQ has other consumers than the operator.
+    """
 
     op: str
     quantizer: str
@@ -412,7 +475,7 @@ class ManyConsumers(Refusal, reason="many-consumers"):
 
 
 class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
-    """The Concat's result is read by something else than the Q."""
+    """The Concat's result has other consumers than the Q."""
 
     readers: tuple[TensorConsumer, ...]
 
@@ -420,8 +483,10 @@ class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
 class ConcatScales(Refusal, reason="concat-scales"):
     """The parts of a Concat are quantized with other scales than the Concat.
 
-    ``parts``: the scale of each input, of its DQ or another Q on it, or None where it has neither; ``behind``: that of
-    the Q that went to each of them.
+    Attributes:
+        parts: Scale of each input, of its DQ or another Q on it; None if it has neither.
+        behind: Scale of the Q that moved to each of them.
+        elements: TensorSize of the result.
     """
 
     parts: tuple[Scale, ...]
@@ -438,7 +503,14 @@ class ScalesDiffer(Refusal, reason="scales-differ"):
 
 
 class PoolingOneSide(Refusal, reason="pooling-one-side"):
-    """An averaging pooling is quantized on one side only; ``quantized_input``: whether the side is its input."""
+    """An averaging pooling is quantized on one side only.
+
+    Attributes:
+        quantized_input: Whether that side is its input.
+        origin: Producer of its input.
+        readers: Consumers of its result.
+        elements: TensorSize of its result.
+    """
 
     quantized_input: bool
     origin: TensorOrigin
@@ -447,9 +519,14 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
 
 
 class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
-    """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
+    """An average that does not become a pooling, and runs in float.
 
-    ``dq`` is in front of it (empty where none is), ``readers`` are all that read its result.
+    It is not over height and width with keepdims=1.
+
+    Attributes:
+        dq: DQ before it; empty if there is none.
+        readers: Consumers of its result.
+        elements: TensorSize of its result.
     """
 
     apart = (*Refusal.apart, "dq", "readers")
@@ -460,9 +537,12 @@ class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
 
 
 class InMyelin(Refusal, reason="in-myelin"):
-    """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
+    """A layer with weights runs in float in Myelin, together with connected layers.
 
-    ``trigger`` is the operator that only Myelin runs; whether data and weights come from DQs.
+    Attributes:
+        trigger: Operator that only Myelin runs.
+        data_quantized: Whether the data comes from a DQ.
+        weights_quantized: Whether the weights come from a DQ.
     """
 
     trigger: PathStep
@@ -471,33 +551,38 @@ class InMyelin(Refusal, reason="in-myelin"):
 
 
 class OutsideRules(Refusal, reason="outside-rules"):
-    """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
+    """Data or weights are quantized to FP8 or INT4.
+
+    The Q/DQ passes of INT8 do not cover these types.
+    """
 
     dq: str
     precision: Precision
 
 
 class RemainingConversion(Refusal, reason="stays"):
-    """Nothing absorbed a Q or DQ: it is a conversion of the engine.
+    """A Q or DQ that nothing absorbed: it is a conversion of the engine.
 
     Attributes:
-        name: The conversion's name in the engine (a copy in front of a Concat ends with ``_clone_<input>``).
-        convolutions: What has the converted tensor as its data.
-        pair: For a DQ the Q in front of it, for a conversion from INT8 to INT8 that of the first pair.
+        name: The conversion's name in the engine (a copy before a Concat ends with
+            ``_clone_<input>``).
+        quantize: Whether it is a Q.
+        tensor: The ONNX tensor that it converts.
+        scale: Its scale.
+        origin: Producer of that tensor.
+        siblings: Consumers of that tensor.
+        behind: Consumers of the converted tensor.
+        passed: Operators that it moved past, the last first.
+        blocked: Refusal that kept it from moving on.
+        elements: Values converted in each run; None if shapes are unknown.
+        convolutions: Layers with weights that have the converted tensor as their data.
+        pair: For a DQ the Q before it, for a conversion from INT8 to INT8 that of the first pair.
         first_scale: For such a conversion the scale that it reads.
         requantizes: Whether it is one.
         precision: The quantized type.
-        quantize: Whether it is a Q.
-        attention: Whether it quantizes what a Softmax gives to a MatMul of two computed tensors.
-        evidence: How well it is proven that it stays there.
-        tensor: The ONNX tensor that it converts.
-        scale: Its scale.
-        origin: What writes that tensor.
-        siblings: Everything that reads it.
-        behind: Everything that reads the converted tensor.
-        passed: What it moved past, the last first.
-        blocked: What kept it from moving on.
-        elements: Values converted each time; None where shapes are not known.
+        attention: Whether it quantizes the result of a Softmax for a MatMul of two computed
+            tensors.
+        evidence: How well it is proven that it remains there.
     """
 
     name: str

@@ -364,7 +364,7 @@ def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
     return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
 
 
-# TensorOrigin ---------------------------------------------------------------------------------------
+# Origin ---------------------------------------------------------------------------------
 
 
 def find_origin(tensor: Tensor) -> TensorOrigin:
@@ -470,11 +470,11 @@ def _type_obstacles(
     if Precision.INT4 in types:
         int4 = data if types[0] == Precision.INT4 else weights
         yield refusals.OutsideRules(by, node, node_name(int4), Precision.INT4)
-    computed_type = _computed_type(data)
-    if computed_type is None or computed_type != _computed_type(weights):
+    computed_type = _product_type(data)
+    if computed_type is None or computed_type != _product_type(weights):
         yield refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
-        floats = (_dequantized_precision(data), _dequantized_precision(weights))
+        floats = (_output_float_type(data), _output_float_type(weights))
         yield fault_checks.float_types_differ(by, node, floats, node_name(data), node_name(weights))
 
 
@@ -538,7 +538,7 @@ def _stops_dq(layer: Layer) -> bool:
     return dq_before(layer.data) is not None
 
 
-def _dequantized_precision(dq: Layer) -> Precision:
+def _output_float_type(dq: Layer) -> Precision:
     """Return the float type of a DQ's output.
 
     It is the type of the scale, or that of a Cast that the DQ moved past.
@@ -553,7 +553,7 @@ def _quantized_precision(dq: Layer) -> Precision:
     return dq.quant.precision if dq.quant is not None else Precision.UNKNOWN
 
 
-def _computed_type(dq: Layer) -> str | None:
+def _product_type(dq: Layer) -> str | None:
     """Return the type that both inputs must share, ``INT8`` or ``FP8``.
 
     None if no convolution computes in the DQ's type.

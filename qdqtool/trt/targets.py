@@ -14,7 +14,6 @@ from typing import Any
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
 from qdqtool.util.records import record, replaced
-from qdqtool.util.said import said
 from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
@@ -26,8 +25,10 @@ _APART_10 = (
     "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ "
     "for the fused form since 2025-10"
 )
-_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no "
-"build was available"
+_FUSED_11 = (
+    "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no "
+    "build was available"
+)
 
 
 @record
@@ -152,16 +153,11 @@ class Target:
         if not self.is_rtx or self.capabilities == (number,):
             return self
         if self.buildable and number not in self.buildable and not seen:
+            name = f" ({gpu})" if gpu else ""
+            buildable = ", ".join(format_capability(c) for c in self.buildable)
             raise QdqtoolError(
-                said(
-                    "{target} cannot build for compute capability {cc}{name}, only for "
-                    "{known:joined , }; name such a GPU, or a TensorRT that builds for yours "
-                    "({`target`})",
-                    target=self.name,
-                    cc=format_capability(number),
-                    name=said(" ({gpu})", gpu=gpu) if gpu else "",
-                    known=[format_capability(c) for c in self.buildable],
-                ),
+                f"{self.name} cannot build for compute capability {format_capability(number)}{name}, "
+                f"only for {buildable}; name such a GPU, or a TensorRT that builds for yours (`target`)",
                 code="unsupported",
                 parameter="gpu",
             )
@@ -311,7 +307,7 @@ def target_named(name: str | Target) -> Target:
         )
     if base == text:
         return target
-    return strongly_typed(target, said("{`target`:{name}}", name=name), parameter="target")
+    return strongly_typed(target, f"`target={name}`", parameter="target")
 
 
 def _find_by_version(text: str) -> Target | None:
@@ -333,7 +329,7 @@ def _find_by_version(text: str) -> Target | None:
 
 def strongly_typed(
     target: Target,
-    request: str = said("{`strongly_typed`}"),
+    request: str = "`strongly_typed`",
     *,
     parameter: str = "strongly_typed",
 ) -> Target:
@@ -353,11 +349,7 @@ def strongly_typed(
         return target
     if target.version < (10, 0):
         raise QdqtoolError(
-            said(
-                "{given}: {target} has no such networks; TensorRT 10 was the first",
-                given=request,
-                target=target.name,
-            ),
+            f"{request}: {target.name} has no such networks; TensorRT 10 was the first",
             code="unsupported",
             parameter=parameter,
         )

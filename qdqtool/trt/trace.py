@@ -1,14 +1,14 @@
-"""TensorRT's optimizer log, line by line: the one table between an :class:`~qdqtool.types.Event` and its wording.
+"""Lines of TensorRT's optimizer log, and the :class:`~qdqtool.types.Event` of each.
 
-A line is what TensorRT prints behind ``[V] [TRT] ``. Some lines name their pass (``ConstEltFusion: Fusing A with B``),
-some belong to the pass that the last ``Running: ...`` line named (``Removing A``), some to none (``Merging layers:``).
+A line is the text after ``[V] [TRT] ``. Some lines name their pass (``ConstEltFusion: Fusing A with
+B``), some belong to the pass of the last ``Running: ...`` line (``Removing A``), some to none
+(``Merging layers:``).
 
-What cannot be decided
-    A line joins two names with a word (``with``, ``into``, ``to``, ...) that a name may contain as well. One side is
-    nearly always the layer that the pass is running on, so a :class:`TraceReader`, which has read that line, splits
-    exactly. Without it :func:`parse` splits where the brackets of both sides close, at the first such place; a name
-    that holds the joining word outside brackets is then cut there. Line ends inside names are not supported: TensorRT
-    itself prints them as line ends.
+A line joins two names with a word (``with``, ``into``, ``to``, ...) that a name may contain as
+well. One side is nearly always the layer that the pass is running on, so a :class:`TraceReader`,
+which has read that line, splits exactly. Without it :func:`parse` splits at the first place where
+the brackets of both sides close; a name that has the joining word outside brackets is then cut
+there. Line ends inside names are not supported: TensorRT itself prints them as line ends.
 """
 
 import re
@@ -40,14 +40,14 @@ NO_PASS = ""
 
 @record
 class LineFormat:
-    """The wording of one kind of line.
+    """Wording of one kind of line.
 
     Attributes:
-        before: What is before the subject; ``{pass}`` in it is the pass's name.
-        between: What joins subject and object; an empty string where the line names one thing.
-        after: What follows.
-        scope: ``printed``: the line names its pass. ``running``: it belongs to the pass of the last Running line.
-            ``none``: it belongs to no pass.
+        before: Text before the subject; ``{pass}`` in it is the pass's name.
+        between: Text between subject and object; empty if the line names one thing.
+        after: Text after the object.
+        scope: ``printed``: the line names its pass. ``running``: it belongs to the pass of the last
+            Running line. ``none``: it belongs to no pass.
     """
 
     before: str
@@ -84,13 +84,13 @@ FORMATS: dict[str, LineFormat] = {
         "Generating copy for ", " to ", " because input is not movable.", "none"
     ),
 }
-"""Every kind of event and its wording; ``Running`` is the only one whose subject may be empty (TensorRT 8.2)."""
+"""Wording of every kind of event. Only ``Running`` may have an empty subject (TensorRT 8.2)."""
 
 _PASS = re.compile(r"([A-Za-z_]\w*): ([Ff]using) ")
 _RUNNING = re.compile(r"Running: ([A-Za-z_]\w*)(?: on (.*))?", re.DOTALL)
 _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 
-# By the first word; a longer beginning before the one it starts with.
+# Wordings by their first word, longer ones first.
 _BY_WORD: dict[str, list[tuple[str, LineFormat]]] = {}
 for _kind, _format in sorted(FORMATS.items(), key=lambda pair: -len(pair[1].before)):
     if _format.scope != "printed":
@@ -98,7 +98,7 @@ for _kind, _format in sorted(FORMATS.items(), key=lambda pair: -len(pair[1].befo
 
 
 def render(event: Event) -> str:
-    """TensorRT's own line for an event, without the ``[V] [TRT] `` before it.
+    """Return TensorRT's line for an event, without the ``[V] [TRT] `` before it.
 
     Raises:
         KeyError: The event's kind has no wording in FORMATS.
@@ -112,12 +112,12 @@ def render(event: Event) -> str:
 
 
 def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
-    """The event that a line of the optimizer says, None when it is no such line.
+    """Return the event of a line of the optimizer; None for another line.
 
     Args:
-        line: What is behind ``[V] [TRT] ``, without the line end.
-        running: The pass that the last ``Running`` line named.
-        layer: The layer that it is running on: settles where a line joins two names (see the module's docstring).
+        line: Text after ``[V] [TRT] ``, without the line end.
+        running: Pass that the last ``Running`` line named.
+        layer: Layer that the pass is running on, which shows where a line joins two names.
     """
     if line.startswith("Running: "):
         match = _RUNNING.fullmatch(line)
@@ -132,10 +132,7 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
             owner = running if wording.scope == "running" else NO_PASS
             if not wording.between:
                 return Event(owner, kind, rest) if rest else None
-            if kind in (
-                SWAP_TYPE,
-                CONVERT_TYPE,
-            ):  # the types are single words: the last ' from ' is the joint
+            if kind in (SWAP_TYPE, CONVERT_TYPE):  # types are single words after the last ' from '
                 typed = _TYPE.fullmatch(rest)
                 return Event(owner, kind, typed[1], typed[2]) if typed else None
             pair = _split(rest, wording.between, layer)
@@ -145,7 +142,7 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
 
 
 def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
-    """Cuts ``A<joint>B``; ``layer`` is the name that A or B is likely to be."""
+    """Split ``A<joint>B``; ``layer`` is probably the name of A or B."""
     if layer:
         if text.endswith(joint + layer):
             return text[: len(text) - len(joint) - len(layer)], layer
@@ -154,45 +151,45 @@ def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
     first = text.find(joint)
     if first < 0:
         return None
-    at = first if text.find(joint, first + 1) < 0 else _closed_joint(text, joint, first)
-    return text[:at], text[at + len(joint) :]
+    position = first if text.find(joint, first + 1) < 0 else _find_joint(text, joint, first)
+    return text[:position], text[position + len(joint) :]
 
 
-def _closed_joint(text: str, joint: str, first: int) -> int:
-    """The first joint at which the brackets of both sides close; the very first where there is none.
+def _find_joint(text: str, joint: str, first: int) -> int:
+    """Return the first joint at which the brackets of both sides close, else the first one.
 
     Counts from one joint to the next, so that a long line with many joints is read once.
     """
     signs = "()[]"
     total = {sign: text.count(sign) for sign in signs}
     if total["("] != total[")"] or total["["] != total["]"]:
-        return first  # both sides closed would make the whole closed
-    seen = dict.fromkeys(signs, 0)
-    at, done = first, 0
-    while at >= 0:
+        return first  # brackets that do not close in the whole cannot close on both sides
+    counts = dict.fromkeys(signs, 0)
+    position, previous = first, 0
+    while position >= 0:
         for sign in signs:
-            seen[sign] += text.count(sign, done, at)
-        done = at
-        if seen["("] == seen[")"] and seen["["] == seen["]"]:
-            return at
-        at = text.find(joint, at + 1)
+            counts[sign] += text.count(sign, previous, position)
+        previous = position
+        if counts["("] == counts[")"] and counts["["] == counts["]"]:
+            return position
+        position = text.find(joint, position + 1)
     return first
 
 
 class TraceReader:
-    """Turns optimizer lines into events, remembering the pass that is running and on which layer."""
+    """Parser of optimizer lines that remembers the running pass and its layer."""
 
     def __init__(self) -> None:
         self.running = NO_PASS
         self.layer = ""
 
     def read(self, line: str) -> Event | None:
-        """The event of the next line; None when the line is not one of the optimizer's."""
+        """Return the event of the next line; None if the optimizer does not print such a line."""
         event = parse(line, self.running, self.layer)
         if event is not None and event.kind == RUNNING:
             self.running, self.layer = event.pass_name, event.subject
         return event
 
     def reset(self) -> None:
-        """Forgets the running pass: a new stage of the build has begun."""
+        """Forget the running pass, when a new stage of the build begins."""
         self.running, self.layer = NO_PASS, ""

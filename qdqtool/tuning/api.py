@@ -113,7 +113,7 @@ def tune(
         data: Images for the calibration, as for :func:`qdqtool.insert`; not an iterator.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
         progress: Whether to draw progress on stderr if that is a terminal.
-        say: Called with lines about the work and the time it will take.
+        say: Called with lines about the work and its duration.
         evaluation: Data like that of the deployment. Choices are made on one half of it and
             judged on the other. Default: two quarters of `data` are held out for that.
         keep: Part of the float model's metric to keep, above 0 to 1. Default: 0.97 without a
@@ -137,19 +137,20 @@ def tune(
         preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
-        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        head: Outputs of a detection head that stay float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         attention: Type of the products of attention, as for :func:`qdqtool.insert`.
         unify: Whether tensors tied by Concat and the like share one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that stay float.
-        include: The same for nodes to quantize although a preset would leave them float.
+        include: Regular expressions on names of nodes to quantize although a preset would leave them
+            float.
         exclude_op: Operator types that stay float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
         high_precision: Type of the float remainder, as for :func:`qdqtool.insert`.
         smooth: Strength of SmoothQuant, as for :func:`qdqtool.insert`.
         cluster: Workers that calibrate and measure, as for :func:`qdqtool.insert`.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
-        state: File that keeps what was measured, so that another run continues from there.
+        state: File that keeps the measurements, so that another run continues from there.
         time_limit: Seconds after which the best placement so far is the result.
         check_timeout: Seconds for one call of `metric`. Default: 600.
         whole_front: Whether to measure the front even if the all-INT8 candidate is accurate

@@ -115,7 +115,7 @@ class CandidateEvaluator:
         """
         self._run(WHOLE, recipes, samples, title)
 
-    def evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
+    def _list_evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
         """Return the evidence of the metric in the order of the samples, without broken samples."""
         rows = self.store.measurements(WHOLE, recipe.key)
         return [row.evidence for n in samples if (row := rows.get(n)) is not None]
@@ -128,7 +128,7 @@ class CandidateEvaluator:
         """
         key = (recipe.key, tuple(samples))
         if key not in self._values:
-            self._values[key] = self._compute_value(self.evidence(recipe, samples))
+            self._values[key] = self._compute_value(self._list_evidence(recipe, samples))
         return self._values[key]
 
     def _compute_value(self, evidence: list[Evidence]) -> float:
@@ -158,7 +158,7 @@ class CandidateEvaluator:
         """Return values over resamples of the samples, which are the same for every recipe."""
         key = (recipe.key, tuple(samples))
         if key not in self._resampled:
-            evidence = self.evidence(recipe, samples)
+            evidence = self._list_evidence(recipe, samples)
             self._resampled[key] = resample(self.job.metric, evidence, RESAMPLES)
         return self._resampled[key]
 
@@ -174,8 +174,7 @@ class CandidateEvaluator:
         for number in samples:
             missing = tuple(r for key, r in unique.items() if number not in stored[key])
             if missing:
-                task = MeasurementTask(f"{kind} {number}", (number,), missing, kind == WHOLE)
-                tasks.append(task)
+                tasks.append(MeasurementTask((number,), missing, kind == WHOLE))
         return tasks
 
     def _run(
@@ -201,8 +200,8 @@ class CandidateEvaluator:
         missing = sum(len(task.candidates) for task in self._list_tasks(kind, recipes, samples))
         if missing:
             raise QdqtoolError(
-                f"`mapper`: ends with {total - missing} of {total} measured; it has to give a "
-                "TaskResult with each candidate and sample of its tasks",
+                f"`mapper`: ends with {total - missing} of {total} measured; it has to yield each "
+                "candidate and sample of its tasks",
                 code="result-missing",
                 parameter="mapper",
             )
@@ -213,8 +212,8 @@ class CandidateEvaluator:
         """Store results as they come, and yield once for each measurement."""
         try:
             for result in results:
-                count = sum(map(len, result.rows.values()))
-                self.store.add(kind, result.rows)
+                count = sum(map(len, result.values()))
+                self.store.add(kind, result)
                 self.runs += count
                 yield from itertools.repeat(None, count)
                 if time.monotonic() > end:

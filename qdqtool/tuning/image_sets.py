@@ -199,11 +199,11 @@ def _split_in_halves(
     blocks = _split_blocks(indices)
     for k, block in enumerate(blocks):
         middle = (len(block) + 1) // 2
-        to_choose += _thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
-        to_judge += _thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
+        to_choose += thin(block[:middle], _share_of_block(chosen_on * batch, len(blocks), k))
+        to_judge += thin(block[middle:], _share_of_block(judged_on * batch, len(blocks), k))
     return to_choose, to_judge
 
 
-def _thin(indices: Sequence[int], count: int) -> list[int]:
-    """Return some of the indices, at least one, spread evenly."""
-    return [indices[i] for i in spread_indices(len(indices), max(1, count))] if indices else []
+def thin(numbers: Sequence[int], count: int) -> list[int]:
+    """Return some of the numbers, at least one, spread evenly."""
+    return [numbers[i] for i in spread_indices(len(numbers), max(1, count))] if numbers else []

@@ -71,13 +71,12 @@ class Measurement:
     error: float
     evidence: Evidence = None
 
-    def as_json(self) -> list[Any]:
-        """Return the entry of a state file."""
-        return [self.error, self.evidence]
-
 
 SampleMeasurements = dict[int, Measurement | None]
 """Measurements by sample, None for a sample that cannot be read."""
+
+TaskResult = dict[str, SampleMeasurements]
+"""Measurements of one task or a part of it, by the candidate's key."""
 
 _network_lock = threading.Lock()
 
@@ -118,24 +117,14 @@ class MeasurementTask:
     """Candidates to measure on samples.
 
     Attributes:
-        key: Name of the task.
         images: Numbers of the samples.
         candidates: The candidates.
         with_metric: Whether to measure the metric in addition to the error.
     """
 
-    key: str
     images: tuple[int, ...]
     candidates: tuple[Recipe, ...]
     with_metric: bool = False
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """Measurements of one task or a part of it, by the candidate's key."""
-
-    key: str
-    rows: dict[str, SampleMeasurements]
 
 
 TaskMapper = Callable[[TuningJob, Sequence[MeasurementTask]], Iterator[TaskResult]]
@@ -162,13 +151,13 @@ def run_task(
         DataError: A sample of arrays is damaged.
         QdqtoolError: The user's metric failed.
     """
-    rows: dict[str, SampleMeasurements] = defaultdict(dict)
-    for result in iterate_task(job, task):
-        for key, measurements in result.rows.items():
-            rows[key].update(measurements)
+    result: TaskResult = defaultdict(dict)
+    for part in iterate_task(job, task):
+        for key, measurements in part.items():
+            result[key].update(measurements)
         if stopped is not None and stopped.is_set():
             break
-    return TaskResult(task.key, dict(rows))
+    return dict(result)
 
 
 def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
@@ -177,10 +166,10 @@ def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
     for number in task.images:
         sample = job.images.load(number)
         if sample is None:
-            yield TaskResult(task.key, {r.key: {number: None} for r in task.candidates})
+            yield {recipe.key: {number: None} for recipe in task.candidates}
             continue
         for key, row in network.measure(number, sample, task.candidates, task.with_metric):
-            yield TaskResult(task.key, {key: {number: row}})
+            yield {key: {number: row}}
 
 
 # Caches -------------------------------------------------------------------------------
@@ -451,7 +440,7 @@ class PartitionedNetwork:
         if recipe.key not in self._runs_of:
             runs: list[PartRun] = []
             for part in self.parts:
-                restricted = part.restrict(recipe)
+                restricted = recipe.restrict(part.nodes)
                 producers = tuple(runs[number] for number in part.producers)
                 run = PartRun(part, restricted, producers)
                 runs.append(self._runs.setdefault((part.number, restricted.key, producers), run))

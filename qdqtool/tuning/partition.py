@@ -31,10 +31,6 @@ class NetworkPart:
     outputs: tuple[str, ...]
     producers: tuple[int, ...]
 
-    def restrict(self, recipe: Recipe) -> Recipe:
-        """Return the pairs of a recipe that nodes of the part consume."""
-        return recipe.restrict(self.nodes)
-
 
 @dataclass(frozen=True, eq=False)
 class PartRun:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.errors import DataError
-from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements
+from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, TaskResult
 from qdqtool.tuning.metrics import LARGEST
 from qdqtool.types import TOOL_VERSION, Json
 from qdqtool.util import limits
@@ -64,7 +64,7 @@ class MeasurementStore:
         """
         self.path = None if path is None else Path(path)
         self.identity = {**identity, "tool": TOOL_VERSION, "measurement": REVISION}
-        self.rows: dict[str, dict[str, SampleMeasurements]] = {SWEEP: {}, WHOLE: {}}
+        self.rows: dict[str, TaskResult] = {SWEEP: {}, WHOLE: {}}
         self.resumed = 0
         self.ranged_on = 0
         self._saved = time.monotonic()
@@ -78,9 +78,9 @@ class MeasurementStore:
         """Return the measurements of a candidate."""
         return self.rows[kind].get(candidate, {})
 
-    def add(self, kind: str, rows: dict[str, SampleMeasurements]) -> None:
+    def add(self, kind: str, result: TaskResult) -> None:
         """Add measurements, and write the file from time to time."""
-        for candidate, measurements in rows.items():
+        for candidate, measurements in result.items():
             self.rows[kind].setdefault(candidate, {}).update(measurements)
         self._changed = True
         if time.monotonic() - self._saved > SAVE_SECONDS:
@@ -95,7 +95,7 @@ class MeasurementStore:
             rows[kind] = {}
             for candidate, measurements in sorted(candidates.items()):
                 rows[kind][candidate] = {
-                    str(number): None if row is None else row.as_json()
+                    str(number): None if row is None else [row.error, row.evidence]
                     for number, row in sorted(measurements.items())
                 }
         state = {"schema": SCHEMA, **self.identity, "ranged_on": self.ranged_on, "rows": rows}

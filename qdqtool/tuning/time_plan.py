@@ -2,11 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Sequence
 
-from calibration.dataset import spread_indices
 from qdqtool import prediction
 from qdqtool.insertion.sample_runs import FP16_SAMPLES
+from qdqtool.tuning.image_sets import thin
 from qdqtool.tuning.recipe import FLOAT_RECIPE
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.sensitivity import BETTER_PART
@@ -103,12 +102,12 @@ def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
     fitting = count_fitting_samples(_SIMPLE_TIME * limit, _SIMPLE_PLACEMENTS * seconds_per_run)
     if fitting < len(sets.chosen_on):
         search.notes.append(_limit_note("chosen", fitting, len(sets.chosen_on)))
-        sets.chosen_on = _thin(sets.chosen_on, fitting)
-        sets.swept_on = _thin(sets.chosen_on, len(sets.swept_on))
+        sets.chosen_on = tuple(thin(sets.chosen_on, fitting))
+        sets.swept_on = tuple(thin(sets.chosen_on, len(sets.swept_on)))
     fitting = count_fitting_samples(_JUDGING_TIME * limit, _JUDGED_PLACEMENTS * seconds_per_run)
     if fitting < len(sets.judged_on):
         search.notes.append(_limit_note("judged", fitting, len(sets.judged_on)))
-        sets.judged_on = _thin(sets.judged_on, fitting)
+        sets.judged_on = tuple(thin(sets.judged_on, fitting))
     judging = seconds_per_run * len(sets.judged_on)
     writing = max(_WRITING_TIME * limit, _WRITING_FACTOR * _time_writing(search))
     if search.planner.fp16:
@@ -131,10 +130,6 @@ def _limit_note(verb: str, room: int, images: int) -> Note:
 def count_fitting_samples(seconds: float, seconds_per_sample: float) -> int:
     """Return the number of samples that there is time for, at least `_FEWEST_SAMPLES`."""
     return max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_sample, 1e-9)))
-
-
-def _thin(samples: Sequence[int], count: int) -> tuple[int, ...]:
-    return tuple(samples[i] for i in spread_indices(len(samples), min(count, len(samples))))
 
 
 def _time_writing(search: PlacementSearch) -> float:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.util.said import Parameter, said
 
 
 def check_choice(
@@ -22,12 +21,7 @@ def check_choice(
     """
     if value not in choices:
         raise error(
-            said(
-                "{parameter:{value!r}}: choose one of {choices:joined , }",
-                parameter=Parameter(parameter),
-                value=value,
-                choices=choices,
-            ),
+            f"`{parameter}={value!r}`: choose one of {', '.join(choices)}",
             code="unknown-choice",
             parameter=parameter,
         )
@@ -41,11 +35,7 @@ def check_not_text(parameter: str, value: object) -> None:
     """
     if isinstance(value, (str, bytes)):
         raise QdqtoolError(
-            said(
-                "{parameter:{value!r}}: is a single text; give a list",
-                parameter=Parameter(parameter),
-                value=value,
-            ),
+            f"`{parameter}={value!r}`: is a single text; give a list",
             code="wrong-type",
             parameter=parameter,
         )
@@ -66,11 +56,7 @@ def compile_pattern(pattern: str, argument: str, *, parameter: str = "") -> re.P
         return re.compile(pattern)
     except re.error as error:
         raise QdqtoolError(
-            said(
-                "{argument}: not a regular expression ({error})",
-                argument=argument,
-                error=str(error),
-            ),
+            f"{argument}: not a regular expression ({error})",
             code="invalid-pattern",
             parameter=parameter,
         ) from None

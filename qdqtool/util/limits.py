@@ -5,11 +5,7 @@ The message about an input beyond a limit names the limit. Units are bytes unles
 
 from __future__ import annotations
 
-import contextlib
-import os
-
 from qdqtool.errors import QdqtoolError
-from qdqtool.util.said import Parameter, said
 
 MB = 1 << 20
 GB = 1 << 30
@@ -66,11 +62,6 @@ MINIMIZED_NODES = 200_000  # nodes predicted by `--minimize` without a build, a 
 MINIMIZED_BYTES = 16 * GB  # models predicted then
 
 # Sessions of onnxruntime
-SESSION_SHARE = 0.75  # share of the machine's memory
-CONTAINER = (  # files that hold a container's memory
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
 PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: processes that share the memory
 LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
 SESSION_BYTES = 768 * MB  # tensors that live at the same time in one run of `fix`
@@ -112,29 +103,11 @@ def check_seconds(seconds: float | None, name: str) -> float:
         return USER_SECONDS
     if not 0 < seconds <= 1e6:
         raise QdqtoolError(
-            said(
-                "{limit:{given!r}}: give seconds above 0, up to a million",
-                limit=Parameter(name),
-                given=seconds,
-            ),
+            f"`{name}={seconds!r}`: give seconds above 0, up to a million",
             code="out-of-range",
             parameter=name,
         )
     return float(seconds)
-
-
-def session_memory() -> int:
-    """Return the bytes for all onnxruntime sessions of this process, 0 if unknown."""
-    sizes = []
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
-        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for path in CONTAINER:
-        with contextlib.suppress(ValueError, OSError), open(path, encoding="ascii") as file:
-            sizes.append(int(file.read(32)))  # "max" if there is no limit
-    processes = 1
-    with contextlib.suppress(ValueError):
-        processes = max(1, int(os.environ.get(PROCESSES, "1")))
-    return int(SESSION_SHARE * min(sizes, default=0) / processes)
 
 
 def unpacked_limit(size: int, ratio: int = UNPACKED_RATIO) -> int:

@@ -1,78 +1,14 @@
-"""Signals and standard streams of the command line."""
+"""Garbage collection, the terminal, and standard output."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import os
-import signal
 import sys
 from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
-
-from qdqtool.errors import QdqtoolError
 
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 and the number of the signal
-OBJECTS_BETWEEN_COLLECTIONS = 50_000
-MINIMUM_ADDRESS_SPACE = 128 << 20  # bytes that Python, numpy and onnx need before the first array
-_MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal asked the process to end. It is raised in the main thread, so that temporary files are removed.
-
-    Attributes:
-        code: Exit code.
-    """
-
-    def __init__(self, code: int = INTERRUPTED) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-def stop_message(stop: KeyboardInterrupt) -> str:
-    """Return the line that the user sees after a signal."""
-    message = _MESSAGES.get(getattr(stop, "code", INTERRUPTED), "stopped")
-    return f"{message}. No partial output was written."
-
-
-def prepare() -> None:
-    """Set up the process of the command line. Called once, before anything is opened.
-
-    Raises:
-        MemoryError: ``ulimit -v`` leaves less address space than the libraries need.
-    """
-    _require_address_space()
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports make many objects, none of them garbage
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait busily
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, _raise_stopped)
-    for descriptor in range(3):  # a file opened later would get the number of a closed stream
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
-def _require_address_space() -> None:
-    # OpenBLAS ends the process with exit code 1 where it finds no memory, and 1 means that a
-    # check failed.
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < MINIMUM_ADDRESS_SPACE:
-        raise MemoryError
-
-
-def _raise_stopped(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second signal must not disturb the clean-up
-    raise Stopped(128 + number)
 
 
 @contextlib.contextmanager
@@ -85,23 +21,6 @@ def pause_gc() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-# Standard streams ------------------------------------------------------------------------------------
-
-
-class ClosedOutput(io.StringIO):
-    """Standard output that was closed before the program began (``>&-``)."""
-
-    def write(self, text: str) -> int:
-        if text:
-            raise QdqtoolError(
-                "standard output is closed: the answer cannot be printed", code="output-closed"
-            )
-        return 0
-
-    def isatty(self) -> bool:
-        return False
 
 
 def terminal_columns() -> int:
@@ -117,36 +36,3 @@ def silence_stdout() -> None:
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, sys.stdout.fileno())
         os.close(descriptor)
-
-
-def flush_streams(code: int) -> int:
-    """Flush standard output and error.
-
-    Returns:
-        The exit code: 2 in place of 0 or 1 if the answer could not be written.
-    """
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        silence_stdout()
-    except (OSError, ValueError):
-        silence_stdout()
-        code = max(code, 2)
-    try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.stderr = None
-    return code
-
-
-def exit_process(code: int) -> NoReturn:
-    """Flush standard output and error and exit.
-
-    Ctrl-C is ignored from here on: while Python shuts down it would end the process with the signal
-    in place of the exit code, although the command has ended.
-    """
-    code = flush_streams(code)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)

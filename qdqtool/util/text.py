@@ -8,10 +8,9 @@ and stderr, and whatever writes an answer to a file uses it as well.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 # C0 (but for tab and newline), DEL and C1; separators that some terminals take for newlines; marks that turn the
 # direction of text around or take no room; halves of surrogate pairs, which is how Python holds file names that are not
@@ -130,38 +129,3 @@ def layers_counted(convolutions: int, products: int) -> str:
     if len(kinds) == 2:
         return f"{convolutions + products} ({', '.join(kinds)})"
     return kinds[0] if kinds else "0 convolutions"
-
-
-class Filtered:
-    """A text stream that writes to another one through the filter; everything else is the other stream's.
-
-    Attributes:
-        unfiltered: The other stream, for what draws on a terminal on purpose (progress bars).
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self.unfiltered = stream
-
-    def write(self, text: str) -> int:
-        self.unfiltered.write(encodable(visible(text), self.unfiltered))
-        return len(text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.unfiltered, name)
-
-
-class FilteredErrors(Filtered):
-    """The same of stderr: where it takes no more (a full disk, a pipe that nobody reads), the work goes on."""
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self.unfiltered.flush()

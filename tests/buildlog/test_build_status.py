@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from qdqtool.buildlog.agreement import BuildSource
+from qdqtool.buildlog.build_status import find_listing_hole, set_build_status
 from qdqtool.buildlog.read import merge
-from qdqtool.buildlog.summary import find_listing_hole, rerun_commands, set_build_status
+from qdqtool.buildlog.summary import rerun_commands
 from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,

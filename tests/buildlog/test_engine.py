@@ -12,14 +12,12 @@ import pytest
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.drawing import (
     FILL,
-    LayoutBox,
-    LayoutEdge,
     draw_engine,
     format_dot,
     format_svg,
-    lay_out,
 )
 from qdqtool.buildlog.engine_comparison import align, compare_engines
+from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, lay_out
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError

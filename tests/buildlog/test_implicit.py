@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from qdqtool.buildlog.build_status import is_implicit_int8
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import is_implicit_int8
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model

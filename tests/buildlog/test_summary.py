@@ -65,6 +65,7 @@ def test_describe_contents_counts_each_kind_of_record() -> None:
         profile_rows=[ProfileRow("r", 1, 1, None, 1)] * 2,
     )
     build.tactics.timed, build.tactics.layers = 1, {"a": TunedLayer("a")}
+    build.tactics.combinations = 2
     assert describe_contents(build) == [
         "2 nodes of the parse section",
         "1 initializer of the parse section",
@@ -72,6 +73,7 @@ def test_describe_contents_counts_each_kind_of_record() -> None:
         "1 heading of the optimizer",
         "3 counts of layers by the optimizer",
         "1 tactic timed",
+        "2 format combinations tried",
         "1 layer or reformat tuned",
         "2 profile rows",
         "2 warnings",

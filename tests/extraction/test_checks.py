@@ -8,11 +8,12 @@ import pytest
 
 import qdqtool
 from qdqtool.builders.compiler_process import is_installed
+from qdqtool.commands.process import StopRequest
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
 from qdqtool.util import limits
 from qdqtool.util.notes import note_codes
-from qdqtool.util.process import INTERRUPTED, Stopped
+from qdqtool.util.process import INTERRUPTED
 from tests.errors import has
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.trt.builder import Graph
@@ -144,7 +145,7 @@ def interrupt_third_check(monkeypatch: pytest.MonkeyPatch, stop: BaseException) 
     monkeypatch.setattr(CommandCheck, "holds", holds)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(INTERRUPTED)])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopRequest(INTERRUPTED)])
 @pytest.mark.usefixtures("interrupt_third_check")
 def test_interrupted_minimize_returns_smallest_model() -> None:
     model = residual()
@@ -157,7 +158,7 @@ def test_interrupted_minimize_returns_smallest_model() -> None:
 
 @pytest.mark.parametrize(
     ("stop", "keep"),
-    [(KeyboardInterrupt(), False), (Stopped(INTERRUPTED), False), (Stopped(143), True)],
+    [(KeyboardInterrupt(), False), (StopRequest(INTERRUPTED), False), (StopRequest(143), True)],
 )
 @pytest.mark.usefixtures("interrupt_third_check")
 def test_stopped_minimize_raises(stop: BaseException, keep: bool) -> None:

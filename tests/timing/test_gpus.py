@@ -268,11 +268,11 @@ def test_chosen_rejects_clocks_and_powers(
 
 
 def test_gpus_that_do_not_sustain_their_clock() -> None:
-    names = {g.name for g in gpus.all_gpus() if g.sustained_clock_share < 1}
+    names = {g.name for g in gpus.all_gpus() if g.clock_share_under_load < 1}
     assert {"Tesla T4", "L4", "A10"} <= names <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
     # On a T4, YOLOv7 at batch 16 takes 1.54 times the estimate for the boost clock.
-    assert 0.6 < gpus.find_gpu("T4").sustained_clock_share < 0.75
-    assert gpus.choose_gpu("T4", clock=1590).sustained_clock_share == 1
+    assert 0.6 < gpus.find_gpu("T4").clock_share_under_load < 0.75
+    assert gpus.choose_gpu("T4", clock=1590).clock_share_under_load == 1
 
 
 def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
@@ -475,7 +475,7 @@ def test_gpu_of_device_has_the_figures_of_the_log(
     gpu = find_device_gpu(parse_device(name, facts))
     assert (gpu.name, gpu.sms, gpu.clock) == (board, sms, clock)
     assert gpu.bandwidth == pytest.approx(bandwidth)
-    assert gpu.sustained_clock_share == 1  # the clock is known
+    assert gpu.clock_share_under_load == 1  # the clock is known
 
 
 def test_gpu_of_device_notes_figures_that_differ_from_the_table() -> None:

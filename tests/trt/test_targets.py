@@ -341,3 +341,7 @@ def test_error_of_unknown_target_lists_targets() -> None:
 
 def test_target_names_ignore_case() -> None:
     assert target_named("TRT8.5").name == "trt8.5"
+
+
+def test_reason_for_assuming_fused_adds_is_whole() -> None:
+    assert TARGETS["trt11"].residual_proof.endswith("no build was available")

@@ -35,7 +35,7 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
 )
-from qdqtool.tuning.metrics import OutputAgreement
+from qdqtool.tuning.metrics import OutputAgreementMetric
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, Tuning
@@ -70,7 +70,7 @@ def cached_rows() -> Iterator[None]:
         whole: bool,
     ) -> Iterator[Any]:
         job, arrays = self.job, [sample[name].tobytes() for name in sorted(sample)]
-        if not isinstance(job.metric, OutputAgreement):
+        if not isinstance(job.metric, OutputAgreementMetric):
             yield from ROWS(self, number, sample, candidates, whole)
             return
         keys = {
@@ -228,7 +228,7 @@ def test_tune_measures_no_choice_that_cannot_pay() -> None:
     swept: set[str] = set()
 
     def observe(job: TuningJob, result: TaskResult) -> None:
-        for key, rows in result.rows.items():
+        for key, rows in result.items():
             if all(row and row.evidence is None for row in rows.values()):
                 swept.add(key)
 
@@ -524,7 +524,7 @@ def test_better_choices_are_measured_on_more_samples(monkeypatch: pytest.MonkeyP
         images_of: dict[str, set[int]] = defaultdict(set)
 
         def observe(job: TuningJob, result: TaskResult, images_of: Any = images_of) -> None:
-            for key, rows in result.rows.items():
+            for key, rows in result.items():
                 swept = [n for n, row in rows.items() if row is not None and row.evidence is None]
                 images_of[key].update(swept)
 
@@ -556,11 +556,11 @@ def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, li
         elif not swept:
             before.extend(everything - nodes for nodes in new)
         for result in map_on_threads(1)(job, tasks):
-            seconds = sum(map(len, result.rows.values()))
+            seconds = sum(map(len, result.values()))
             clock.now += seconds
             if not whole:
                 sweep_ends.append(clock.now)
-            elif all(n < 4 for rows in result.rows.values() for n in rows):
+            elif all(n < 4 for rows in result.values() for n in rows):
                 combining += seconds
             yield result
 

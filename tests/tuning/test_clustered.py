@@ -37,7 +37,7 @@ def job_and_tasks() -> tuple[TuningJob, list[MeasurementTask]]:
     planner = planner_of(branchy(), DATA)
     choices = floats(), floats("c6"), floats("c0"), floats("c3", "c4")
     recipes = tuple(planner.plan(choice).recipe for choice in choices)
-    tasks = [MeasurementTask(f"t{k}", (k,), recipes) for k in range(6)]
+    tasks = [MeasurementTask((k,), recipes) for k in range(6)]
     return job_of(planner, DATA), tasks
 
 

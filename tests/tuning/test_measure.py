@@ -34,7 +34,13 @@ from qdqtool.tuning.measure import (
     map_on_threads,
     run_task,
 )
-from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resample
+from qdqtool.tuning.metrics import (
+    DetectionAgreementMetric,
+    OutputAgreementMetric,
+    UserMetric,
+    metric_for,
+    resample,
+)
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import MeasurementStore
@@ -60,7 +66,7 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 RECIPES: Any = (SimpleNamespace(key="a"), SimpleNamespace(key="b"))
-HALF = TaskResult("s", {"a": {0: Measurement(0.5)}})
+HALF = {"a": {0: Measurement(0.5)}}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_mapper_that_raises_is_closed() -> None:
 
 def test_mapper_may_repeat_results_and_run_on_after_the_last() -> None:
     """A mapper may try a task twice."""
-    results = [TaskResult("s", {key: {0: None, 1: None}}) for key in "aab"]
+    results = [{key: {0: None, 1: None}} for key in "aab"]
     ended: list[bool] = []
 
     def mapper(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
@@ -129,10 +135,10 @@ def relative_error(recipe: Recipe, sample: int) -> float:
 def test_sweep_and_whole_run_measure_the_output_error(
     job: TuningJob, recipes: tuple[Recipe, ...]
 ) -> None:
-    swept = run_task(job, MeasurementTask("s", (0, 1, 3), recipes))
-    whole = run_task(job, MeasurementTask("w", (0, 1, 3), recipes, with_metric=True))
+    swept = run_task(job, MeasurementTask((0, 1, 3), recipes))
+    whole = run_task(job, MeasurementTask((0, 1, 3), recipes, with_metric=True))
     for recipe, sample in itertools.product(recipes, (0, 1, 3)):
-        row, whole_row = (r.rows[recipe.key][sample] for r in (swept, whole))
+        row, whole_row = (r[recipe.key][sample] for r in (swept, whole))
         assert row is not None and whole_row is not None
         # onnxruntime takes other kernels for parts of a network.
         expected = pytest.approx(relative_error(recipe, sample), rel=1e-3)
@@ -154,7 +160,7 @@ def test_constant_outputs_agree() -> None:
     )
     planner = planner_of(proto, DATA)
     job, recipe = job_of(planner, DATA), planner.plan(Configuration()).recipe
-    row = run_task(job, MeasurementTask("t", (0,), (recipe,), with_metric=True)).rows[recipe.key][0]
+    row = run_task(job, MeasurementTask((0,), (recipe,), with_metric=True))[recipe.key][0]
     assert job.metric.tensors == ("c6.out", "c0.bias", "k") and row is not None
     assert row.evidence == pytest.approx(1.0 - relative_error(recipe, 0) / 3, rel=1e-3)
 
@@ -167,7 +173,7 @@ def rows_of(results: Iterable[TaskResult]) -> dict[tuple[str, int], Any]:
     """Return rows by candidate and sample, and check that each comes once."""
     rows: dict[tuple[str, int], Any] = {}
     for result in results:
-        new = {(key, number): row for key, by in result.rows.items() for number, row in by.items()}
+        new = {(key, number): row for key, by in result.items() for number, row in by.items()}
         assert not rows.keys() & new.keys()
         rows |= new
     return rows
@@ -177,8 +183,8 @@ def rows_of(results: Iterable[TaskResult]) -> dict[tuple[str, int], Any]:
 def test_workers_give_the_same_bits(
     job: TuningJob, recipes: tuple[Recipe, ...], workers: int
 ) -> None:
-    tasks = [MeasurementTask(f"{i} {k}", (i,), recipes[k::2]) for i in range(5) for k in range(2)]
-    expected = rows_of([run_task(job, MeasurementTask("all", tuple(range(5)), recipes))])
+    tasks = [MeasurementTask((i,), recipes[k::2]) for i in range(5) for k in range(2)]
+    expected = rows_of([run_task(job, MeasurementTask(tuple(range(5)), recipes))])
     assert rows_of(map_on_threads(workers)(job, tasks)) == expected
 
 
@@ -192,7 +198,7 @@ def test_metric_of_current_folder_is_imported(
 
 
 def test_job_and_task_survive_pickle(job: TuningJob, recipes: tuple[Recipe, ...]) -> None:
-    task = MeasurementTask("t", (1,), recipes[:3], with_metric=True)
+    task = MeasurementTask((1,), recipes[:3], with_metric=True)
     expected = run_task(job, task)  # the sessions of this process are not pickled
     result = run_task(pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(task)))
     assert pickle.loads(pickle.dumps(result)) == expected
@@ -203,7 +209,7 @@ def test_metric_that_raises_is_an_error(job: TuningJob, recipes: tuple[Recipe, .
         raise RuntimeError("no labels")
 
     failing = with_metric(job, UserMetric("m:f", job.metric.tensors, fail))
-    tasks = [MeasurementTask(f"{i}", (i,), recipes, with_metric=True) for i in range(5)]
+    tasks = [MeasurementTask((i,), recipes, with_metric=True) for i in range(5)]
     with pytest.raises(QdqtoolError, check=has("function-raised", parameter="metric")) as caught:
         list(map_on_threads(2)(failing, tasks))
     assert "m:f" in str(caught.value) and "RuntimeError" in str(caught.value)
@@ -220,24 +226,22 @@ def test_metric_that_writes_into_outputs_changes_nothing(
 
     writing = with_metric(job, UserMetric("m:f", job.metric.tensors, overwrite))
     orders = recipes, recipes[::-1]
-    first, second = (
-        run_task(writing, MeasurementTask("t", (0,), r, with_metric=True)) for r in orders
-    )
-    assert first.rows == second.rows
+    first, second = (run_task(writing, MeasurementTask((0,), r, with_metric=True)) for r in orders)
+    assert first == second
 
 
 def test_float_network_runs_once_per_sample(
     job: TuningJob, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [
-        MeasurementTask(f"{r.key} {i}", (i, i + 1), (r,), whole)
+        MeasurementTask((i, i + 1), (r,), whole)
         for r, i, whole in itertools.product(recipes[:3], (0, 2), (True, False))
     ]
     results: list[list[TaskResult]] = []
     calls: list[Any] = []
-    kept = OutputAgreement.prepare
+    kept = OutputAgreementMetric.prepare
     count = lambda self, outputs: calls.append(1) or kept(self, outputs)  # noqa: E731
-    monkeypatch.setattr(OutputAgreement, "prepare", count)
+    monkeypatch.setattr(OutputAgreementMetric, "prepare", count)
     for room, runs in ((limits.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(limits, "TUNING_REFERENCES", room)
         calls.clear()
@@ -258,8 +262,7 @@ def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyP
     choices = floats(), floats("c1"), floats("c2"), floats("c0")
     recipes = tuple(planner.plan(choice).recipe for choice in choices)
     alone = {
-        r.key: run_task(job_of(planner, DATA), MeasurementTask("t", (0,), (r,))).rows[r.key]
-        for r in recipes
+        r.key: run_task(job_of(planner, DATA), MeasurementTask((0,), (r,)))[r.key] for r in recipes
     }
     runs: list[Any] = []
     fetch = TensorFetcher.run
@@ -269,7 +272,7 @@ def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyP
     for room in (limits.TUNING_HELD, 0):
         monkeypatch.setattr(limits, "TUNING_HELD", room)
         runs.clear()
-        assert run_task(job_of(planner, DATA), MeasurementTask("t", (0,), recipes)).rows == alone
+        assert run_task(job_of(planner, DATA), MeasurementTask((0,), recipes)) == alone
         # Five parts in float, in INT8 and with c0 float; c1 and c2 each with the part after it.
         assert (len(runs) == 3 * 5 + 2 + 2) if room else (len(runs) > 19)
 
@@ -278,7 +281,7 @@ def test_open_sessions_are_limited(
     job: TuningJob, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each session takes 128 KiB, and up to 18 KB of weights."""
-    task = MeasurementTask("t", (0, 1), recipes)
+    task = MeasurementTask((0, 1), recipes)
     expected = run_task(job, task)
     monkeypatch.setattr(limits, "TUNING_SESSIONS", 300_000)
     new = with_metric(job, job.metric)
@@ -291,12 +294,12 @@ def test_open_sessions_are_limited(
 
 def test_metric_for_a_detector_is_agreement_map() -> None:
     proto = yolov8n(64, classes=3)
-    assert metric_for(Model(proto), None) == AgreementMap("output0", 3)
+    assert metric_for(Model(proto), None) == DetectionAgreementMetric("output0", 3)
     proto.graph.node.append(
         onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1])
     )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("turned", 1, [1, 84, 7]))
-    assert metric_for(Model(proto), None) == AgreementMap("turned", 3, True)
+    assert metric_for(Model(proto), None) == DetectionAgreementMetric("turned", 3, True)
 
 
 def test_metric_for_topk_compares_another_tensor() -> None:
@@ -307,7 +310,7 @@ def test_metric_for_topk_compares_another_tensor() -> None:
     )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("best", 1, [1, 3]))
     metric = metric_for(Model(proto), None)
-    assert isinstance(metric, OutputAgreement) and metric.tensors != ("best",)
+    assert isinstance(metric, OutputAgreementMetric) and metric.tensors != ("best",)
 
 
 @pytest.mark.parametrize("build", [branchy, resnet, segmentation])
@@ -315,7 +318,7 @@ def test_metric_for_other_networks_is_output_agreement(
     build: Callable[[], onnx.ModelProto],
 ) -> None:
     model = Model(build())
-    assert metric_for(model, None) == OutputAgreement(tuple(model.outputs))
+    assert metric_for(model, None) == OutputAgreementMetric(tuple(model.outputs))
 
 
 Box = tuple[float, float, float, float, int, float]
@@ -349,20 +352,20 @@ UNSURE = (200, 50, 9, 9, 1, 0.1)
     ],
 )
 def test_agreement_map_values(boxes: list[Box], value: float) -> None:
-    metric = AgreementMap("o", 2)
+    metric = DetectionAgreementMetric("o", 2)
     kept = metric.prepare(detections(FIRST, SECOND, UNSURE))
     assert metric.value([metric.observe(kept, detections(*boxes), "a")]) == pytest.approx(value)
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
-    metric = AgreementMap("o", 2)
+    metric = DetectionAgreementMetric("o", 2)
     assert math.isnan(
         metric.value([metric.observe(metric.prepare(detections()), detections(), "a")])
     )
 
 
 def test_output_agreement_is_one_minus_the_relative_error() -> None:
-    metric = OutputAgreement(("o",))
+    metric = OutputAgreementMetric(("o",))
     expected, actual = ({"o": np.array([[1.0, 2.0, x, 6.0]], np.float32)} for x in (3.0, 4.0))
     agreement = 1.0 - 0.5 / np.std([1, 2, 3, 6])
     assert metric.observe(metric.prepare(expected), actual, "a") == pytest.approx(agreement)
@@ -374,7 +377,7 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     rng = np.random.default_rng(0)
     scale = np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]
     outputs = [{"o": rng.random((1, 6, 40), np.float32) * scale} for _ in range(8)]
-    metric = AgreementMap("o", 2)
+    metric = DetectionAgreementMetric("o", 2)
     evidence = [
         metric.observe(metric.prepare(a), b, "a")
         for a, b in zip(outputs[::2], outputs[1::2], strict=True)

@@ -116,7 +116,7 @@ def _joined(view: View, q: Node, concat: Node) -> faults.ConcatAfterHead:
 def _is_fatal(found: faults.ConcatAfterHead) -> bool:
     """Whether the scale shows that scores which a detector would report are lost."""
     if found.scores:
-        return found.lost_below >= CONFIDENCE
+        return found.zero_limit >= CONFIDENCE
     return found.raw and found.scale is not None and found.scale >= COARSE_LOGITS
 
 

@@ -30,7 +30,7 @@ __all__ = [
     "FUSING",
     "FUSING_INTO",
     "is_relu",
-    "joined_name",
+    "join_names",
     "Layer",
     "LayerKind",
     "MAX_JOINED",
@@ -129,7 +129,7 @@ class Pass(ABC):
     def fuse_consumer(self, network: Network, case: Case, layer: Layer, consumer: Layer) -> None:
         """Fuse the single consumer of a layer into it, ``<layer> + <consumer>``; emit two lines."""
         self.fire_fusing(case, layer, layer, consumer)
-        network.absorb_consumer(layer, consumer, joined_name(layer, consumer))
+        network.absorb_consumer(layer, consumer, join_names(layer, consumer))
 
     def convert_kind(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
         """Make a layer one of another kind; emit two lines."""
@@ -142,7 +142,7 @@ class Pass(ABC):
         self.refusals.append(refusal)
 
 
-def joined_name(layer: Layer, consumer: Layer) -> str:
+def join_names(layer: Layer, consumer: Layer) -> str:
     """Return the name of two fused layers, ``<layer> + <consumer>``.
 
     The name of a constant is cut off, because any number of consumers may be folded into it.

@@ -6,7 +6,7 @@ from qdqtool.trt.passes._infra import (
     Pass,
     assumed,
     constant_before,
-    joined_name,
+    join_names,
     seen,
 )
 
@@ -42,5 +42,5 @@ class ConstCastFold(Pass):
             self.fire_fusing(case, constant, constant, identity)
             network.drop_input(identity, 0)
             network.set_kind(identity, LayerKind.CONSTANT)
-            identity.dims, identity.name = constant.dims, joined_name(constant, identity)
+            identity.dims, identity.name = constant.dims, join_names(constant, identity)
             identity.add_cases(case)

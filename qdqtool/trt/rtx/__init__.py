@@ -1,5 +1,5 @@
-"""TensorRT-RTX 1.7: which convolutions its compiler (Myelin) computes in INT8, from rules found by experiment.
+"""TensorRT-RTX 1.7: convolutions that its compiler (Myelin) computes in INT8.
 
-Classic TensorRT decides elsewhere (``qdqtool.trt.passes``); nothing here says anything about it. The experiments are
-``tests/trt/rtx/experiments*.py``, their answers ``tests/data/rtx/answers.json``.
+The rules were found by experiment (``tests/trt/rtx/experiments*.py``, with the answers in
+``tests/data/rtx/answers.json``). Those of classic TensorRT are in ``qdqtool.trt.passes``.
 """

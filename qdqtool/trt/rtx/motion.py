@@ -224,7 +224,7 @@ class ConsumerIndex:
         )
 
 
-# Rules of operators --------------------------------------------------------------------------------------------------
+# Rules of operators ---------------------------------------------------------------------------
 
 
 # With one data input: integers are kept (or negated, or reordered), and so is the scale.

@@ -195,7 +195,7 @@ State = IntegerState | FloatState
 NEVER_QUANTIZED = FloatState()
 
 
-# One layer with weights ----------------------------------------------------------------------------------------------
+# One layer with weights -----------------------------------------------------------------------
 
 
 def resolve_precision(model: Model, node: Node, left: State, right: State) -> Precision | Refusal:

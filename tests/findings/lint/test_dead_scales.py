@@ -88,7 +88,7 @@ def test_head_concat_severity_follows_the_scale(
     (found,) = findings(g, head(g, scale, own=0.004), "HEAD-CONCAT")
     r = found.causes[0].refusal
     assert (found.node, found.severity) == ("behind.Q", severity)
-    assert r.lost_below == pytest.approx(lost, rel=1e-6)
+    assert r.zero_limit == pytest.approx(lost, rel=1e-6)
     assert r.scale == pytest.approx(scale) and r.own == pytest.approx(0.004)
     assert findings(g, "behind.DQ:0", "SCALE-DEAD") == []  # reported once
 

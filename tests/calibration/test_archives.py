@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from calibration.archives import Archive, read_arrays
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.archives import Archive, read_arrays
 from tests.errors import has
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)

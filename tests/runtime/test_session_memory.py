@@ -1,11 +1,12 @@
-"""Memory limits that depend on where a process runs."""
+"""Memory of sessions, which depends on where a process runs."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from qdqtool.util import limits
+from qdqtool.runtime import session_memory
+from qdqtool.util.limits import PROCESSES
 
 
 @pytest.mark.parametrize(
@@ -38,12 +39,12 @@ def test_session_memory(
     files = [tmp_path / f"{number}-of-{'-'.join(container_limits)}" for number in range(2)]
     for file, text in zip(files, container_limits, strict=False):
         file.write_text(text + "\n")
-    monkeypatch.setattr(limits, "CONTAINER", [str(f) for f in files])
-    monkeypatch.setenv(limits.PROCESSES, processes)
-    assert limits.session_memory() == expected
+    monkeypatch.setattr(session_memory, "CONTAINER_FILES", [str(f) for f in files])
+    monkeypatch.setenv(PROCESSES, processes)
+    assert session_memory.session_memory() == expected
 
 
 def test_session_memory_of_unknown_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sysconf", raising=False)
-    monkeypatch.setattr(limits, "CONTAINER", ())
-    assert limits.session_memory() == 0
+    monkeypatch.setattr(session_memory, "CONTAINER_FILES", ())
+    assert session_memory.session_memory() == 0

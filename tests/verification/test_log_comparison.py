@@ -17,8 +17,8 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
     TraceCounts,
 )
+from qdqtool.buildlog.build_status import find_listing_hole
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import find_listing_hole
 from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
@@ -39,7 +39,7 @@ from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConvolution
 from qdqtool.verification.layer_mapping import NodeMapper
-from qdqtool.verification.lines import (
+from qdqtool.verification.log_comparison import (
     PartComparison,
     compare_conversions,
     compare_layers,

@@ -1,0 +1,238 @@
+"""Status of a build: gaps, TensorRT version, precisions, and whether its INT8 is implicit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from qdqtool.buildlog.agreement import BuildSource
+from qdqtool.buildlog.names import base_name
+from qdqtool.buildlog.types import Build, Gap, GapKind, ListingSource, Section
+from qdqtool.types import Precision
+
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+_PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))
+_PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "stronglyTyped"))
+# Truncations of the parse section that leave the rest of a log complete.
+_HARMLESS = (Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST))
+_MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names of weights and numbers
+LATEST_SPELLING = "8.6"  # TensorRT 10 spells its listings alike, and is more likely today
+# Kernels that 8.x keeps inside one Myelin layer.
+_MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
+IMPLICIT_INT8 = (
+    "an implicit-INT8 build: a calibration table or dynamic ranges chose what runs in INT8, "
+    "no Q/DQ node is in it; the rules for Q/DQ do not apply"
+)
+_MISSING_RANGE_MESSAGES = (
+    "Missing scale and zero-point for tensor",
+    "Calibrator is not being used. Users must provide dynamic range",
+)
+
+
+def set_build_status(build: Build) -> None:
+    """Set gaps, completeness, precision flags and version hint, and mark Q and DQ layers."""
+    _mark_qdq(build)
+    build.precision_flags = _find_precision_flags(build)
+    build.names_only = bool(build.layers) and not any(
+        layer.type or layer.inputs or layer.outputs for layer in build.layers
+    )
+    build.version_hint = build.tensorrt or _find_version_by_spelling(build)
+    gaps = [gap for gap in build.gaps if gap.kind.is_unread]
+    is_listing_cut = any(gap.section == Section.LISTING for gap in gaps)
+    if build.source.is_log:
+        gaps += _find_log_gaps(build)
+    listing_gap = _find_listing_gap(build)
+    if listing_gap is not None and not (is_listing_cut and listing_gap.kind.is_truncation):
+        gaps.append(listing_gap)
+    if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
+        gaps.append(Gap(Section.END))
+    is_cut = any(
+        gap.kind.is_truncation and gap.section != Section.PROFILE and gap not in _HARMLESS
+        for gap in gaps
+    )
+    build.gaps = gaps
+    build.complete = bool(build.layers) and not build.names_only and not is_cut
+
+
+def _find_log_gaps(build: Build) -> list[Gap]:
+    """Return the gaps in the parse section and the optimizer passes of a log."""
+    gaps = []
+    parse = build.parse
+    if not parse.nodes:
+        gaps.append(Gap(Section.PARSE))
+    elif not parse.outputs and not build.milestones:
+        gaps.append(Gap(Section.PARSE, GapKind.CUT_AFTER_NODE, len(parse.nodes)))
+    elif not parse.inputs:
+        gaps.append(Gap(Section.PARSE, GapKind.BEGINNING))
+    elif not parse.outputs:
+        gaps.append(Gap(Section.PARSE, GapKind.LAST))
+    if not build.trace and not build.milestones:
+        gaps.append(Gap(Section.PASSES))
+    elif not _is_optimizer_finished(build):
+        gaps.append(Gap(Section.PASSES, GapKind.CUT))
+    elif not any(milestone.name == "Original" for milestone in build.milestones):
+        gaps.append(Gap(Section.PASSES, GapKind.BEGINNING))
+    return gaps
+
+
+def _find_listing_gap(build: Build) -> Gap | None:
+    if not build.layers:
+        return Gap(Section.LISTING)
+    if build.names_only:
+        return Gap(Section.LISTING, GapKind.NAMES_ONLY)
+    expected = _expected_layers(build)
+    if expected is None:
+        return find_listing_hole(build, [tensor.name for tensor in build.parse.inputs])
+    if len(build.layers) < expected:
+        return Gap(Section.LISTING, GapKind.FEWER_LAYERS, len(build.layers), expected)
+    return None
+
+
+def find_truncations(build: Build) -> list[Gap]:
+    """Return the gaps that lost content, without sections that nobody requested."""
+    return [
+        gap
+        for gap in build.gaps
+        if gap.kind.is_unread or (not build.complete and gap.kind.is_truncation)
+    ]
+
+
+def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
+    """Return a gap if layers are missing from the listing, else None.
+
+    In every listing seen, each input of a layer is an output of another one, a weight, or an input
+    of the network. Nothing is checked if the inputs of the network are unknown, or if a log states
+    the number of layers.
+
+    Args:
+        build: Build with the listing.
+        inputs: Inputs of the network, for a build that does not name its bindings.
+    """
+    network_ends = {*build.bindings, *inputs}
+    if not network_ends or build.names_only or _expected_layers(build) is not None:
+        return None
+    outputs = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
+    consumers = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
+    for tensor, consumer in consumers.items():
+        if tensor in outputs or tensor in network_ends or _MYELIN_CONSTANT.fullmatch(tensor):
+            continue
+        return Gap(Section.LISTING, GapKind.UNWRITTEN, name=consumer[:80], tensor=tensor[:80])
+    # In a log, other programs may print among the bindings.
+    if build.listing == ListingSource.LAYER_JSON:
+        for name in build.bindings:
+            if name not in outputs and name not in consumers:
+                return Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=name[:80])
+    return None
+
+
+def _mark_qdq(build: Build) -> None:
+    """Set the origin of Q and DQ layers that another section of the log shows."""
+    conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
+    nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS and node.name}
+    for layer in build.layers:
+        if layer.origin:
+            continue
+        if layer.name in conversions or (nodes and base_name(layer.name) in nodes):
+            layer.origin = "QDQ"
+
+
+def _is_optimizer_finished(build: Build) -> bool:
+    """Return whether the log has the time of the optimizer, or later sections."""
+    if build.layers or build.placement or build.tactics.timed:
+        return True
+    return any(
+        name.startswith(("Graph construction", "Graph optimization")) for name in build.seconds
+    )
+
+
+def _expected_layers(build: Build) -> int | None:
+    """Return the number of layers of a complete listing.
+
+    It is unknown for listings that show the kernels of Myelin.
+    """
+    if not build.source.is_log or build.listing == ListingSource.LAYER_JSON:
+        return None
+    after = build.milestone("After reformat layers")
+    return build.milestones[-1].layers if after is None and build.milestones else after
+
+
+def _find_precision_flags(build: Build) -> frozenset[str]:
+    option = build.options.get("Build", {}).get("Precision", "").lower()
+    flags = {name.strip() for name in option.split("+")} & _PRECISIONS
+    flags |= build.flags.keys() & _PRECISION_FLAGS
+    if "strongly typed" in option:
+        flags.add("stronglyTyped")
+    if build.command and flags and "stronglyTyped" not in flags:
+        flags.add("fp32")
+    return frozenset(flags)
+
+
+def _find_version_by_spelling(build: Build) -> str | None:
+    """Return the earliest version that writes its listing like this one, as real builds show."""
+    layers = build.layers
+    if not layers:
+        return None
+    tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.outputs)]
+    if any("_quantize_scale_node" in layer.name for layer in layers):
+        return "8.0"
+    if any("StrideOrder" in layer.extras for layer in layers) or any(
+        # The format and the data type are separate fields.
+        tensor.format.startswith("(") and tensor.precision != Precision.UNKNOWN
+        for tensor in tensors
+    ):
+        return "11"
+    if any(layer.type in _MYELIN_TYPES for layer in layers):
+        return "10"
+    if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
+        return LATEST_SPELLING
+    if build.listing != ListingSource.ENGINE_LINES:
+        return "8.4" if build.listing else None
+    if any(tensor.vector > 1 for tensor in tensors):
+        return "8.5"
+    has_hex_tactics = all(layer.tactic.startswith("0x") for layer in layers if layer.tactic)
+    return "8.4" if has_hex_tactics else "8.2"
+
+
+def is_implicit_int8(build: Build) -> bool:
+    """Return whether a build has INT8 layers or lacks ranges, and shows no Q or DQ.
+
+    With Q/DQ, the Q of its weights is in the name of every INT8 convolution (``weights + Q +
+    Conv``), and in the parse section. In a listing alone, a Q with a name of the user's own is not
+    recognized.
+    """
+    if build.is_rtx or _shows_quantizers(build):
+        return False
+    if any(message.text.startswith(_MISSING_RANGE_MESSAGES) for message in build.messages):
+        return True
+    return any(
+        layer.is_convolution
+        and layer.input_precision == Precision.INT8
+        and layer.type[:1].isupper()  # not a kernel of Myelin
+        for layer in build.layers
+    )
+
+
+def is_float_build(build: Build) -> bool:
+    """Return whether a complete listing has no INT8 and no Q or DQ.
+
+    False for a listing with kernels of Myelin, which do not show them.
+    """
+    if not build.complete or build.is_rtx or _shows_quantizers(build):
+        return False
+    for layer in build.layers:
+        if not layer.type[:1].isupper() or layer.type == "Myelin":
+            return False
+        if any(t.precision == Precision.INT8 for t in (*layer.inputs, *layer.outputs)):
+            return False
+    return True
+
+
+def _shows_quantizers(build: Build) -> bool:
+    if any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace):
+        return True
+    if any(node.op in _QUANTIZERS for node in build.parse.nodes):
+        return True
+    return any(
+        layer.origin == "QDQ" or any("uantize" in name for name in (layer.name, *layer.onnx_names))
+        for layer in build.layers
+    )

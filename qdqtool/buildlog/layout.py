@@ -1,0 +1,234 @@
+"""Layout of graphs: positions of boxes and points of edges. Needs fast-sugiyama.
+
+Boxes are ranked from top to bottom. An edge over several ranks passes an invisible vertex in each
+of them, so that the layout has space for it and it is drawn around the boxes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from qdqtool.util import limits
+
+_PASSING_WIDTH = 0.45  # of a column, for an edge that passes
+_Link = tuple[str, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class LayoutBox:
+    """Box of a graph, in pixels. The layout sets its top left corner.
+
+    Attributes:
+        w: Width.
+        h: Height.
+    """
+
+    x: float = 0.0
+    y: float = 0.0
+    w: float = 0.0
+    h: float = 0.0
+
+
+@dataclass(slots=True)
+class LayoutEdge:
+    """Edge of a graph.
+
+    Attributes:
+        source: Position of the box that it leaves.
+        target: Position of the box that it enters.
+        points: Points of its curve, which the layout sets.
+    """
+
+    source: int
+    target: int
+    points: list[list[float]] = field(default_factory=list, kw_only=True)
+
+
+def is_layout_available() -> bool:
+    """Return whether fast-sugiyama is installed."""
+    return importlib.util.find_spec("fast_sugiyama") is not None
+
+
+def compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int]:
+    """Return the rank of each box: one below its deepest producer.
+
+    Args:
+        keys: Boxes, producers first.
+        links: Pairs of producer and consumer.
+    """
+    ranks = dict.fromkeys(keys, 0)
+    incoming: dict[str, list[str]] = defaultdict(list)
+    outgoing: dict[str, list[str]] = defaultdict(list)
+    for source, target in links:
+        incoming[target].append(source)
+        outgoing[source].append(target)
+    for key in keys:
+        ranks[key] = max((ranks[source] + 1 for source in incoming[key]), default=0)
+    last = max(ranks.values(), default=0)
+    for key in keys:
+        if not incoming[key]:
+            # An input or constant is right above its first consumer, a box without edges below all.
+            first = min((ranks[target] for target in outgoing[key]), default=last + 2)
+            ranks[key] = max(0, first - 1)
+    return ranks
+
+
+def describe_excess(ranks: dict[str, int], links: Sequence[_Link]) -> str:
+    """Return why a graph is too large for a layout, an empty string if it is not.
+
+    The time is quadratic in the size of a row, and an edge is in every row that it passes.
+    """
+    if len(ranks) > limits.DRAWN_LAYERS:
+        return f"{len(ranks)} layers are too many for a picture, the limit is {limits.DRAWN_LAYERS}"
+    points = sum(max(1, ranks[target] - ranks[source]) for source, target in links)
+    widest = max(Counter(ranks.values()).values(), default=0)
+    if points > limits.DRAWN_POINTS or widest > limits.DRAWN_ROW:
+        return (
+            f"{len(ranks)} layers and {len(links)} edges, up to {widest} in one row, are too many "
+            f"for a picture; the limits are {limits.DRAWN_POINTS} edges, one for each row that "
+            f"they pass, and {limits.DRAWN_ROW} in a row"
+        )
+    return ""
+
+
+def lay_out(
+    boxes: Sequence[LayoutBox],
+    edges: Sequence[LayoutEdge],
+    column_gap: float,
+    row_gap: float,
+    margin: float,
+    head: float = 0,
+) -> tuple[float, float, str]:
+    """Set the positions of boxes and the points of edges.
+
+    Args:
+        boxes: Boxes of one width, producers first.
+        edges: Edges between them.
+        column_gap: Pixels between columns.
+        row_gap: Pixels between rows.
+        margin: Pixels around the drawing.
+        head: Pixels to leave free above the first row.
+
+    Returns:
+        Width and height of the drawing in pixels, and why it is too large. Then nothing is set.
+    """
+    keys = [f"B{i}" for i in range(len(boxes))]
+    links = [(keys[edge.source], keys[edge.target]) for edge in edges]
+    ranks = compute_ranks(keys, links)
+    excess = describe_excess(ranks, links)
+    if excess:
+        return 0.0, 0.0, excess
+    all_ranks, passing = _insert_vertices(ranks, links)
+    columns = _compute_columns(all_ranks, _link_vertices(links, passing), keys)
+    box_width = max((box.w for box in boxes), default=0.0)
+    centers = _convert_to_pixels(columns, all_ranks, box_width, column_gap, margin)
+    heights: dict[int, float] = defaultdict(float)
+    for key, box in zip(keys, boxes, strict=True):
+        heights[ranks[key]] = max(heights[ranks[key]], box.h)
+    tops: dict[int, float] = {}
+    y = head + margin
+    for rank in range(max(ranks.values(), default=-1) + 1):
+        tops[rank] = y
+        y += heights[rank] + row_gap
+    for key, box in zip(keys, boxes, strict=True):
+        box.x = round(centers[key] - box.w / 2, 1)
+        box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
+    for edge, vertices in zip(edges, passing, strict=True):
+        edge.points = []
+        for vertex in vertices:
+            x, top = round(centers[vertex], 1), tops[all_ranks[vertex]]
+            edge.points += [[x, top], [x, top + heights[all_ranks[vertex]]]]
+    _attach_edges(boxes, edges)
+    right = max((box.x + box.w for box in boxes), default=0.0)
+    right = max(right, *(x for edge in edges for x, _ in edge.points), 0.0)
+    return round(right + margin, 1), round(y - row_gap + margin, 1), ""
+
+
+def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
+    """Spread the ends of edges over the bottoms and tops of boxes, ordered by their other ends."""
+    for end, other, position in (("source", "target", 0), ("target", "source", -1)):
+        groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
+        for edge in edges:
+            far = boxes[getattr(edge, other)]
+            x = edge.points[position][0] if edge.points else far.x + far.w / 2
+            groups[getattr(edge, end)].append((x, edge))
+        for number, group in groups.items():
+            box = boxes[number]
+            y = box.y + (box.h if end == "source" else 0.0)
+            for i, (_, edge) in enumerate(sorted(group, key=lambda item: item[0])):
+                port = [round(box.x + box.w * (i + 1) / (len(group) + 1), 1), y]
+                edge.points.insert(0 if end == "source" else len(edge.points), port)
+
+
+def _insert_vertices(
+    ranks: dict[str, int], links: Sequence[_Link]
+) -> tuple[dict[str, int], list[list[str]]]:
+    """Return the ranks with those of invisible vertices, and the vertices of each edge."""
+    all_ranks = dict(ranks)
+    passing: list[list[str]] = []
+    for number, (source, target) in enumerate(links):
+        vertices = {f"P{number}_{rank}": rank for rank in range(ranks[source] + 1, ranks[target])}
+        all_ranks |= vertices
+        passing.append(list(vertices))
+    return all_ranks, passing
+
+
+def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Link]:
+    """Return the links between neighboring ranks, each once."""
+    result: dict[_Link, None] = {}
+    for (source, target), vertices in zip(links, passing, strict=True):
+        for start, end in itertools.pairwise([source, *vertices, target]):
+            if start != end:
+                result[start, end] = None
+    return list(result)
+
+
+def _compute_columns(
+    ranks: dict[str, int], links: list[_Link], boxes: Iterable[str]
+) -> dict[str, float]:
+    """Return the column of each box and vertex: parts of the graph side by side."""
+    from fast_sugiyama import from_edges
+
+    columns: dict[str, float] = {}
+    names = list(dict.fromkeys(itertools.chain.from_iterable(links)))
+    # The layout depends on hashes, and those of strings change.
+    numbers = {name: number for number, name in enumerate(names)}
+    # Minimal ranks take quadratic time. If all boxes start in one rank, every ranking is minimal.
+    starts = {source for source, _ in links}.difference(target for _, target in links)
+    has_one_start = len({ranks[name] for name in starts}) == 1
+    parts = []
+    if links:
+        parts = from_edges(
+            [(numbers[source], numbers[target]) for source, target in links],
+            vertex_spacing=4,
+            ranking_type="up" if has_one_start else "minimize",
+            crossing_minimization="barycenter",
+        )
+    offset = 0.0
+    for positions in sorted(sorted(part[0]) for part in parts):
+        low = min(x for _, (x, _y) in positions) / 4
+        for number, (x, _y) in positions:
+            columns[names[number]] = x / 4 - low + offset
+        offset = max(columns[names[number]] for number, _ in positions) + 1.0
+    for column, key in enumerate([key for key in boxes if key not in columns]):
+        columns[key] = float(column)
+    return columns
+
+
+def _convert_to_pixels(
+    columns: dict[str, float], ranks: dict[str, int], width: float, gap: float, margin: float
+) -> dict[str, float]:
+    """Return the center of each column in pixels, so that boxes of a rank do not overlap."""
+    pitch = width + gap
+    centers: dict[str, float] = {}
+    ends: dict[int, float] = defaultdict(lambda: float("-inf"))  # right end of each rank so far
+    for name in sorted(columns, key=lambda name: columns[name]):
+        half = pitch / 2 if not name.startswith("P") else pitch * _PASSING_WIDTH / 2
+        centers[name] = max(columns[name] * pitch, ends[ranks[name]] + half)
+        ends[ranks[name]] = centers[name] + half
+    left = min(centers.values(), default=0.0) - width / 2 - margin
+    return {name: center - left for name, center in centers.items()}
