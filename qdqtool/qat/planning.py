@@ -1,5 +1,6 @@
-"""Which quantizers a network gets, decided before it is touched."""
+"""Plan of the quantizers of a network, made before the network changes."""
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import UnionFind, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis
-from qdqtool.qat.calls import as_call
+from qdqtool.qat.calls import TensorDescription, as_call
 from qdqtool.qat.graph_cleanup import fold_constants
 from qdqtool.qat.networks import (
     can_merge_branches,
@@ -36,7 +37,7 @@ from qdqtool.qat.networks import (
     unwrap,
 )
 from qdqtool.qat.options import QatOptions
-from qdqtool.qat.sites import ADD, LINEAR, WEIGHTED_MODULES, QuantizerSite
+from qdqtool.qat.sites import ADD, LINEAR, POOL, WEIGHTED_MODULES, QuantizerSite
 from qdqtool.qat.trace import NetworkTrace, trace
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -46,12 +47,12 @@ from qdqtool.util.checks import compile_pattern
 
 @dataclass(frozen=True)
 class ActivationQuantizer:
-    """A quantizer on an activation.
+    """A quantizer of an activation.
 
     Attributes:
-        site: Where it stands.
-        tensor: The tensor's name in the traced graph.
-        group: Quantizers of one group are one module, with one amax.
+        site: Site of the quantizer.
+        tensor: Name of the tensor in the traced graph.
+        group: Number of the group; quantizers of one group are one module, with one amax.
         role: ``input`` or ``residual``.
     """
 
@@ -63,9 +64,12 @@ class ActivationQuantizer:
 
 @dataclass(frozen=True)
 class WeightQuantizer:
-    """A quantizer on a module's weights; ``axis`` is that of the output channels, None for one amax for all.
+    """A quantizer of a module's weights.
 
-    ``call`` is which projection of an attention they are for; None for a module that has weights of its own.
+    Attributes:
+        module: Name of the module.
+        axis: Axis of the output channels; None for one amax for all.
+        call: Number of the projection of an attention; None for a module with weights of its own.
     """
 
     module: str
@@ -75,23 +79,26 @@ class WeightQuantizer:
 
 @dataclass
 class Plan:
-    """What :func:`prepare` does to a network.
+    """Changes that :func:`prepare` makes to a network.
 
     Attributes:
-        target: Which TensorRT it is for.
-        backend: Whose quantizers.
-        activations: Quantizers on activations, in the order in which they run.
-        weights: Quantizers on weights.
-        skipped: What could have been quantized and stays float, and why: pairs of name and reason.
-        norms: BatchNormalization modules that the export folds, and the convolutions in front of them.
-        calls: How many calls of a kind run inside a module that has quantizers on some of them.
-        counted: The modules in which calls of a kind run at all, by kind.
+        target: Name of the TensorRT version.
+        backend: Name of the package with the quantizers.
+        activations: Quantizers of activations, in the order in which they run.
+        weights: Quantizers of weights.
+        skipped: Name and reason of each layer that could have been quantized and is left float.
+        norms: Name of the convolution that a BatchNormalization is folded into, by its name.
+        calls: Number of calls of a kind inside a module, by module and kind, for those with
+            quantizers.
+        counted: Modules in which calls of a kind run, by kind.
         merged: Modules whose parallel branches become one convolution first.
-        unseen: Convolutions and linear layers that did not run with the sample in evaluation mode, and stay float.
-        arguments: How many arguments the sample had.
-        keywords: Its keyword arguments.
-        dimensions: Dimensions of its first tensor.
-        sample: Its tensors, as :attr:`qdqtool.qat.calls.NetworkCall.description` says them.
+        unseen: Convolutions and linear layers that did not run with the sample in evaluation mode,
+            and are left float.
+        arguments: Number of arguments of the sample.
+        keywords: Names of its keyword arguments.
+        dimensions: Number of dimensions of its first tensor.
+        sample: Its tensors, as described by
+            :attr:`qdqtool.qat.calls.NetworkCall.description`.
     """
 
     target: str
@@ -107,7 +114,7 @@ class Plan:
     arguments: int = 1
     keywords: tuple[str, ...] = ()
     dimensions: int = 4
-    sample: list[tuple[str, str, list[int]]] = field(default_factory=list)
+    sample: list[TensorDescription] = field(default_factory=list)
 
     @property
     def convolutions(self) -> list[str]:
@@ -116,37 +123,51 @@ class Plan:
 
     @property
     def tied(self) -> list[list[str]]:
-        """Places that share one amax although they read different tensors (tied by Concat, Split, MaxPool ...)."""
-        groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        """Sites that share one amax although they read different tensors.
+
+        Concat, Split, MaxPool and other operators tie tensors.
+        """
+        groups: dict[int, list[ActivationQuantizer]] = defaultdict(list)
         for quantizer in self.activations:
-            groups[quantizer.group][quantizer.tensor].append(_place(quantizer.site))
-        return [[n for names in g.values() for n in names] for g in groups.values() if len(g) > 1]
+            groups[quantizer.group].append(quantizer)
+        return [
+            [_describe_site(q.site) for q in _sort_by_tensor(group)]
+            for group in groups.values()
+            if len({q.tensor for q in group}) > 1
+        ]
 
     def text(self) -> str:
-        """The plan in words, a line for each module."""
-        residuals = [a for a in self.activations if a.site.kind == ADD]
-        pools = [a for a in self.activations if a.site.kind == "pool"]
+        """Return the plan as text, with a line for each module."""
+        residuals = [a.site for a in self.activations if a.site.kind == ADD]
+        pools = [a.site for a in self.activations if a.site.kind == POOL]
         lines = [
-            f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in INT8, "
-            f"residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: {len(self.skipped)}"
+            f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in "
+            f"INT8, residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: "
+            f"{len(self.skipped)}"
         ]
-        lines.extend(
-            f"  merged    {name}: its branches become one convolution" for name in self.merged
-        )
-        lines.extend(f"  residual  {_place(a.site)}" for a in residuals)
-        lines.extend(f"  pool      {_place(a.site)}" for a in pools)
+        for name in self.merged:
+            lines.append(f"  merged    {name}: its branches become one convolution")
+        lines.extend(f"  residual  {_describe_site(site)}" for site in residuals)
+        lines.extend(f"  pool      {_describe_site(site)}" for site in pools)
         lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
         lines.extend(f"  float     {name}: {reason}" for name, reason in self.skipped)
         if self.unseen:
-            shown = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
+            names = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
             lines.append(
-                f"  float     {len(self.unseen)} that did not run with this sample in evaluation mode ({shown}): "
-                "branches for training only, or experts that it does not reach; those need a sample that does"
+                f"  float     {len(self.unseen)} that did not run with this sample in evaluation "
+                f"mode ({names}): branches for training only, or experts that it does not reach; "
+                "those need a sample that does"
             )
         return "\n".join(lines)
 
 
-def _place(site: QuantizerSite) -> str:
+def _sort_by_tensor(quantizers: list[ActivationQuantizer]) -> list[ActivationQuantizer]:
+    """Return quantizers with those of one tensor next to each other, in order of the first."""
+    tensors = list(dict.fromkeys(q.tensor for q in quantizers))
+    return sorted(quantizers, key=lambda q: tensors.index(q.tensor))
+
+
+def _describe_site(site: QuantizerSite) -> str:
     name = site.module or "(network)"
     if site.kind == ADD:
         return f"{name} (input {site.position} of Add {site.call})"
@@ -168,9 +189,9 @@ def plan(
 ) -> Plan:
     """Decide where quantizers go; the network is not changed.
 
-    The float network, its head in export mode, is exported to ONNX in memory,
-    :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each decision is carried
-    back to the module or call it belongs to.
+    The float network, its head in export mode, is exported to ONNX in memory.
+    :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each
+    decision is carried back to the module or call that it belongs to.
 
     Args:
         model: The float network, on any device.
@@ -201,95 +222,139 @@ def plan(
 
 def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     """Decide where quantizers go; see :func:`plan`."""
-    chosen = target_named(options.target)
+    target = target_named(options.target)
     sample = choose_sample(model, sample)
-    model = unwrap(model)
+    network = unwrap(model)
     merged: list[str] = []
-    if options.merge and can_merge_branches(model):
-        merged = merge_branches(model := copy_network(model))
-    with switch_heads_to_export(model):
-        traced = trace(model, sample)
-    work = fold_constants(Model(traced.proto))
-    prepare_network(work)
-    candidates = [n for n in work.nodes if can_be_quantized(work, n)]
-    places = {
-        n.name: traced.sites.get((n.name, 0)) or traced.sites.get((n.name, 1)) for n in candidates
-    }
-    names = {node: "" if site is None else site.module for node, site in places.items()}
-    reasons = _match_nodes(names, options.exclude, "exclude")
-    included = _match_nodes(
-        {n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, options.include, "include"
+    if options.merge and can_merge_branches(network):
+        network = copy_network(network)
+        merged = merge_branches(network)
+    with switch_heads_to_export(network):
+        traced = trace(network, sample)
+    graph = fold_constants(Model(traced.proto))
+    prepare_network(graph)
+    names = _name_modules(graph, traced)
+    placement, reasons = _choose_placement(graph, traced, network, names, target, options)
+    if not placement.inputs:
+        raise nothing_to_quantize(placement.skipped, type(network).__name__)
+    call = as_call(sample)
+    plan = Plan(
+        target.name,
+        options.backend,
+        merged=merged,
+        unseen=_find_unreached(traced, network),
+        arguments=len(call.args),
+        keywords=tuple(call.kwargs),
+        dimensions=next((t.ndim for t in call.tensors), 0),
+        sample=call.description,
     )
+    once = {module for module, count in traced.runs.items() if count == 1}
+    plan.norms = {norm: conv for norm, conv in traced.norms.items() if {norm, conv} <= once}
+    for module, kind in traced.calls:
+        plan.counted.setdefault(kind, []).append(module)
+    groups = _number_groups(traced, graph, placement, options.unify)
+    _add_activations(plan, traced, graph, placement, groups)
+    _add_weights(plan, traced, placement)
+    for skipped in placement.skipped:
+        left_float = SkippedNode(reasons.get(skipped.node, skipped.refusal))
+        name = names.get(left_float.node) or left_float.node
+        plan.skipped.append((name, left_float.reason))
+    _check_call_counts(plan, traced, network)
+    return plan
+
+
+def _name_modules(graph: Model, traced: NetworkTrace) -> dict[str, str]:
+    """Return the name of the module of each node that can be quantized, by the node's name.
+
+    The name is empty for nodes that no module or call of the network made.
+    """
+    names = {}
+    for node in graph.nodes:
+        if can_be_quantized(graph, node):
+            site = traced.sites.get((node.name, 0)) or traced.sites.get((node.name, 1))
+            names[node.name] = "" if site is None else site.module
+    return names
+
+
+def _choose_placement(
+    graph: Model,
+    traced: NetworkTrace,
+    network: nn.Module,
+    names: dict[str, str],
+    target: Target,
+    options: QatOptions,
+) -> tuple[Placement, dict[str, Refusal]]:
+    """Return the placement, and the reasons of nodes that the options or torch leave float."""
+    reasons = _match_nodes(names, options.exclude, "exclude")
+    weighted = {n.name: names[n.name] for n in graph.nodes if n.op in WEIGHTED and n.name in names}
+    included = _match_nodes(weighted, options.include, "include")
+    modules = dict(network.named_modules())
     while True:
-        placing = PlacementOptions(
+        placement_options = PlacementOptions(
             head=options.head,
             residual=options.residual,
             exclude=_exact_patterns(reasons),
             include=_exact_patterns(included),
             unify=options.unify,
         )
-        _, placement = rules.choose_placement(work, placing, chosen)
-        unreachable = _find_unreachable(traced, placement, dict(model.named_modules()))
+        _, placement = rules.choose_placement(graph, placement_options, target)
+        unreachable = _find_unreachable(traced, placement, modules)
         if not unreachable:
-            break
+            return placement, reasons
         reasons.update(unreachable)
-    if not placement.inputs:
-        raise nothing_to_quantize(placement.skipped, type(model).__name__)
-    decided = _build_plan(traced, work, placement, chosen, options, reasons, names)
-    call = as_call(sample)
-    _check_call_counts(decided, traced, model)
-    decided.merged, decided.unseen = merged, _find_unreached(traced, model)
-    decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
-    decided.dimensions, decided.sample = next((t.ndim for t in call.tensors), 0), call.description
-    return decided
 
 
-def _check_call_counts(decided: Plan, traced: NetworkTrace, model: nn.Module) -> None:
-    """Quantizers inside a module are found by the number of the call: it has to be the same each time it runs."""
+def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> None:
+    """Check that modules make the same number of calls each time they run.
+
+    Quantizers inside a module are found by the number of the call.
+    """
     for (module, kind), counts in traced.varied.items():
-        if (module, kind) in decided.calls:
-            found = model.get_submodule(module)
-            why = (
-                " (self-attention and cross-attention)"
-                if isinstance(found, nn.MultiheadAttention)
-                else ""
-            )
-            raise QdqtoolError(
-                f"'{module or '(network)'}' ({type(found).__name__}) is called in several ways{why}: "
-                f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers cannot tell them "
-                f"apart. Give each way a module of its own, or leave this one float: exclude=['^{re.escape(module)}$']",
-                code="calls-differ",
-                node=module,
-            )
+        if (module, kind) not in plan.calls:
+            continue
+        owner = network.get_submodule(module)
+        ways = ""
+        if isinstance(owner, nn.MultiheadAttention):
+            ways = " (self-attention and cross-attention)"
+        raise QdqtoolError(
+            f"'{module or '(network)'}' ({type(owner).__name__}) is called in several ways{ways}: "
+            f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers "
+            "cannot tell them apart. Give each way a module of its own, or leave this one float: "
+            f"exclude=['^{re.escape(module)}$']",
+            code="calls-differ",
+            node=module,
+        )
 
 
-def _find_unreached(traced: NetworkTrace, model: nn.Module) -> list[str]:
+def _find_unreached(traced: NetworkTrace, network: nn.Module) -> list[str]:
+    modules = dict(network.named_modules())
     # Attention hands the weights of its projections to a function.
-    inside = [
-        f"{n}."
-        for n, m in model.named_modules()
-        if isinstance(m, nn.MultiheadAttention) and n in traced.runs
-    ]
+    inside = tuple(
+        f"{name}."
+        for name, module in modules.items()
+        if isinstance(module, nn.MultiheadAttention) and name in traced.runs
+    )
     return [
-        n
-        for n, m in model.named_modules()
-        if isinstance(m, WEIGHTED_MODULES)
-        and n not in traced.runs
-        and not n.startswith(tuple(inside))
+        name
+        for name, module in modules.items()
+        if isinstance(module, WEIGHTED_MODULES)
+        and name not in traced.runs
+        and not name.startswith(inside)
     ]
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """The sample itself; for Ultralytics' wrapper, where none is given, an image of the size it was trained with.
+    """Return the sample; without one, an image of the size that Ultralytics' model was trained with.
 
     Raises:
-        QdqtoolError: There is none.
+        QdqtoolError: There is no sample for a model of something else.
     """
     if sample is not None:
         return sample
     if not is_ultralytics_model(model):
         raise QdqtoolError(
-            "sample=None: give what the network is called with, for example torch.zeros(1, 3, 640, 640)",
+            "sample=None: give what the network is called with, for example "
+            "torch.zeros(1, 3, 640, 640)",
             code="missing-argument",
             parameter="sample",
         )
@@ -304,16 +369,12 @@ def _exact_patterns(names: Iterable[str]) -> list[str]:
 
 
 def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Refusal]:
-    """Node names that a pattern matches, by their module's name or their own, with the reason."""
-    found: dict[str, Refusal] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        compiled = compile_pattern(pattern, f"{option} '{pattern}'")
-        hits = [
-            node
-            for node, module in names.items()
-            if compiled.search(module) or compiled.search(node)
-        ]
-        if not hits:
+    """Return a reason for each node whose own or whose module's name a pattern matches."""
+    reasons: dict[str, Refusal] = {}
+    for pattern in patterns:
+        search = compile_pattern(pattern, f"{option} '{pattern}'").search
+        nodes = [node for node, module in names.items() if search(module) or search(node)]
+        if not nodes:
             example = next((m for m in names.values() if m), "")
             raise QdqtoolError(
                 f"{option} '{pattern}': matches no module that could be quantized; "
@@ -321,107 +382,92 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
                 code="no-match",
                 parameter=option,
             )
-        for node in hits:
-            found.setdefault(node, Excluded(PLACEMENT, node, option, pattern))
-    return found
+        for node in nodes:
+            reasons.setdefault(node, Excluded(PLACEMENT, node, option, pattern))
+    return reasons
 
 
 def _find_unreachable(
     traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
 ) -> dict[str, Refusal]:
-    """Nodes that would be quantized where no module or call of the network can hold the quantizer, or its weights."""
-    found: dict[str, Hidden] = {}
-    computed: dict[
-        str, Refusal
-    ] = {}  # weights of a parametrization or of pruning: constant once they are exported
+    """Return a reason for each placed node whose quantizers no module or call can hold."""
+    reasons: dict[str, Refusal] = {}
+    hidden: dict[str, Hidden] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
-    for readers in placement.inputs.values():
-        for reader in readers:
-            site = traced.sites.get((reader.node.name, reader.position))
-            if site is None:
-                found[reader.node.name] = (
-                    Hidden.WEIGHTED if reader.node.op in WEIGHTED else Hidden.CALL
-                )
-            else:
-                placed[site].add(reader.node.name)
-                constant = site.kind != "input" or "weight" in modules[site.module]._parameters
-                name = reader.node.name
-                if (
-                    made := fault_checks.weights_not_constant(
-                        PLACEMENT, name, reader.node.input(1), constant
-                    )
-                ) is not None:
-                    computed[name] = made
-    everywhere: dict[QuantizerSite, set[str]] = defaultdict(set)
-    for (node, _), site in traced.sites.items():
-        everywhere[site].add(node)
+    for consumer in itertools.chain(*placement.inputs.values()):
+        node = consumer.node
+        site = traced.sites.get((node.name, consumer.position))
+        if site is None:
+            hidden[node.name] = Hidden.WEIGHTED if node.op in WEIGHTED else Hidden.CALL
+            continue
+        placed[site].add(node.name)
+        # Weights of a parametrization or of pruning are constant only after the export.
+        is_constant = site.kind != "input" or "weight" in modules[site.module]._parameters
+        reason = fault_checks.weights_not_constant(PLACEMENT, node.name, node.input(1), is_constant)
+        if reason is not None:
+            reasons[node.name] = reason
+    nodes_by_site: dict[QuantizerSite, set[str]] = defaultdict(set)
+    for (name, _), site in traced.sites.items():
+        nodes_by_site[site].add(name)
     for site, nodes in placed.items():
-        if (
-            nodes < everywhere[site]
-        ):  # a module that runs several times has one quantizer for all of them
-            found.update(dict.fromkeys(nodes, Hidden.OTHER_RUN))
-    return {
-        **computed,
-        **{node: Unreachable(PLACEMENT, node, what) for node, what in found.items()},
-    }
+        if nodes < nodes_by_site[site]:  # one quantizer serves all runs of a module
+            hidden.update(dict.fromkeys(nodes, Hidden.OTHER_RUN))
+    return reasons | {n: Unreachable(PLACEMENT, n, reason) for n, reason in hidden.items()}
 
 
-def _build_plan(
-    traced: NetworkTrace,
-    work: Model,
-    placement: Placement,
-    target: Target,
-    options: QatOptions,
-    reasons: dict[str, Refusal],
-    names: dict[str, str],
-) -> Plan:
-    once = {m for m, count in traced.runs.items() if count == 1}
-    norms = {norm: conv for norm, conv in traced.norms.items() if norm in once and conv in once}
-    result = Plan(target.name, options.backend, norms=norms)
-    for module, kind in traced.calls:
-        result.counted.setdefault(kind, []).append(module)
-    numbers = _number_groups(traced, work, placement, options.unify)
-    order = {n.index: i for i, n in enumerate(work.ordered)}
-    readers = [(t, r) for t, found in placement.inputs.items() for r in found]
-    seen: set[QuantizerSite] = set()
-    for tensor, reader in sorted(readers, key=lambda f: (order[f[1].node.index], f[1].position)):
-        site = traced.sites[reader.node.name, reader.position]
-        if site not in seen:
-            seen.add(site)
-            result.activations.append(
-                ActivationQuantizer(site, tensor, numbers[tensor], reader.role)
-            )
-            if site.kind != "input":
-                result.calls[site.module, site.kind] = traced.calls[site.module, site.kind]
+def _add_activations(
+    plan: Plan, traced: NetworkTrace, graph: Model, placement: Placement, groups: dict[str, int]
+) -> None:
+    """Add a quantizer for each site, and the number of calls of its module."""
+    order = {node.index: i for i, node in enumerate(graph.ordered)}
+    inputs = [(t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers]
+    inputs.sort(key=lambda pair: (order[pair[1].node.index], pair[1].position))
+    quantizers: dict[QuantizerSite, ActivationQuantizer] = {}
+    for tensor, consumer in inputs:
+        site = traced.sites[consumer.node.name, consumer.position]
+        quantizer = ActivationQuantizer(site, tensor, groups[tensor], consumer.role)
+        quantizers.setdefault(site, quantizer)
+        if site.kind != "input":
+            plan.calls[site.module, site.kind] = traced.calls[site.module, site.kind]
+    plan.activations = list(quantizers.values())
+
+
+def _add_weights(plan: Plan, traced: NetworkTrace, placement: Placement) -> None:
     for weight in placement.weights:
         site = traced.sites[weight.node.name, 0]
         axis = None if weight.axis is None else _module_axis(weight.node)
-        found = WeightQuantizer(site.module, axis, site.call if site.kind == LINEAR else None)
-        if found not in result.weights:
-            result.weights.append(found)
-    for skipped in placement.skipped:
-        why = SkippedNode(reasons.get(skipped.node, skipped.refusal))
-        result.skipped.append((names.get(why.node) or why.node, why.reason))
-    return result
+        call = site.call if site.kind == LINEAR else None
+        quantizer = WeightQuantizer(site.module, axis, call)
+        if quantizer not in plan.weights:
+            plan.weights.append(quantizer)
 
 
 def _module_axis(node: Node) -> int:
-    """The axis of a torch module's weights along which its outputs lie; a Linear's are stored as [outputs, inputs]."""
+    """Return the axis of the outputs in a torch module's weights.
+
+    Weights of a Linear are stored as [outputs, inputs].
+    """
     return 0 if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
 
 def _number_groups(
-    traced: NetworkTrace, work: Model, placement: Placement, unify: bool
+    traced: NetworkTrace, graph: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
-    """Which group a tensor belongs to: tied by an operator, or read by one quantizer in several runs of a module."""
-    ties, by_site = UnionFind(), dict[QuantizerSite, str]()
-    for group in find_scale_groups(work, placement.inputs, unify):
+    """Return the number of each tensor's group.
+
+    An operator ties the tensors of a group, or one quantizer reads them in several runs of its
+    module.
+    """
+    groups = UnionFind()
+    for group in find_scale_groups(graph, placement.inputs, unify):
         for tensor in group.quantized:
-            ties.union(group.quantized[0], tensor)
-    for tensor, readers in placement.inputs.items():
-        for reader in readers:
-            ties.union(
-                by_site.setdefault(traced.sites[reader.node.name, reader.position], tensor), tensor
-            )
-    numbers = {g: i for i, g in enumerate(dict.fromkeys(map(ties.find, list(ties.parent))))}
-    return {t: numbers[ties.find(t)] for t in ties.parent}
+            groups.union(group.quantized[0], tensor)
+    first_tensors: dict[QuantizerSite, str] = {}
+    for tensor, consumers in placement.inputs.items():
+        for consumer in consumers:
+            site = traced.sites[consumer.node.name, consumer.position]
+            groups.union(first_tensors.setdefault(site, tensor), tensor)
+    numbers: dict[str, int] = {}
+    for tensor in list(groups.parent):
+        numbers.setdefault(groups.find(tensor), len(numbers))
+    return {tensor: numbers[groups.find(tensor)] for tensor in groups.parent}

@@ -263,12 +263,12 @@ def trainer_for(model: Any, **options: Any) -> type[Any]:
     return made.with_options(**options) if options else made
 
 
-def output_names(network: nn.Module) -> list[str] | None:
+def export_output_names(network: nn.Module) -> list[str] | None:
     """Names as Ultralytics' own export gives them."""
     return ["output0", "output1"] if getattr(network, "task", "") == "segment" else None
 
 
-def metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
+def export_metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
     """What Ultralytics reads from an ONNX model in order to run it."""
     found = {
         "description": f"Quantized {type(network).__name__}",
