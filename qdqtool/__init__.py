@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qdqtool.types import TOOL_VERSION as __version__
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
-    from qdqtool.verification.lines import Verification
+    from qdqtool.verification.result import Verification
 
 _HOMES = {
     "compare": "qdqtool.comparison.api",
@@ -59,7 +59,7 @@ _HOMES = {
     "Finding": "qdqtool.types",
     "Precision": "qdqtool.types",
     "Prediction": "qdqtool.types",
-    "Verification": "qdqtool.verification.lines",
+    "Verification": "qdqtool.verification.result",
     "__version__": "qdqtool.types",
 }
 

@@ -31,7 +31,7 @@ from tests.insertion.nets import images
 from tests.trt.builder import Graph
 from tests.tuning.nets import branchy
 from tests.verification.synthetic import log_of
-from tests.verification.test_lines import log_with_parse_section
+from tests.verification.test_log_comparison import log_with_parse_section
 
 DATA = Path(__file__).parent / "data"
 RECORDS = {"0.1": DATA / "contract-0.1.json", "0.2": DATA / "contract.json"}

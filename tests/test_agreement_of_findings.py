@@ -38,7 +38,7 @@ from qdqtool.types import (
     Refusal,
     Severity,
 )
-from qdqtool.verification.lines import Verification
+from qdqtool.verification.result import Verification
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 

@@ -44,7 +44,7 @@ from qdqtool.trt.targets import DEFAULT_SM, DEFAULT_TARGET
 from qdqtool.tuning.options import KEEP, SearchBudget, TuningGoal
 from qdqtool.util import limits
 from qdqtool.verification.api import verify_with_builder
-from qdqtool.verification.build_model import build_model
+from qdqtool.verification.local_build import build_model
 from tests.errors import has
 
 Function = Callable[..., Any]

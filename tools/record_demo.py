@@ -16,7 +16,7 @@ from qdqtool.commands.demo_run import RECORDING, structure, write_images, yolov8
 from qdqtool.insertion.api import insert
 from qdqtool.ir.modelfile import load, save
 from qdqtool.types import Precision
-from qdqtool.verification.build_model import build_model
+from qdqtool.verification.local_build import build_model
 
 SIZE = 320  # the demo's default
 

@@ -12,7 +12,7 @@ from qdqtool.util.files import forbid_dash
 from qdqtool.util.text import as_text, layers_counted
 
 if TYPE_CHECKING:
-    from qdqtool.verification.build_model import BuiltModel
+    from qdqtool.verification.local_build import BuiltModel
 
 
 @click.command("build", cls=options.HelpCommand)
@@ -64,7 +64,7 @@ def command(
 
     A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
     """
-    from qdqtool.verification.build_model import build_model
+    from qdqtool.verification.local_build import build_model
 
     forbid_dash(output or "", "-o")
     if sm and builder != "tensorrt-rtx":

@@ -35,9 +35,9 @@ from qdqtool.types import Precision
 from qdqtool.util import limits
 from qdqtool.util.notes import Remark
 from qdqtool.util.said import said
-from qdqtool.verification.build_model import ConvolutionPair
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.lines import Verification, verification_from_pairs
+from qdqtool.verification.local_build import ConvolutionPair
+from qdqtool.verification.result import Verification, verification_from_pairs
 
 STRIDES = (8, 16, 32)
 REG_MAX = 16  # bins of the distribution over each box side (DFL)

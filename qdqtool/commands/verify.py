@@ -11,7 +11,7 @@ from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError, VersionError
 
 if TYPE_CHECKING:
-    from qdqtool.verification.lines import Verification
+    from qdqtool.verification.result import Verification
 
 
 @click.command("verify", cls=options.HelpCommand)

@@ -28,7 +28,7 @@ from qdqtool.trt.targets import RTX
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
 from qdqtool.util.subprocesses import run_command, temporary_folder
-from qdqtool.verification.build_model import (
+from qdqtool.verification.local_build import (
     BuiltModel,
     build_model,
     is_status_as_predicted,
@@ -185,7 +185,7 @@ class BuilderCheck:
                     f"{p.predicted.precision} writing {p.predicted.output}",
                     f"{p.built.precision} writing {p.built.output}",
                 )
-                for p in pair_convolutions(prediction, built)
+                for p in pair_convolutions(prediction, built.nodes)
                 if p.built is not None and p.agrees is False
             )
         if built.status != "built" or built.build is None:

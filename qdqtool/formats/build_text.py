@@ -14,7 +14,7 @@ from qdqtool.util.text import counted, layers_counted, middle
 if TYPE_CHECKING:
     from qdqtool.buildlog.engine_comparison import EngineComparison, LayerPair
     from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
-    from qdqtool.verification.lines import Verification
+    from qdqtool.verification.result import Verification
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10

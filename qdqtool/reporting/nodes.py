@@ -37,7 +37,7 @@ from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
 from qdqtool.verification.layer_mapping import trt_name
-from qdqtool.verification.lines import Verification
+from qdqtool.verification.result import Verification
 
 MOST_LINES = 60  # of the optimizer's log, for one node
 MOST_SERVED = 400  # nodes that one Q or DQ serves; a network has a dozen

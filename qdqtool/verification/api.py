@@ -39,12 +39,12 @@ from qdqtool.trt.targets import (
     target_named,
     target_of_version,
 )
-from qdqtool.types import Event, Precision, Prediction
+from qdqtool.types import Assumption, Event, Precision, Prediction
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.records import replaced
-from qdqtool.verification import build_model as local_build
+from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
     NodeMapper,
@@ -52,16 +52,14 @@ from qdqtool.verification.layer_mapping import (
     find_name_conflicts,
     trt_name,
 )
-from qdqtool.verification.lines import (
+from qdqtool.verification.log_comparison import (
     MAX_MISMATCHES,
-    Verification,
     compare_conversions,
     compare_layers,
     compare_trace,
     find_inconsistent_tensors,
-    verification_from_pairs,
-    verify_rtx_build,
 )
+from qdqtool.verification.result import Verification, verification_from_pairs, verify_rtx_build
 
 BuildFile: TypeAlias = str | os.PathLike[str]
 _MAX_CONFLICTS = 0.1  # share of the names that may stand for another node
@@ -322,22 +320,25 @@ def compare_under_assumptions(
             assumptions = best.prediction.assumptions if best.prediction else []
             shown = Note("shown by the build", code="shown-by-build")
             assumptions[:1] = [replace(a, why=shown) for a in assumptions[:1]]
-        fits, is_assumed = errors[value] == (0, 0), value == assumed
-        shown_text = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
-        assumed_text = f"; {assumed} is assumed for {target.name}"
-        if fits and is_assumed:
-            assumed_text = f", as assumed for {target.name}"
-        best.notes.append(
-            Note(
-                f"{name}: the build {shown_text}{assumed_text}",
-                code=_ASSUMPTION_NOTES[fits, is_assumed],
-                name=name,
-                value=value,
-                assumed=assumed,
-                target=target.name,
-            )
-        )
+        best.notes.append(_fit_note(assumption, value, errors[value] == (0, 0), target))
     return best
+
+
+def _fit_note(assumption: Assumption, value: str, fits: bool, target: Target) -> Note:
+    """Return a note about the value that fits the build best, or fits it everywhere."""
+    is_assumed = value == assumption.value
+    shown = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
+    expected = f"; {assumption.value} is assumed for {target.name}"
+    if fits and is_assumed:
+        expected = f", as assumed for {target.name}"
+    return Note(
+        f"{assumption.name}: the build {shown}{expected}",
+        code=_ASSUMPTION_NOTES[fits, is_assumed],
+        name=assumption.name,
+        value=value,
+        assumed=assumption.value,
+        target=target.name,
+    )
 
 
 def count_errors(result: Verification) -> tuple[int, int]:
@@ -400,14 +401,14 @@ def compare_with_build(
         )
     return Verification(
         build.facts,
-        convolutions,
-        layers.counts,
-        trace.counts,
-        conversions.counts,
-        mismatches,
-        prediction,
-        notes,
-        copies.counts,
+        convolutions=convolutions,
+        layers=layers.counts,
+        trace=trace.counts,
+        conversions=conversions.counts,
+        mismatches=mismatches,
+        prediction=prediction,
+        notes=notes,
+        copies=copies.counts,
     )
 
 
@@ -485,7 +486,7 @@ def _compare_with_local_build(
         message=result.message,
     )
     is_built = result.status == "built"
-    pairs = local_build.pair_convolutions(prediction, result) if is_built else []
+    pairs = local_build.pair_convolutions(prediction, result.nodes) if is_built else []
     verification = verification_from_pairs(prediction, pairs, facts)
     if local_build.is_status_as_predicted(prediction, result) is False:
         predicted = build_status(prediction)

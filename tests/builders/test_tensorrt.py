@@ -22,7 +22,7 @@ from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
 from qdqtool.types import Precision
 from qdqtool.util.records import replaced
-from qdqtool.verification.build_model import build_model, is_status_as_predicted, pair_convolutions
+from qdqtool.verification.local_build import build_model, is_status_as_predicted, pair_convolutions
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.errors import has
 from tools.fuzz.net import Net
@@ -180,12 +180,14 @@ def test_build_with_rtx_for_turing_is_float(tmp_path: Path) -> None:
     turing = build_model(path, sm=[75, 86])
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
     both = replaced(RTX, capabilities=(75, 86))
-    assert [p.agrees for p in pair_convolutions(predict_rtx(load(path), both), turing)] == [
+    assert [p.agrees for p in pair_convolutions(predict_rtx(load(path), both), turing.nodes)] == [
         True,
         True,
     ]
     assert [
-        p.predicted.name for p in pair_convolutions(predict_rtx(load(path)), turing) if not p.agrees
+        p.predicted.name
+        for p in pair_convolutions(predict_rtx(load(path)), turing.nodes)
+        if not p.agrees
     ] == ["first"]
 
 

@@ -15,7 +15,7 @@ from qdqtool.commands import demo_run
 from qdqtool.commands.demo_run import RECORDING, make_image, verify_recorded, write_images, yolov8n
 from qdqtool.errors import DataError, ModelError
 from qdqtool.verification.api import exit_code
-from qdqtool.verification.build_model import build_model
+from qdqtool.verification.local_build import build_model
 from tests.commands.conftest import Cli
 from tests.errors import has
 from tests.insertion.nets import check, run

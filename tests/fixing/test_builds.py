@@ -8,7 +8,7 @@ from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings import codes
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
-from qdqtool.verification.build_model import build_model
+from qdqtool.verification.local_build import build_model
 
 pytestmark = pytest.mark.skipif(
     not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"

@@ -11,7 +11,7 @@ import pytest
 from qdqtool.trt import pipeline
 from qdqtool.trt.targets import BUILDS
 from qdqtool.types import ConvOutcome, Event, Evidence, Precision
-from qdqtool.verification.lines import longest_common_subsequence
+from qdqtool.verification.log_comparison import longest_common_subsequence
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 
 # These names depend on the parser's numbering of a post-processing tail. None is of a Q/DQ pass.

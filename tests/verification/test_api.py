@@ -43,9 +43,9 @@ from qdqtool.verification.api import (
     has_fp32_remainder,
     verify,
 )
-from qdqtool.verification.build_model import BuiltModel, ConvolutionPair, build_model
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.lines import Verification, verification_from_pairs
+from qdqtool.verification.local_build import BuiltModel, ConvolutionPair, build_model
+from qdqtool.verification.result import Verification, verification_from_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -532,6 +532,17 @@ def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str)
     result = verify(model, build, target="rtx1.7", gpu=gpu)
     assert result.prediction.summary()["int8"] == int8
     assert result.as_json()["compute_capabilities"] == [capability]
+
+
+def test_verify_rtx_build_with_a_layer_of_unknown_type() -> None:
+    """A kernel whose abbreviated name hides the product does not contradict the prediction."""
+    g = Graph()
+    model = g.model(g.conv(g.input(1, 16, 16, 16), "a", 16))
+    kernel = BuiltLayer(
+        "__myl_CastEtc_myl0_1", "kgen", [BuiltTensor("x", Precision.INT8)], onnx_names=["a"]
+    )
+    result = verify(model, Build(tensorrt="1.7.1", layers=[kernel]), target="rtx1.7")
+    assert (result.convolutions.unknown_names, result.mismatches) == (("a",), [])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Event, Precision, Prediction
-from qdqtool.verification.build_model import inspector_json
 from qdqtool.verification.convolutions import (
     BuiltNode,
     PassLines,
@@ -21,6 +20,7 @@ from qdqtool.verification.convolutions import (
     find_built_nodes,
 )
 from qdqtool.verification.layer_mapping import NodeMapper
+from qdqtool.verification.local_build import inspector_json
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer

@@ -20,7 +20,8 @@ from qdqtool.ir.qdq import quantizers, read_params
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
 from qdqtool.verification import api
-from qdqtool.verification.lines import Verification, count_agreement, is_copy_line
+from qdqtool.verification.log_comparison import count_agreement, is_copy_line
+from qdqtool.verification.result import Verification
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has

@@ -28,7 +28,7 @@ from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_under_assumptions, count_errors, exit_code, verify
-from qdqtool.verification.lines import Verification
+from qdqtool.verification.result import Verification
 from qdqtool.verification.times import (
     compare_times,
     explain_missing_estimate,

@@ -11,7 +11,7 @@ from qdqtool.builders.compiler_process import CompilerProcess
 from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.ir import modelfile
 from qdqtool.trt.rtx.predict import build_status, predict_rtx
-from qdqtool.verification.build_model import (
+from qdqtool.verification.local_build import (
     BuiltModel,
     is_status_as_predicted,
     map_build,
@@ -78,7 +78,7 @@ class Lab:
             )
         if result.status != "built":
             return Answer(1, [], 0, result.status)
-        pairs = pair_convolutions(prediction, result)
+        pairs = pair_convolutions(prediction, result.nodes)
         built = [p for p in pairs if p.built is not None]
         wrong = [
             (

@@ -1,4 +1,4 @@
-"""The result of ``verify``, and the comparison of pass lines, layers and conversions."""
+"""Comparison of a prediction with the pass lines, layers and conversions in a log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from qdqtool.builders.run import log_names
 from qdqtool.buildlog.agreement import (
-    BuildFacts,
     ConversionCounts,
-    ConvolutionCounts,
     DetailedDifference,
     Difference,
     LayerCounts,
@@ -28,92 +25,13 @@ from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import (
-    TOOL_VERSION,
-    VERIFICATION_SCHEMA,
     Event,
-    Json,
     Precision,
     Prediction,
     TensorPrecision,
 )
-from qdqtool.util.files import InputFiles
-from qdqtool.util.notes import Note
-from qdqtool.util.outputs import Saved
-from qdqtool.util.records import published
-from qdqtool.verification.build_model import ConvolutionPair
-from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.kernels import is_myelin_kernel
 from qdqtool.verification.layer_mapping import NodeMapper
-
-
-@dataclass(slots=True, repr=False)
-class Verification(Saved):
-    """A prediction compared with a build.
-
-    Attributes:
-        build: Facts about the build.
-        convolutions: Counts of convolutions and matrix products.
-        layers: Counts of engine layers, compared by name and types.
-        trace: Counts of the lines of the Q/DQ passes.
-        conversions: Counts of the Q and DQ that remain in the engine.
-        copies: Counts of the lines about removed or copied slices and concatenations.
-        mismatches: All differences.
-        prediction: The prediction that was compared.
-        notes: Notes and warnings.
-        times: Estimated and measured time, if the build was timed and its GPU is known.
-        read: The input files.
-    """
-
-    build: BuildFacts
-    convolutions: ConvolutionCounts = field(default_factory=ConvolutionCounts)
-    layers: LayerCounts = field(default_factory=LayerCounts)
-    trace: TraceCounts = field(default_factory=TraceCounts)
-    conversions: ConversionCounts = field(default_factory=ConversionCounts)
-    mismatches: list[Mismatch] = field(default_factory=list)
-    prediction: Prediction | None = None
-    notes: list[Note] = field(default_factory=list)
-    copies: TraceCounts = field(default_factory=TraceCounts)
-    times: Json | None = None
-    read: InputFiles | None = field(default=None, compare=False)
-
-    def __repr__(self) -> str:
-        c = self.convolutions
-        agree = f"{c.agree} of {c.total} convolutions agree"
-        return f"<Verification: {agree}, {len(self.mismatches)} mismatches>"
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything agrees, the build is complete, and no convolution is unknown."""
-        return not self.mismatches and self.complete and not self.convolutions.unknown
-
-    @property
-    def complete(self) -> bool:
-        """Whether the build is complete."""
-        return self.build.complete
-
-    def as_json(self) -> Json:
-        """Return the JSON fields."""
-        return {
-            "schema": VERIFICATION_SCHEMA,
-            "tool": TOOL_VERSION,
-            "model": self.prediction.model.as_json() if self.prediction else None,
-            "target": self.prediction.target if self.prediction else None,
-            "compute_capabilities": list(self.prediction.compute_capabilities)
-            if self.prediction
-            else [],
-            **published(
-                self,
-                "build",
-                "convolutions",
-                "layers",
-                "trace",
-                "conversions",
-                "copies",
-                "mismatches",
-            ),
-            **published(self, "notes", "times"),
-        }
-
 
 # Steps for the longest common subsequence: 60,000 lines compared with as many.
 _MAX_STEPS = 4_000_000_000
@@ -377,41 +295,3 @@ def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
                 )
             )
     return mismatches
-
-
-def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
-    """Compare a prediction with a log of TensorRT-RTX."""
-    nodes = find_built_nodes(model, build.layers, log_names(model))
-    built = {n.index: n for n in nodes if n.layer is not None}
-    pairs = [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]
-    return verification_from_pairs(prediction, pairs, build.facts)
-
-
-def verification_from_pairs(
-    prediction: Prediction, pairs: list[ConvolutionPair], build: BuildFacts
-) -> Verification:
-    """Return the verification of convolutions alone.
-
-    TensorRT-RTX has no named layers and no pass lines to compare.
-    """
-    unknown = tuple(p.predicted.name for p in pairs if p.agrees is None)
-    mismatches = [
-        Mismatch(
-            MismatchKind.CONVOLUTION,
-            p.predicted.name,
-            p.predicted.as_json(),
-            p.built.as_json(),
-            Difference.PRECISION,
-            (p.predicted.precision, p.built.precision),
-        )
-        for p in pairs
-        if p.built is not None and not p.agrees
-    ]
-    agree = len(pairs) - len(unknown) - len(mismatches)
-    return Verification(
-        build,
-        ConvolutionCounts(len(pairs), agree, len(unknown), unknown),
-        trace=TraceCounts(len(prediction.trace)),
-        mismatches=mismatches,
-        prediction=prediction,
-    )

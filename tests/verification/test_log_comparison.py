@@ -39,7 +39,7 @@ from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConvolution
 from qdqtool.verification.layer_mapping import NodeMapper
-from qdqtool.verification.lines import (
+from qdqtool.verification.log_comparison import (
     PartComparison,
     compare_conversions,
     compare_layers,

@@ -180,13 +180,13 @@ class ConvolutionPair:
         return self.same_precision and is_same_output
 
 
-def pair_convolutions(prediction: Prediction, result: BuiltModel) -> list[ConvolutionPair]:
+def pair_convolutions(prediction: Prediction, nodes: Sequence[BuiltNode]) -> list[ConvolutionPair]:
     """Pair every predicted convolution with the built one, in graph order.
 
     A convolution that the compiler removed, folded, or merged with an equal one has no layer of its
     own.
     """
-    built = {n.index: n for n in result.nodes if n.precision != Precision.UNKNOWN}
+    built = {n.index: n for n in nodes if n.precision != Precision.UNKNOWN}
     return [ConvolutionPair(c, built.get(c.index)) for c in prediction.convolutions]
 
 

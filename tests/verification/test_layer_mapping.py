@@ -23,7 +23,6 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import exit_code, verify
-from qdqtool.verification.build_model import BuiltModel, is_status_as_predicted, pair_convolutions
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.kernels import product_rank
 from qdqtool.verification.layer_mapping import (
@@ -32,7 +31,8 @@ from qdqtool.verification.layer_mapping import (
     is_auxiliary,
     trt_name,
 )
-from qdqtool.verification.lines import count_agreement, longest_common_subsequence
+from qdqtool.verification.local_build import BuiltModel, is_status_as_predicted, pair_convolutions
+from qdqtool.verification.log_comparison import count_agreement, longest_common_subsequence
 from tests.builders.models import two_convolutions
 from tests.buildlog.calls import count_calls
 from tests.buildlog.samples import build_of
@@ -306,7 +306,7 @@ def test_pair_convolutions_agreement(
     precision: Precision, output: Precision, same: bool | None, agrees: bool | None
 ) -> None:
     assert ONE.precision == INT8
-    first, second = pair_convolutions(PREDICTED, built(precision, output))
+    first, second = pair_convolutions(PREDICTED, built(precision, output).nodes)
     assert (first.same_precision, first.agrees) == (same, agrees)
     assert (second.same_precision, second.agrees) == (True, True)
 
