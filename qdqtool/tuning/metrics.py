@@ -128,7 +128,7 @@ class Metric(Protocol):
 
 
 @dataclass(frozen=True)
-class AgreementMap:
+class DetectionAgreementMetric:
     """Average precision of the detections, with those of the float network as the truth.
 
     Attributes:
@@ -175,7 +175,7 @@ class AgreementMap:
 
 
 @dataclass(frozen=True)
-class OutputAgreement:
+class OutputAgreementMetric:
     """One minus the relative error of the outputs."""
 
     tensors: tuple[str, ...]
@@ -348,7 +348,7 @@ def metric_for(
     floats = [t for t in outputs if model.elem_type(t) in _FLOAT_TYPES]
     if not floats or _sorts_results(model):
         floats = find_compared_tensors(model)
-    return _detector_metric(model) or OutputAgreement(tuple(floats))
+    return _detector_metric(model) or OutputAgreementMetric(tuple(floats))
 
 
 def _sorts_results(model: Model) -> bool:
@@ -367,7 +367,7 @@ def find_compared_tensors(model: Model) -> list[str]:
     return tensors
 
 
-def _detector_metric(model: Model) -> AgreementMap | None:
+def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
     """Return the metric of a YOLOv8-style detector, None for other networks.
 
     Its head has a DFL or class outputs, and one output of rank 3 holds boxes and scores.
@@ -382,7 +382,7 @@ def _detector_metric(model: Model) -> AgreementMap | None:
         shape = model.shape(output) or ()
         rows, columns = (int(d or 0) for d in shape[1:]) if len(shape) == 3 else (0, 0)
         if 4 + classes <= min(rows, columns) and rows != columns:
-            return AgreementMap(output, classes, rows > columns)
+            return DetectionAgreementMetric(output, classes, rows > columns)
     return None
 
 

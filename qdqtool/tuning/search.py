@@ -77,7 +77,7 @@ class PlacementSearch:
         report: Gets lines about the next steps.
         limit: Seconds that the whole tuning may take, if the evaluator has a deadline.
         final_deadline: Time when all measurements end; None without a limit.
-        last_judging: Time after which no further placement can be judged; None without a limit.
+        last_judging: Time after which no further placement can be judged.
         seconds_per_run: Seconds of a run on one sample, if the evaluator has a deadline.
         fp16_samples: Samples on which FP16 is compared with FP32 at the end.
         sites: Sites of the network.
@@ -97,7 +97,7 @@ class PlacementSearch:
     report: Callable[[str], None]
     limit: float = 0.0
     final_deadline: float | None = None
-    last_judging: float | None = None
+    last_judging: float = math.inf
     seconds_per_run: float = 0.0
     fp16_samples: int = sample_runs.FP16_SAMPLES
     sites: list[TuningSite] = field(default_factory=list)
@@ -254,7 +254,7 @@ class PlacementSearch:
 
     def _choose_ranges(self) -> Configuration:
         """Return the start with other ranges for the worst sites if these are clearly better."""
-        floats = [d.candidate for d, _ in self._rank_by_gain() if d.candidate.choice == FLOAT]
+        floats = [d.candidate for d, _ in self._rank_floats()]
         worst = [c.site for c in floats if c.site.tensors]
         price = self.planner.cost(self.start).value
         self.scale_candidates = [
@@ -393,13 +393,13 @@ class PlacementSearch:
         price = self.planner.cost(self.start).value
         return [
             ChoiceGain(d.candidate.configuration, max(gain, least), d.cost.value - price)
-            for d, gain in self._rank_by_gain()
-            if d.candidate.choice == FLOAT
+            for d, gain in self._rank_floats()
         ]
 
-    def _rank_by_gain(self) -> list[tuple[CandidateDecision, float]]:
-        """Return measured choices with the squared error that they remove, most first."""
-        gains = [(d, self.sensitivity.gain(d.candidate)) for d in self.list_measured_decisions()]
+    def _rank_floats(self) -> list[tuple[CandidateDecision, float]]:
+        """Return measured floats with the squared error that they remove, most first."""
+        floats = [d for d in self.list_measured_decisions() if d.candidate.choice == FLOAT]
+        gains = [(d, self.sensitivity.gain(d.candidate)) for d in floats]
         measured = [entry for entry in gains if not math.isnan(entry[1])]
         return sorted(measured, key=lambda entry: -entry[1])
 
@@ -407,8 +407,8 @@ class PlacementSearch:
         """Return placements that one would try without a search."""
         ranked = [
             d.candidate.configuration
-            for d, _ in self._rank_by_gain()
-            if d.candidate.site.kind == CONVOLUTION and d.candidate.choice == FLOAT
+            for d, _ in self._rank_floats()
+            if d.candidate.site.kind == CONVOLUTION
         ]
         return [*self._list_head_floats(), *self._list_worst(ranked, "worst by sensitivity")]
 
@@ -640,7 +640,7 @@ class PlacementSearch:
             self._measure_for_judging([point.configuration])
             if self._reaches_goal(point.configuration, self.evaluator.sets.judged_on):
                 return point, True
-            if self.last_judging is not None and time.monotonic() > self.last_judging:
+            if time.monotonic() > self.last_judging:
                 break
         return front[-1], False
 
@@ -683,11 +683,7 @@ class PlacementSearch:
 
     def _measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
         """Measure a placement without each of those of its choices that gained most alone."""
-        gains = {
-            d.candidate.site: gain
-            for d, gain in self._rank_by_gain()
-            if d.candidate.choice == FLOAT
-        }
+        gains = {d.candidate.site: gain for d, gain in self._rank_floats()}
         sites = self.list_float_sites(point.configuration) if point.cost.int8 else []
         sites.sort(key=lambda site: -gains.get(site, 0.0))
         less = {s: self._remove_site(point.configuration, s) for s in sites[:_REPORTED_BENEFITS]}

@@ -93,13 +93,19 @@ class SensitivitySweep:
             recipes = [r for c in candidates for r in self.isolate(c) if not r.is_float]
             if not self.evaluator.sweep(recipes, images, title, until):
                 return False
-            gains = {c: self.gain(c, images) for c in candidates}
-            if all(map(math.isnan, gains.values())):  # none of these images can be read
-                continue
-            better = [c for c in candidates if gains[c] > least_gain]
-            better.sort(key=gains.__getitem__, reverse=True)
-            candidates = better[: math.ceil(BETTER_PART * len(candidates))]
+            candidates = self._select_better(candidates, images, least_gain)
         return True
+
+    def _select_better(
+        self, candidates: Sequence[Candidate], images: Sequence[int], least_gain: float
+    ) -> Sequence[Candidate]:
+        """Return the better part of choices, all if none of the images can be read."""
+        gains = {c: self.gain(c, images) for c in candidates}
+        if all(map(math.isnan, gains.values())):
+            return candidates
+        better = [c for c in candidates if gains[c] > least_gain]
+        better.sort(key=gains.__getitem__, reverse=True)
+        return better[: math.ceil(BETTER_PART * len(candidates))]
 
     def missing_work(self, candidate: Candidate, images: Sequence[int]) -> float:
         """Return the work of the missing measurements of a choice on samples, in whole runs."""

@@ -35,7 +35,7 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
 )
-from qdqtool.tuning.metrics import OutputAgreement
+from qdqtool.tuning.metrics import OutputAgreementMetric
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, Tuning
@@ -70,7 +70,7 @@ def cached_rows() -> Iterator[None]:
         whole: bool,
     ) -> Iterator[Any]:
         job, arrays = self.job, [sample[name].tobytes() for name in sorted(sample)]
-        if not isinstance(job.metric, OutputAgreement):
+        if not isinstance(job.metric, OutputAgreementMetric):
             yield from ROWS(self, number, sample, candidates, whole)
             return
         keys = {

@@ -34,7 +34,13 @@ from qdqtool.tuning.measure import (
     map_on_threads,
     run_task,
 )
-from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resample
+from qdqtool.tuning.metrics import (
+    DetectionAgreementMetric,
+    OutputAgreementMetric,
+    UserMetric,
+    metric_for,
+    resample,
+)
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import MeasurementStore
@@ -233,9 +239,9 @@ def test_float_network_runs_once_per_sample(
     ]
     results: list[list[TaskResult]] = []
     calls: list[Any] = []
-    kept = OutputAgreement.prepare
+    kept = OutputAgreementMetric.prepare
     count = lambda self, outputs: calls.append(1) or kept(self, outputs)  # noqa: E731
-    monkeypatch.setattr(OutputAgreement, "prepare", count)
+    monkeypatch.setattr(OutputAgreementMetric, "prepare", count)
     for room, runs in ((limits.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(limits, "TUNING_REFERENCES", room)
         calls.clear()
@@ -288,12 +294,12 @@ def test_open_sessions_are_limited(
 
 def test_metric_for_a_detector_is_agreement_map() -> None:
     proto = yolov8n(64, classes=3)
-    assert metric_for(Model(proto), None) == AgreementMap("output0", 3)
+    assert metric_for(Model(proto), None) == DetectionAgreementMetric("output0", 3)
     proto.graph.node.append(
         onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1])
     )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("turned", 1, [1, 84, 7]))
-    assert metric_for(Model(proto), None) == AgreementMap("turned", 3, True)
+    assert metric_for(Model(proto), None) == DetectionAgreementMetric("turned", 3, True)
 
 
 def test_metric_for_topk_compares_another_tensor() -> None:
@@ -304,7 +310,7 @@ def test_metric_for_topk_compares_another_tensor() -> None:
     )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("best", 1, [1, 3]))
     metric = metric_for(Model(proto), None)
-    assert isinstance(metric, OutputAgreement) and metric.tensors != ("best",)
+    assert isinstance(metric, OutputAgreementMetric) and metric.tensors != ("best",)
 
 
 @pytest.mark.parametrize("build", [branchy, resnet, segmentation])
@@ -312,7 +318,7 @@ def test_metric_for_other_networks_is_output_agreement(
     build: Callable[[], onnx.ModelProto],
 ) -> None:
     model = Model(build())
-    assert metric_for(model, None) == OutputAgreement(tuple(model.outputs))
+    assert metric_for(model, None) == OutputAgreementMetric(tuple(model.outputs))
 
 
 Box = tuple[float, float, float, float, int, float]
@@ -346,20 +352,20 @@ UNSURE = (200, 50, 9, 9, 1, 0.1)
     ],
 )
 def test_agreement_map_values(boxes: list[Box], value: float) -> None:
-    metric = AgreementMap("o", 2)
+    metric = DetectionAgreementMetric("o", 2)
     kept = metric.prepare(detections(FIRST, SECOND, UNSURE))
     assert metric.value([metric.observe(kept, detections(*boxes), "a")]) == pytest.approx(value)
 
 
 def test_agreement_map_without_detections_is_nan() -> None:
-    metric = AgreementMap("o", 2)
+    metric = DetectionAgreementMetric("o", 2)
     assert math.isnan(
         metric.value([metric.observe(metric.prepare(detections()), detections(), "a")])
     )
 
 
 def test_output_agreement_is_one_minus_the_relative_error() -> None:
-    metric = OutputAgreement(("o",))
+    metric = OutputAgreementMetric(("o",))
     expected, actual = ({"o": np.array([[1.0, 2.0, x, 6.0]], np.float32)} for x in (3.0, 4.0))
     agreement = 1.0 - 0.5 / np.std([1, 2, 3, 6])
     assert metric.observe(metric.prepare(expected), actual, "a") == pytest.approx(agreement)
@@ -371,7 +377,7 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     rng = np.random.default_rng(0)
     scale = np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]
     outputs = [{"o": rng.random((1, 6, 40), np.float32) * scale} for _ in range(8)]
-    metric = AgreementMap("o", 2)
+    metric = DetectionAgreementMetric("o", 2)
     evidence = [
         metric.observe(metric.prepare(a), b, "a")
         for a, b in zip(outputs[::2], outputs[1::2], strict=True)
