@@ -1,17 +1,17 @@
-"""Real builds: hands a model to a TensorRT on this machine and reads what it printed.
+"""Real builds with a TensorRT on this machine.
 
-:func:`build` is the only entry; ``tensorrt-rtx`` needs no GPU, ``tensorrt`` and ``trtexec`` do.
+:func:`build` is the only entry. ``tensorrt-rtx`` needs no GPU, ``tensorrt`` and ``trtexec`` do.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.builders.options import BuildOptions
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.util import limits
 
 if TYPE_CHECKING:
     from qdqtool.builders.run import BuildResult
@@ -50,46 +50,27 @@ def build(
         QdqtoolError: `timeout` is not a number of seconds.
     """
     options = BuildOptions(builder, output, sm, timeout, keep_engine, shapes)
-    seconds = limits.check_seconds(options.timeout, "timeout")
     if options.sm:
         from qdqtool.trt.targets import RTX
 
         check_capabilities(options.sm, RTX)
     if options.builder == "trtexec":
-        from qdqtool.builders.run import build_with_trtexec, run_build
+        from qdqtool.builders.run import run_build
+        from qdqtool.builders.trtexec import build_with_trtexec
 
-        return run_build(
-            model,
-            options.output,
-            lambda path, work: build_with_trtexec(
-                path, work, seconds, options.keep_engine, options.shapes or {}
-            ),
-        )
+        return run_build(model, options.output, functools.partial(build_with_trtexec, options))
     from qdqtool.builders.compiler_process import CompilerProcess
 
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
-        # The same with and without a compiler on this machine.
+        # The same error with and without a compiler on this machine.
         raise ModelError("no such file", os.fspath(model), code="file-missing")
-    with CompilerProcess(
-        "tensorrt_rtx" if options.builder == "tensorrt-rtx" else "tensorrt"
-    ) as child:
-        child.start()  # the compiler loads while onnx is imported and the model is read
+    package = "tensorrt_rtx" if options.builder == "tensorrt-rtx" else "tensorrt"
+    with CompilerProcess(package) as process:
+        process.start()  # the compiler loads while onnx is imported and the model is read
         from qdqtool.builders.run import build_with_package, run_build
-        from qdqtool.trt.targets import DEFAULT_SM
 
         return run_build(
-            model,
-            options.output,
-            lambda path, work: build_with_package(
-                child,
-                path,
-                work,
-                options.builder,
-                tuple(options.sm or DEFAULT_SM),
-                seconds,
-                options.keep_engine,
-                options.shapes,
-            ),
+            model, options.output, functools.partial(build_with_package, process, options)
         )
 
 

@@ -1,4 +1,4 @@
-"""The compiler's process: requests in, answers out, a time limit on each, and a crash that stays its own."""
+"""Process of a compiler, so that a crash ends only that process and each build has a time limit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from qdqtool.util.outputs import write_text
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
-    "tensorrt_rtx": "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it accepts NVIDIA's licence)",
-    "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or build with tensorrt-rtx",
+    "tensorrt_rtx": "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it "
+    "accepts NVIDIA's licence)",
+    "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or build with "
+    "tensorrt-rtx",
 }
 
 
 def is_installed(package: str) -> bool:
-    """Whether a compiler's Python package is there; it is not imported."""
+    """Return whether a Python package is installed, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
@@ -34,7 +36,14 @@ def is_installed(package: str) -> bool:
 
 
 class CompilerProcess:
-    """A worker process for one compiler, ``tensorrt_rtx`` or ``tensorrt``; started when first used, and after a crash."""
+    """Worker process of one compiler. It starts at the first request, and again after a crash.
+
+    Args:
+        package: ``tensorrt_rtx`` or ``tensorrt``.
+
+    Raises:
+        BuilderError: The package is not installed.
+    """
 
     def __init__(self, package: str = "tensorrt_rtx") -> None:
         if not is_installed(package):
@@ -53,7 +62,7 @@ class CompilerProcess:
         self.close()
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -68,13 +77,21 @@ class CompilerProcess:
         if process.stdout is not None:
             process.stdout.close()
 
-    def ask(
+    def send(
         self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
     ) -> dict[str, Any]:
-        """Sends one request (see the worker's docstring), calls ``meanwhile`` and waits for the answer.
+        """Send a request to the worker and return its answer; ``worker.py`` describes both.
 
-        Seconds of ``timeout`` include the start of the process. A worker that died or was stopped has the status
-        ``crashed`` or ``timeout``; one that could not start its compiler is a BuilderError.
+        The answer of a worker that died has the status ``crashed``, of one that was stopped
+        ``timeout``.
+
+        Args:
+            request: The request.
+            timeout: Seconds, with the start of the process.
+            meanwhile: Function to call before waiting for the answer.
+
+        Raises:
+            BuilderError: The worker cannot load its compiler.
         """
         process = self.start()
         assert process.stdin is not None and process.stdout is not None
@@ -106,7 +123,7 @@ class CompilerProcess:
         return answer
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Starts the process where it does not run, so that the compiler loads while its caller does other things."""
+        """Start the process if it does not run, so that the compiler loads in the background."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), self._package],
@@ -117,12 +134,12 @@ class CompilerProcess:
         return self._process
 
     def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-        """One line of the worker; empty when it ended, None when the time is over."""
+        """Return a line of the worker: empty if the worker ended, None at the deadline."""
         assert process.stdout is not None
         data = b""
         while not data.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0 or not select.select([process.stdout], [], [], seconds)[0]:
                 return None
             piece = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not piece:
@@ -150,7 +167,7 @@ class CompilerProcess:
         return {"status": "crashed", "message": f"the compiler died of signal {-code} ({name})"}
 
 
-# What a user of TensorRT-RTX has to know about its licence -----------------------------------------------------------
+# License of TensorRT-RTX
 
 NOTICE = (
     "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"
@@ -160,9 +177,9 @@ NOTICE = (
 
 
 def print_license_notice() -> bool:
-    """Prints the notice on stderr unless this user has seen it; whether it was printed.
+    """Print the notice on stderr unless this user has seen it. Return whether it was printed.
 
-    Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.
+    A marker file remembers that. If it cannot be written, the notice is printed each time.
     """
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(
         os.path.expanduser("~"), ".local", "state"

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import BuilderError
+from qdqtool.util import limits
 from qdqtool.util.checks import check_choice
 
+Shapes = Mapping[str, Sequence[Sequence[int]]]
 BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
 
 
@@ -30,7 +32,7 @@ class BuildOptions:
     sm: Sequence[int] | None = None
     timeout: float = 1800.0  # TensorRT times tactics for minutes on a Jetson
     keep_engine: bool = False
-    shapes: Mapping[str, Sequence[Sequence[int]]] | None = None
+    shapes: Shapes | None = None
 
     def __post_init__(self) -> None:
         check_choice("builder", self.builder, BUILDERS, BuilderError)
@@ -47,3 +49,4 @@ class BuildOptions:
                 code="missing-argument",
                 parameter="output",
             )
+        limits.check_seconds(self.timeout, "timeout")

@@ -18,6 +18,7 @@ from typing import Protocol
 import onnx
 
 from qdqtool.builders.compiler_process import CompilerProcess
+from qdqtool.builders.options import BuildOptions
 from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
@@ -39,7 +40,6 @@ from qdqtool.verification.local_build import (
 TIMEOUT = 600.0  # seconds for one build
 # A smaller model gets a minute and five times the seconds of the whole model.
 _EXTRA_SECONDS, _SECONDS_FACTOR = 60.0, 5.0
-_SM = (86,)
 _BLOCK = 2**20  # bytes of output that are read at once
 _POLL_SECONDS = 0.1
 
@@ -164,7 +164,8 @@ class BuilderCheck:
         model = Model(proto)
         if self._process is not None:
             (folder / "build.log").unlink(missing_ok=True)
-            result = build_with_package(self._process, path, folder, self._builder, _SM, TIMEOUT)
+            options = BuildOptions(self._builder, timeout=TIMEOUT)
+            result = build_with_package(self._process, options, path, folder)
             read_log(model, log_names(model), folder, result)
             built = map_build(result)
         else:

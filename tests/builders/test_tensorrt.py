@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from qdqtool import builders
-from qdqtool.builders import run as runs
+from qdqtool.builders import trtexec
 from qdqtool.builders.compiler_process import CompilerProcess, is_installed, print_license_notice
 from qdqtool.builders.run import log_names, prepare_model_file
 from qdqtool.buildlog.read import read_build
@@ -169,9 +169,9 @@ def test_build_with_rtx_after_a_crash(tmp_path: Path) -> None:
     assert is_status_as_predicted(predict_rtx(load(bad)), result)
     with CompilerProcess() as child:
         request = {"model": saved(bad, tmp_path / "bad"), "log": str(tmp_path / "log"), "sm": [86]}
-        assert child.ask(request, 60)["status"] == "crashed"
+        assert child.send(request, 60)["status"] == "crashed"
         request["model"] = saved(two_convolutions(), tmp_path)
-        assert child.ask(request, 60)["status"] == "built"
+        assert child.send(request, 60)["status"] == "built"
 
 
 @needs_compiler
@@ -213,7 +213,7 @@ def test_build_with_rtx_and_dynamic_shapes(
 @pytest.fixture
 def no_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(runs, "TRTEXEC_PATHS", ())
+    monkeypatch.setattr(trtexec, "TRTEXEC_PATHS", ())
 
 
 @pytest.mark.usefixtures("no_trtexec")
@@ -257,7 +257,7 @@ def test_child_whose_compiler_does_not_answer(
 ) -> None:
     (site / "compiler.py").write_text(source)
     with CompilerProcess("compiler") as child:
-        assert child.ask({}, timeout)["status"] == status
+        assert child.send({}, timeout)["status"] == status
 
 
 def test_child_whose_compiler_cannot_be_loaded(site: Path) -> None:
@@ -266,7 +266,7 @@ def test_child_whose_compiler_cannot_be_loaded(site: Path) -> None:
         CompilerProcess("compiler") as child,
         pytest.raises(BuilderError, match="no driver", check=has("builder-unavailable")),
     ):
-        child.ask({}, 60)
+        child.send({}, 60)
 
 
 HELP_80 = (
@@ -305,14 +305,14 @@ HELP_11 = HELP_10.replace("--int8", "").replace("--fp16", "")
     ],
 )
 def test_trtexec_flags_of_a_version(text: str, expected: set[str], absent: tuple[str, ...]) -> None:
-    flags = runs.trtexec_flags(text, Path("m.onnx"), Path("l.json"), None, {})
+    flags = trtexec.trtexec_flags(text, Path("m.onnx"), Path("l.json"), None, {})
     assert expected <= set(flags)
     assert not [flag for flag in flags if flag.startswith(absent)]
 
 
 def test_trtexec_flags_for_shapes_and_engine() -> None:
     shapes = {"images": [[1, 3, 32, 32], [1, 3, 64, 64], [2, 3, 64, 64]]}
-    flags = runs.trtexec_flags(HELP_85, Path("m.onnx"), Path("l.json"), Path("e.plan"), shapes)
+    flags = trtexec.trtexec_flags(HELP_85, Path("m.onnx"), Path("l.json"), Path("e.plan"), shapes)
     assert {"--maxShapes=images:2x3x64x64", "--saveEngine=e.plan"} <= set(flags)
 
 
@@ -326,7 +326,7 @@ def test_trtexec_flags_for_shapes_and_engine() -> None:
     ],
 )
 def test_version_of_banner(line: str, version: str) -> None:
-    assert runs.find_trtexec_version(line.encode()) == version
+    assert trtexec.find_trtexec_version(line.encode()) == version
 
 
 @pytest.fixture

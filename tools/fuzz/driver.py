@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from qdqtool.builders.compiler_process import CompilerProcess
+from qdqtool.builders.options import BuildOptions
 from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.ir import modelfile
 from qdqtool.trt.rtx.predict import build_status, predict_rtx
@@ -19,7 +20,6 @@ from qdqtool.verification.local_build import (
 )
 
 TIMEOUT = 60.0
-SM = (86,)
 
 
 @dataclass
@@ -59,7 +59,8 @@ class Lab:
         path = self.work / "model.onnx"
         path.write_bytes(proto.SerializeToString())
         (self.work / "build.log").unlink(missing_ok=True)
-        result = build_with_package(self.child, path, self.work, "tensorrt-rtx", SM, TIMEOUT)
+        options = BuildOptions(timeout=TIMEOUT)
+        result = build_with_package(self.child, options, path, self.work)
         model = modelfile.load(proto)
         read_log(model, log_names(model), self.work, result)
         return map_build(result)
