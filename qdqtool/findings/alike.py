@@ -31,7 +31,7 @@ from qdqtool.trt.refusals import (
     TensorConsumer,
     TensorOrigin,
 )
-from qdqtool.trt.rtx.operands import IntegersLost, LossReason, ScalesJoined
+from qdqtool.trt.rtx.operands import IntegersLost, LossCause, ScalesJoined
 from qdqtool.types import Cause, Finding, Precision, Refusal
 from qdqtool.util.records import contents, nearest
 
@@ -175,8 +175,8 @@ def _channels(finding: Finding, cause: Cause, r: faults.ChannelNumbers) -> Key:
 
 def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Key:
     of_dq = r.why in (
-        LossReason.INPUT_AXIS,
-        LossReason.INPUT_SHAPE1,
+        LossCause.INPUT_AXIS,
+        LossCause.INPUT_SHAPE1,
     )  # whichever convolution reads it
     return r.why, r.dq, r.weights, *(() if of_dq else (r.node, r.step))
 

@@ -24,7 +24,7 @@ from qdqtool.trt.rtx.operands import (
     CompilerFault,
     FaultKind,
     IntegersLost,
-    LossReason,
+    LossCause,
     ScalesJoined,
 )
 from qdqtool.types import Finding, FindingCode, Refusal
@@ -134,7 +134,7 @@ def _scales(steps: Callable[[Any], PathStep | None]) -> tuple[Made, ...]:
     )
 
 
-def _because(*reasons: LossReason | FaultKind) -> Callable[[Any], bool]:
+def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
     """Whether TensorRT-RTX lost integers, or a build ends, for one of these reasons."""
     return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
@@ -242,14 +242,14 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     faults.FusedByMyelin: (Made("MYELIN-REGION"),),
     # TensorRT-RTX
     IntegersLost: (
-        Made("POOL-MIXED", _because(LossReason.POOL)),
-        _fixed("SCALE-SHAPE1", _because(LossReason.INPUT_SHAPE1)),
-        Made("QTYPE", _because(LossReason.TYPES)),
-        Made("FLOAT-SM75", _because(LossReason.TURING)),
-        Made("W-AXIS", _because(LossReason.WEIGHTS_AXIS)),
-        Made("W-AXIS", lambda r: r.weights and r.why in (LossReason.AXIS, LossReason.SUM_AXIS)),
+        Made("POOL-MIXED", _because(LossCause.POOL)),
+        _fixed("SCALE-SHAPE1", _because(LossCause.INPUT_SHAPE1)),
+        Made("QTYPE", _because(LossCause.TYPES)),
+        Made("FLOAT-SM75", _because(LossCause.TURING)),
+        Made("W-AXIS", _because(LossCause.WEIGHTS_AXIS)),
+        Made("W-AXIS", lambda r: r.weights and r.why in (LossCause.AXIS, LossCause.SUM_AXIS)),
         _fixed(
-            "ACT-PER-CHANNEL", _because(LossReason.INPUT_AXIS, LossReason.AXIS, LossReason.SUM_AXIS)
+            "ACT-PER-CHANNEL", _because(LossCause.INPUT_AXIS, LossCause.AXIS, LossCause.SUM_AXIS)
         ),
         Made("W-NO-DQ", lambda r: r.weights),
         Made("IN-BLOCKED"),

@@ -12,7 +12,7 @@ from qdqtool.trt import refusals as trt
 from qdqtool.trt.rtx.operands import (
     CompilerFault,
     IntegersLost,
-    LossReason,
+    LossCause,
     ScalesJoined,
     ends_build,
 )
@@ -35,12 +35,12 @@ REFUSALS: tuple[type[Refusal], ...] = (
     faults.ZeroPointCount,
 )
 _AT_NODE = (
-    LossReason.OPERATOR,
-    LossReason.SHARED,
-    LossReason.POOL,
-    LossReason.JOIN_FLOAT,
-    LossReason.JOIN_SCALE,
-    LossReason.PAD,
+    LossCause.OPERATOR,
+    LossCause.SHARED,
+    LossCause.POOL,
+    LossCause.JOIN_FLOAT,
+    LossCause.JOIN_SCALE,
+    LossCause.PAD,
 )  # reported there
 CODES = frozenset(code for kind in REFUSALS for code in codes_of(kind))
 """The codes that say what the compiler does; what the model alone shows has others there."""

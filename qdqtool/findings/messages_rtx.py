@@ -7,7 +7,7 @@ from qdqtool.trt.rtx.operands import (
     CompilerFault,
     FaultKind,
     IntegersLost,
-    LossReason,
+    LossCause,
     ScalesJoined,
     UnsupportedForm,
 )
@@ -19,63 +19,63 @@ _ACTIVATION = (
 )
 
 # {conv}, {node}, {op} and {dq} are filled in.
-_LOST: dict[LossReason, Words] = {
-    LossReason.OPERATOR: (
+_LOST: dict[LossCause, Words] = {
+    LossCause.OPERATOR: (
         "{conv}: {node} ({op}) is between {dq} and it, and TensorRT-RTX computes {op} in float.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
-    LossReason.SHARED: (
+    LossCause.SHARED: (
         "{conv}: the factor of {node} ({op}) cannot be merged into the scale of {dq}, because other nodes read the same tensor.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
-    LossReason.POOL: (
+    LossCause.POOL: (
         "{conv}: {node} ({op}) is between {dq} and a Q and becomes an INT8 pooling with the scale of the Q; {conv} "
         "reads a second, float pooling.",
         "Put Q/DQ on the input of {conv} as well, or remove the Q of the other consumer.",
     ),
-    LossReason.JOIN_FLOAT: (
+    LossCause.JOIN_FLOAT: (
         "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
         "Put Q/DQ directly before {conv}, or on every input of {node} with one scale.",
     ),
-    LossReason.JOIN_SCALE: (
+    LossCause.JOIN_SCALE: (
         "{conv}: the inputs of {node} ({op}) have different scales, so its result is float.",
         "Give all inputs of {node} one scale, or put Q/DQ directly before {conv}.",
     ),
-    LossReason.PAD: (
+    LossCause.PAD: (
         "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width is fused into a convolution, "
         "if it is directly before it and has no other consumer.",
         "Put Q/DQ between {node} and {conv}, or use the pads attribute of the convolution.",
     ),
-    LossReason.AXIS: (
+    LossCause.AXIS: (
         "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
         _ACTIVATION,
     ),
-    LossReason.INPUT_AXIS: (
+    LossCause.INPUT_AXIS: (
         "{dq}: its scale varies along an axis; TensorRT-RTX computes a convolution that reads it in float.",
         "Quantize the tensor with one scalar scale.",
     ),
-    LossReason.INPUT_SHAPE1: (
+    LossCause.INPUT_SHAPE1: (
         "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel; a convolution that reads it runs in "
         "float.",
         "Give {dq} a scalar scale (shape []).",
     ),
-    LossReason.WEIGHTS_AXIS: (
+    LossCause.WEIGHTS_AXIS: (
         "{conv}: the scales of its weights ({dq}) vary along an axis other than the output channels (0).",
         "Quantize the weights along axis 0.",
     ),
-    LossReason.SUM_AXIS: (
+    LossCause.SUM_AXIS: (
         "{conv}: the scales of {dq} vary along the axis that is summed, or by batch.",
         "Quantize along the output columns, or with one scale.",
     ),  # of weights
-    LossReason.CAST: (
+    LossCause.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and it.",
         "Let the DQ write the wider type: give it scales of that type.",
     ),
-    LossReason.TYPES: (
+    LossCause.TYPES: (
         "{conv}: its inputs are quantized to types that cannot be multiplied.",
         "Quantize both sides to int8.",
     ),
-    LossReason.TURING: (
+    LossCause.TURING: (
         "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets disables it for all.",
         "Build for SM80 and later only.",
     ),
@@ -213,10 +213,8 @@ _PLUGINS = {
 @words(ScalesJoined)
 @words(IntegersLost)
 def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
-    message, fix = _LOST[
-        LossReason.WEIGHTS_AXIS if r.weights and r.why == LossReason.AXIS else r.why
-    ]
-    if not r.weights and r.why == LossReason.SUM_AXIS:
+    message, fix = _LOST[LossCause.WEIGHTS_AXIS if r.weights and r.why == LossCause.AXIS else r.why]
+    if not r.weights and r.why == LossCause.SUM_AXIS:
         fix = _ACTIVATION
     filled = {
         "conv": r.node,
@@ -224,7 +222,7 @@ def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
         "op": r.step.op if r.step else "",
         "dq": r.dq or "the DQ",
     }
-    where = "on the path of the weights: " if r.weights and r.why != LossReason.AXIS else ""
+    where = "on the path of the weights: " if r.weights and r.why != LossCause.AXIS else ""
     return where + message.format(**filled), fix.format(**filled)
 
 

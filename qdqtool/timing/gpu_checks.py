@@ -121,7 +121,7 @@ class _GpuChecks:
 
 
 def find_depthwise(model: Model) -> frozenset[int]:
-    """Return the indices of the convolutions with one input channel per group, and many groups."""
+    """Return the indices of the depthwise convolutions: one input channel per group."""
     view = View(model)
     indices = set()
     for node in view.weighted:

@@ -54,6 +54,7 @@ class TimeCalibration:
     profiled: bool = False
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         return {
             "schema": CALIBRATION_SCHEMA,
             **published(self, "gpu", "factor", "kernel_us", "source"),
@@ -71,7 +72,9 @@ class TimeCalibration:
 
 
 def parse_time(text: str) -> float | None:
-    """Return the milliseconds of ``5.3``, ``5.3ms``, ``0.8 s`` or ``950us``; None for other text.
+    """Return the milliseconds of a text such as ``5.3``, ``5.3ms``, ``0.8 s`` or ``950us``.
+
+    None for other texts.
 
     Raises:
         QdqtoolError: The time is zero.

@@ -187,7 +187,7 @@ class WeightsStored(Refusal):
 
 @record
 class ActivationFit:
-    """How well a Q fits the values that were measured before it.
+    """Fit of a Q to the values that were measured before it.
 
     Attributes:
         quantizer: The Q.

@@ -1,4 +1,4 @@
-"""Outcome of a simulation: engine layers, remaining conversions, and each convolution's precision.
+"""Outcome of a simulation: engine layers, conversions, and the precision of convolutions.
 
 :func:`simulate` runs the passes and reads the outcome from the optimized network. Its predictions
 have no findings yet; :mod:`qdqtool.prediction` adds them.

@@ -368,9 +368,9 @@ def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
 
 
 def find_origin(tensor: Tensor) -> TensorOrigin:
-    """Return the producer of a tensor, past at most :data:`STEPS` operators that a Q could pass.
+    """Return the producer of a tensor, past operators that a Q could pass.
 
-    A Concat is not passed.
+    It is searched past at most :data:`STEPS` operators, and not past a Concat.
     """
     path: list[PathStep] = []
     producer = tensor.producer
@@ -505,7 +505,7 @@ def _quantizer_obstacles(
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
-    """Return the first DQ before a layer's data, and the first operator between that stops a DQ."""
+    """Return the first DQ before a layer's data, and the operator between that stops it."""
     blocker: PathStep | None = None
     queue = [layer.data]
     visited = {id(layer.data)}
@@ -530,8 +530,7 @@ def _stops_dq(layer: Layer) -> bool:
     """Return whether a DQ cannot move down past a layer.
 
     A DQ that is still before an operator that DQs pass stays there: it has other consumers, or a
-    scale for each
-    channel.
+    scale for each channel.
     """
     if layer.passage is None or layer.kind == LayerKind.CONCATENATION:
         return True

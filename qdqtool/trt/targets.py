@@ -156,8 +156,9 @@ class Target:
             name = f" ({gpu})" if gpu else ""
             buildable = ", ".join(format_capability(c) for c in self.buildable)
             raise QdqtoolError(
-                f"{self.name} cannot build for compute capability {format_capability(number)}{name}, "
-                f"only for {buildable}; name such a GPU, or a TensorRT that builds for yours (`target`)",
+                f"{self.name} cannot build for compute capability {format_capability(number)}{name}"
+                f", only for {buildable}; name such a GPU, or a TensorRT that builds for yours "
+                "(`target`)",
                 code="unsupported",
                 parameter="gpu",
             )

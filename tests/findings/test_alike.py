@@ -27,7 +27,7 @@ from qdqtool.trt.refusals import (
     TensorOrigin,
     TensorSize,
 )
-from qdqtool.trt.rtx.operands import IntegersLost, LossReason
+from qdqtool.trt.rtx.operands import IntegersLost, LossCause
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from qdqtool.util.records import replaced
 from tests.findings.graphs import GRAPHS
@@ -149,9 +149,9 @@ def test_key_with_scale_nan_equals_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "equal"), [(LossReason.OPERATOR, False), (LossReason.INPUT_AXIS, True)]
+    ("why", "equal"), [(LossCause.OPERATOR, False), (LossCause.INPUT_AXIS, True)]
 )
-def test_key_of_lost_integers_has_the_convolution(why: LossReason, equal: bool) -> None:
+def test_key_of_lost_integers_has_the_convolution(why: LossCause, equal: bool) -> None:
     """Unless the scales of its input are at fault, whichever convolution reads them."""
     first, second = (
         key_of(IntegersLost("pass", node, why, PathStep(node, "Relu"), "q")) for node in "ab"

@@ -36,7 +36,9 @@ _KINDS_OUTSIDE = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKin
 
 
 class MyelinOptimization(Pass):
-    """Marks post-processing that TensorRT hands to Myelin, so that later passes leave it alone.
+    """Marks post-processing that TensorRT hands to Myelin.
+
+    Later passes skip it.
 
     A quantized fully connected layer, with its bias and activation, stays with the passes: it is
     INT8 in all seven

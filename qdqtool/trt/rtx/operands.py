@@ -25,7 +25,7 @@ from qdqtool.util.records import record
 COMPILER = "TensorRT-RTX"  # stands for the pass in its refusals
 
 
-class LossReason(StrEnum):
+class LossCause(StrEnum):
     """Where the integers were lost that a convolution would need."""
 
     OPERATOR = "an operator that is computed in float"
@@ -54,7 +54,7 @@ class IntegersLost(Refusal):
         weights: Whether they are integers of the weights.
     """
 
-    why: LossReason
+    why: LossCause
     step: PathStep | None
     dq: str = ""
     weights: bool = False
@@ -186,7 +186,7 @@ class FloatState:
         dq: DQ of the integers.
     """
 
-    reason: LossReason | None = None
+    reason: LossCause | None = None
     node: Node | None = None
     dq: Node | None = None
 
@@ -220,16 +220,16 @@ def resolve_precision(model: Model, node: Node, left: State, right: State) -> Pr
         return loss
     for state in (left, right):
         if state.width > state.narrowest:
-            return integer_loss(node, LossReason.CAST, node, state.dq)
+            return integer_loss(node, LossCause.CAST, node, state.dq)
     if left.precision in BYTES and right.precision in (*BYTES, Precision.INT4):
         return Precision.INT8
     if left.precision == right.precision == Precision.FP8:
         return Precision.FP8
-    return integer_loss(node, LossReason.TYPES, node, left.dq)
+    return integer_loss(node, LossCause.TYPES, node, left.dq)
 
 
 def integer_loss(
-    node: Node, reason: LossReason, place: Node | None, dq: Node | None, weights: bool = False
+    node: Node, reason: LossCause, place: Node | None, dq: Node | None, weights: bool = False
 ) -> IntegersLost:
     """Return the refusal of a node whose integers are lost.
 
@@ -242,7 +242,7 @@ def integer_loss(
     """
     step = PathStep(place.name, place.op) if place is not None else None
     values = (COMPILER, node.name, reason, step, dq.name if dq is not None else "", weights)
-    return ScalesJoined(*values) if reason is LossReason.JOIN_SCALE else IntegersLost(*values)
+    return ScalesJoined(*values) if reason is LossCause.JOIN_SCALE else IntegersLost(*values)
 
 
 def _explain_float_side(node: Node, left: State, right: State) -> Refusal:
@@ -260,15 +260,15 @@ def _explain_float_side(node: Node, left: State, right: State) -> Refusal:
 
 def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Refusal | None:
     if left.axes:
-        return integer_loss(node, LossReason.INPUT_AXIS, node, left.dq)
+        return integer_loss(node, LossCause.INPUT_AXIS, node, left.dq)
     if not left.scalar:
-        return integer_loss(node, LossReason.INPUT_SHAPE1, node, left.dq)
+        return integer_loss(node, LossCause.INPUT_SHAPE1, node, left.dq)
     if left.pad is not None and node.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        return integer_loss(node, LossReason.PAD, left.pad, left.dq)
+        return integer_loss(node, LossCause.PAD, left.pad, left.dq)
     if right.pad is not None:
-        return integer_loss(node, LossReason.PAD, right.pad, right.dq, weights=True)
+        return integer_loss(node, LossCause.PAD, right.pad, right.dq, weights=True)
     if right.axes - {0}:
-        return integer_loss(node, LossReason.WEIGHTS_AXIS, node, right.dq)
+        return integer_loss(node, LossCause.WEIGHTS_AXIS, node, right.dq)
     return None
 
 
@@ -280,10 +280,10 @@ def _product_loss(
     A scale may vary along rows or columns of the result, but not along the sum or by batch.
     """
     if left.pad is not None or right.pad is not None:
-        return integer_loss(node, LossReason.PAD, left.pad or right.pad, left.dq)
+        return integer_loss(node, LossCause.PAD, left.pad or right.pad, left.dq)
     for position, state in enumerate((left, right)):
         if state.axes and state.axes - _free_axes(model, node, position):
-            return integer_loss(node, LossReason.SUM_AXIS, node, state.dq, weights=position == 1)
+            return integer_loss(node, LossCause.SUM_AXIS, node, state.dq, weights=position == 1)
     return None
 
 

@@ -15,7 +15,7 @@ from qdqtool.trt.rtx.operands import (
     CompilerFault,
     FaultKind,
     IntegerState,
-    LossReason,
+    LossCause,
     State,
     ends_build,
     integer_loss,
@@ -121,7 +121,7 @@ def _predict_node(
         return None, None
     verdict = resolve_precision(states.model, node, left, right)
     if verdict == Precision.INT8 and not target.has_int8:
-        verdict = integer_loss(node, LossReason.TURING, None, None)
+        verdict = integer_loss(node, LossCause.TURING, None, None)
     float_type = precision_of(states.types.get(node.input(0), 0))
     if not float_type.is_float:
         float_type = Precision.FP32
