@@ -71,9 +71,9 @@ def _is_reported(form: type[Refusal], target: Target) -> bool:
 def choose_residual_inputs(
     model: Model, rules: PlacementRules, target: Target, unify: bool
 ) -> tuple[str, Placement | None]:
-    """Choose the residual inputs to quantize after an activation (C2f's SiLU) by the worst case.
+    """Choose the residual inputs to quantize after an activation by their worst case.
 
-    Real builds report both that Conv, SiLU and an Add with a quantized skip become one layer, and
+    Real builds report both that Conv, SiLU (in C2f) and an Add with a quantized skip become one layer, and
     that they do not; for small maps the builder decides by timing. With both inputs quantized, the
     Add is an INT8 layer of its own in either case. With only the skip quantized, it disappears if
     the three fuse, and leaves conversions if they do not. So each placement is simulated under both
@@ -110,7 +110,7 @@ def choose_residual_inputs(
 def _rate_worst_case(
     model: Model, placement: Placement, target: Target, best: Rating | None
 ) -> Rating | None:
-    """Return the rating of a placement in its worst case; None if that is no better than `best`."""
+    """Return the rating of a placement in its worst case; None if `best` is as good."""
     ratings: list[Rating] = []
     # An Add with two dequantized inputs is never fused into a convolution.
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())
@@ -123,7 +123,6 @@ def _rate_worst_case(
 
 
 def _residual_positions(placement: Placement) -> dict[int, set[int]]:
-    """Return the dequantized inputs of each residual Add, by the index of its node."""
     positions: dict[int, set[int]] = {}
     for inputs in placement.inputs.values():
         for entry in inputs:

@@ -33,7 +33,7 @@ from calibration.cluster_pass import share_dataset
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.insertion.losses import ReferenceOutputs
-from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
+from qdqtool.insertion.rewrite import name_rounded_weights, round_weights
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.proto.external_data import has_data, to_array
@@ -450,7 +450,7 @@ class PartitionedNetwork:
     def _open_session(self, part: NetworkPart, recipe: Recipe) -> tuple[TensorFetcher, int]:
         """Open a session, and estimate its bytes: it copies its weights."""
         for _, tensor, axis in recipe.weights:
-            name = rounded_weights_name(tensor, axis)
+            name = name_rounded_weights(tensor, axis)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
                 weight = self.model.constant(tensor)
                 assert weight is not None
