@@ -48,15 +48,18 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
         side.conversions = len(build.conversions)
     side.plain = sum(layer.is_convolution for layer in layers)
     side.products = len(layers) - side.plain
-    # The time that trtexec prints for one execution, otherwise the sum of the profile.
-    side.ms = build.gpu_ms
-    if side.ms is None and report.has_times:
-        side.ms = report.total_ms
-    elif side.ms is None:
-        side.ms = sum(row.ms for row in build.profile_rows) or None
+    side.ms = _execution_time(report)
     side.measured = side.ms is not None
     side.gaps = find_truncations(build)
     return side
+
+
+def _execution_time(report: EngineReport) -> float | None:
+    """Return the time that trtexec prints for one execution, otherwise the sum of the profile."""
+    build = report.build
+    if build.gpu_ms is not None or report.has_times:
+        return build.gpu_ms if build.gpu_ms is not None else report.total_ms
+    return sum(row.ms for row in build.profile_rows) or None
 
 
 def add_profile_layers(build: Build) -> Build:

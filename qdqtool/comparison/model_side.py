@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from qdqtool.types import Precision, Prediction
 _MAX_MOVES = 8
 
 
-@dataclass(slots=True)
+@dataclass
 class ModelSide:
     """A model as a side of a comparison.
 
@@ -31,10 +32,13 @@ class ModelSide:
     prediction: Prediction | None
     title: str
 
+    @functools.cached_property
+    def nodes(self) -> dict[int, NodeSide]:
+        """The nodes with weights or with Q/DQ, by node index."""
+        return _collect_nodes(self.view, self.prediction)
 
-def collect_nodes(side: ModelSide) -> dict[int, NodeSide]:
-    """Return the nodes with weights or with Q/DQ, by node index."""
-    view, prediction = side.view, side.prediction
+
+def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeSide]:
     weighted = {n.index for n in view.weighted}
     nodes: dict[int, NodeSide] = {}
     for node in view.model.ordered:
@@ -123,8 +127,9 @@ def summarize_model(model: ModelSide) -> SideSummary:
     if prediction is None:
         return side
     summary = prediction.summary()
-    side.convolutions, side.int8 = summary["convolutions"] or 0, summary["int8"]
-    side.int8_to_int8, side.conversions = summary["int8_to_int8"], summary["conversions"]
+    side.convolutions, side.conversions = summary["convolutions"] or 0, summary["conversions"]
+    # Not from the prediction, which counts convolutions that are quantized to UINT8 as INT8.
+    side.count_int8(model.nodes.values())
     side.products = summary["matrix_products"]
     side.plain = sum(not c.is_product for c in prediction.convolutions)
     side.target, side.obstacle = prediction.target, obstacles(prediction.findings)

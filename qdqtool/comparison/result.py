@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -264,6 +265,12 @@ class SideSummary:
     gaps: list[Gap] = field(default_factory=list)
     obstacle: str = ""
     compute_capabilities: list[str] = field(default_factory=list)
+
+    def count_int8(self, nodes: Iterable[NodeSide]) -> None:
+        """Set the number of INT8 convolutions."""
+        int8 = [node for node in nodes if node.is_int8]
+        self.int8 = len(int8)
+        self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
 
     @property
     def missing(self) -> list[str]:

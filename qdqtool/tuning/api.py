@@ -142,8 +142,8 @@ def tune(
         attention: Type of the products of attention, as for :func:`qdqtool.insert`.
         unify: Whether tensors tied by Concat and the like share one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that stay float.
-        include: Regular expressions on names of nodes to quantize although a preset would leave them
-            float.
+        include: Regular expressions on names of nodes to quantize although a preset would leave
+            them float.
         exclude_op: Operator types that stay float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
         high_precision: Type of the float remainder, as for :func:`qdqtool.insert`.

@@ -272,10 +272,7 @@ def _read_layer(
     nodes = mapper.nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)
     if is_myelin_kernel(layer):
-        # The types of a kernel with two convolutions are not those of each.
-        if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
-            built.precision = none_if_unknown(compute_precision(layer))
-            built.output = none_if_unknown(output_precision(layer))
+        _read_myelin_kernel(built, layer, nodes)
         return built
     built.precision = none_if_unknown(layer.input_precision)
     if layer.outputs:
@@ -291,6 +288,13 @@ def _read_layer(
     if inputs and Precision.UNKNOWN not in inputs:
         built.inputs = inputs
     return built
+
+
+def _read_myelin_kernel(built: BuiltConvolution, layer: BuiltLayer, nodes: list[Node]) -> None:
+    """Read the types of a kernel, unless it computes two convolutions."""
+    if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
+        built.precision = none_if_unknown(compute_precision(layer))
+        built.output = none_if_unknown(output_precision(layer))
 
 
 def _find_difference(
@@ -314,14 +318,7 @@ def _find_difference(
         return Difference.TAKES_RESIDUAL if missing_inputs > 0 else Difference.TAKES_NONE, ()
     if built.fused is None or not built.layer or " || " in built.layer:
         return None
-    for difference, names, others in (
-        (Difference.ABSORBS, conv.fused, built.fused),
-        (Difference.ABSORBED, built.fused, conv.fused),
-    ):
-        for name in names:
-            if name not in others and _is_named_in_layers(model, name):
-                return difference, (name,)
-    return None
+    return _find_fusion_difference(model, conv.fused, built.fused)
 
 
 def _is_named_in_layers(model: Model, name: str) -> bool:
@@ -330,6 +327,20 @@ def _is_named_in_layers(model: Model, name: str) -> bool:
         return model.node(name).op in _NAMED_OPERATORS
     except KeyError:
         return False
+
+
+def _find_fusion_difference(
+    model: Model, predicted: list[str], built: list[str]
+) -> DetailedDifference | None:
+    """Return the first operator that only one side fuses, of those that layer names contain."""
+    for difference, names, others in (
+        (Difference.ABSORBS, predicted, built),
+        (Difference.ABSORBED, built, predicted),
+    ):
+        for name in names:
+            if name not in others and _is_named_in_layers(model, name):
+                return difference, (name,)
+    return None
 
 
 def _precision_name(precision: Precision) -> str:
