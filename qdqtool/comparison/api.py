@@ -31,15 +31,15 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.findings.coded import codes_of
-from qdqtool.findings.messages import obstacles
+from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.rules import finding_codes
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.timing.options import TimingOptions
-from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util import compression
@@ -295,7 +295,7 @@ class _ChangeExplainer:
         ):
             node.lost = self._fallback
         elif is_lost and node.b is not None and node.b.is_unsigned:
-            node.lost, node.finding = LossReason.FINDING, codes_of(UnsignedZeroPoint)[-1]
+            node.lost, node.finding = LossReason.FINDING, finding_codes(UnsignedZeroPoint)[-1]
         elif finding is not None:
             node.finding, message = finding.code, finding.message
             if node.lost == LossReason.UNKNOWN:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
-from qdqtool.findings.messages import obstacles
+from qdqtool.findings.obstacles import obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges

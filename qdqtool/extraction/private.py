@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from onnx import numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.extraction.invariants import Invariants
+from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
@@ -32,7 +33,7 @@ from qdqtool.proto.external_data import all_tensors, location_of, to_array
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import FindingCode, Precision, Prediction
+from qdqtool.types import Precision, Prediction
 from qdqtool.util.records import record
 from qdqtool.util.tables import make_entry, read_sections
 
@@ -344,7 +345,7 @@ _REPORT_WORDS = frozenset(
         "extract.onnx",
         *TARGETS,
         *(p.value for p in Precision),
-        *get_args(FindingCode),
+        *CODES,
     }
 )
 

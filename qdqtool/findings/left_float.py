@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.errors import ModelError
-from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, FloatDeconvolution, LargeKernel
-from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, FloatDeconvolution, LargeKernel
+from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.types import Json, Refusal
 from qdqtool.util.records import nearest, record, replaced
 from qdqtool.util.said import Parameter, said

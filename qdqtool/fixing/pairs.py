@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings import messages
-from qdqtool.findings.messages import number
 from qdqtool.fixing.site import (
     FixSite,
     at_refused_nodes,
@@ -30,8 +28,9 @@ from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passa
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, adds_computed
-from qdqtool.trt.faults import ConcatAfterHead, ScaleDead
-from qdqtool.trt.refusals import InsideActivation, ResidualBothQuantized, ResidualFloat
+from qdqtool.reasons.faults import ConcatAfterHead, ScaleDead
+from qdqtool.reasons.simulation import InsideActivation, ResidualBothQuantized, ResidualFloat
+from qdqtool.reasons.text import MOST_SHARED, format_number, list_names
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.notes import Note
@@ -78,7 +77,7 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
     scale = _scale_within_bounds(view, q, last.output)
     description = f"{q.name} moved after {last.name}"
     if scale is not None:
-        description += f", with scale {number(float(scale))} for its range"
+        description += f", with scale {format_number(float(scale))} for its range"
     return FixSite(q.name, description, _make_pair_move(view, q, last, scale))
 
 
@@ -278,7 +277,7 @@ def _head_tail_site(view: View, pairs: list[Node]) -> FixSite:
         for q in pairs:
             editor.remove_pairs(q, _dequantizers(view, q))
 
-    names = messages.names((q.name for q in pairs), _NAMES_SHOWN)
+    names = list_names((q.name for q in pairs), _NAMES_SHOWN)
     description = f"{len(pairs)} Q/DQ pairs removed after the last layers of the head ({names})"
     return FixSite(pairs[0].name, description, apply, [q.name for q in pairs])
 
@@ -349,14 +348,14 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
     lost = math.log2(largest / smallest) if smallest > 0 else math.inf
     bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
-    before = messages.names(map(number, known), 12)
-    names = messages.names((q.name for q in quantizers), _NAMES_SHOWN)
+    before = list_names(map(format_number, known), 12)
+    names = list_names((q.name for q in quantizers), _NAMES_SHOWN)
     description = (
-        f"one scale {number(largest)} instead of {before} for {len(quantizers)} quantizers "
+        f"one scale {format_number(largest)} instead of {before} for {len(quantizers)} quantizers "
         f"({names}){bits}"
     )
     skip_reason = ""
-    if smallest < largest * messages.MOST_SHARED:
+    if smallest < largest * MOST_SHARED:
         tensor = quantizers[known.index(smallest)].input(0)
         skip_reason = Note(
             f"one scale would cost '{tensor}' {lost:.1f} bits of its precision, and a fix gives up "

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings.messages import number
 from qdqtool.fixing.pairs import find_pairs_after_head
 from qdqtool.fixing.site import (
     FixSite,
@@ -27,7 +26,8 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.trt.faults import ScaleDead
+from qdqtool.reasons.faults import ScaleDead
+from qdqtool.reasons.text import format_number
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
 
@@ -122,10 +122,10 @@ def _symmetric_site(
         if key not in scales:
             scales[key] = _make_symmetric(params)
         scale = scales[key]
-        old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
+        old = format_number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
         description = f"{head.name}: int8, zero point 0, scale {old}"
         if not np.array_equal(scale, params.scale):
-            description += f" -> {number(float(scale[0]))}"
+            description += f" -> {format_number(float(scale[0]))}"
 
     def apply(editor: Editor) -> None:
         if q is None and is_asymmetric:
@@ -252,7 +252,7 @@ def _dead_scale_site(view: View, q: Node, refusal: ScaleDead) -> FixSite | None:
             _set_scale(view, editor, node, scale)
 
     description = (
-        f"{q.name}: scale {number(refusal.scale)} -> {number(float(scale[0]))}, which holds all "
+        f"{q.name}: scale {format_number(refusal.scale)} -> {format_number(float(scale[0]))}, which holds all "
         f"that {refusal.parts[0].op} can give"
     )
     return FixSite(q.name, description, apply, [n.name for n in nodes])
@@ -287,7 +287,7 @@ def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> 
         for node in (q, *dqs):
             editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
 
-    description = f"{q.name}: one scalar scale, {number(scale)}"
+    description = f"{q.name}: one scalar scale, {format_number(scale)}"
     return FixSite(q.name, description, apply, [n.name for n in dqs])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.coded import fixed
+from qdqtool.findings.rules import attempted_reasons
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.compare import Arrays
 from qdqtool.fixing.judge import OutputJudge
@@ -16,7 +16,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.trt import faults
+from qdqtool.reasons import faults
 from qdqtool.trt.targets import Target
 from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.notes import Note
@@ -342,7 +342,7 @@ def _describe_limit(tries: int, reason: Note | None) -> Note:
 
 def _explain_untried(finding: Finding) -> str:
     """Return why no change was tried at the place of a finding."""
-    if not fixed(finding):
+    if not attempted_reasons(finding):
         return "no fix does this by itself for what causes it here"
     if finding.gains:
         return "the model lacks something that a fix needs here"

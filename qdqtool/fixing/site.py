@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.coded import fixed, fixes_of
+from qdqtool.findings.rules import attempted_codes, attempted_reasons
 from qdqtool.fixing.compare import ATOL
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
@@ -112,13 +112,13 @@ class FixCriteria:
     @functools.cached_property
     def codes(self) -> tuple[FindingCode, ...]:
         """Codes of the findings that the changes can remove."""
-        return fixes_of(self.refusal_types)
+        return attempted_codes(self.refusal_types)
 
     def select_causes(self, finding: Finding) -> tuple[Refusal, ...]:
         """Return the refusals behind a finding that the changes answer."""
         if finding.code not in self.codes:
             return ()
-        return tuple(select_refusals(self.refusal_types, fixed(finding)))
+        return tuple(select_refusals(self.refusal_types, attempted_reasons(finding)))
 
 
 # A name in more reports than these, such as that of a weight that all layers share, does not
@@ -186,7 +186,7 @@ class FixStep(FixCriteria):
                 reports.append(_RefusalReport(f.code, f.node, refusals, not f.automatic))
         reported = {r for report in reports for r in report.refusals}
         for r in select_refusals(self.refusal_types, prediction.refusals):
-            codes = [code for code in self.codes if code in fixes_of((type(r),))]
+            codes = [code for code in self.codes if code in attempted_codes((type(r),))]
             if codes and r not in reported:
                 reports.append(_RefusalReport(codes[0], r.node, (r,), 2))
         return reports

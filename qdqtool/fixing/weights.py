@@ -12,7 +12,6 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.errors import ModelError
-from qdqtool.findings import messages
 from qdqtool.findings.lint.weight_granularity import find_per_tensor
 from qdqtool.fixing.site import (
     FixSite,
@@ -32,8 +31,10 @@ from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import LayerKind, operator_of, weight_scale_axis
 from qdqtool.patterns.rewrites import copy_weights
 from qdqtool.patterns.view import View, WeightSource
-from qdqtool.trt.faults import WeightsPerTensor, WeightsStored
-from qdqtool.trt.refusals import STEPS, BatchNormNotConstant, WeightsShared
+from qdqtool.reasons.faults import WeightsPerTensor, WeightsStored
+from qdqtool.reasons.simulation import BatchNormNotConstant, WeightsShared
+from qdqtool.reasons.tensors import STEPS
+from qdqtool.reasons.text import list_names
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
@@ -132,7 +133,7 @@ def _shared_weights_site(
         for conv, weights in users[1:]:
             copy_weights(editor, conv, weights, value)
 
-    consumers = messages.names(c.name for c, _ in users)
+    consumers = list_names(c.name for c, _ in users)
     return FixSite(source, f"'{source}': weights copied for each of {consumers}", apply)
 
 

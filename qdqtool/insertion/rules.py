@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.coded import MADE
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInput, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.proto.slim import without_large_weights
-from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Refusal, Severity
@@ -64,7 +63,7 @@ def choose_rules(
 
 def _is_reported(form: type[Refusal], target: Target) -> bool:
     """Return whether a finding about a form of convolutions is an error or a warning."""
-    code = codes.get(MADE[form][0].code).on(target.name)
+    code = codes.get(form.rules[0].code).on(target.name)
     return code is not None and code.severity != Severity.INFO
 
 

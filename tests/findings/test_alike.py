@@ -12,22 +12,18 @@ import pytest
 from qdqtool.errors import ModelError
 from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.alike import key
-from qdqtool.findings.messages import worded
+from qdqtool.findings.messages import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import (
-    ConsumerKind,
+from qdqtool.reasons.compiler import IntegersLost, LossCause
+from qdqtool.reasons.simulation import (
     OutputNotQuantized,
-    PathStep,
     PoolingOneSide,
     ReduceNotPooling,
     RemainingConversion,
     ResidualFloat,
-    TensorConsumer,
-    TensorOrigin,
-    TensorSize,
 )
-from qdqtool.trt.rtx.operands import IntegersLost, LossCause
+from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from qdqtool.util.records import replaced
 from tests.findings.graphs import GRAPHS
@@ -201,7 +197,9 @@ def words_without_sizes(finding: Finding) -> tuple[str, ...]:
         else c
         for c in finding.causes
     ]
-    return str(finding.severity), *worded(dataclasses.replace(finding, causes=tuple(causes)))
+    return str(finding.severity), *describe_finding(
+        dataclasses.replace(finding, causes=tuple(causes))
+    )
 
 
 def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:

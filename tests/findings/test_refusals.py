@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdqtool.findings.coded import ScalesAround
 from qdqtool.prediction import predict
-from qdqtool.trt import refusals
-from qdqtool.trt.faults import OtherTypes, TypeUnknown
-from qdqtool.trt.refusals import PathStep
+from qdqtool.reasons import simulation
+from qdqtool.reasons.faults import OtherTypes, TypeUnknown
+from qdqtool.reasons.simulation import ScalesAround
+from qdqtool.reasons.tensors import PathStep
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.records import contents
 from tests.findings.graphs import GRAPHS
 
 CLASSES = {
     kind.reason: kind
-    for kind in vars(refusals).values()
-    if isinstance(kind, type) and issubclass(kind, Refusal) and kind is not Refusal
+    for kind in vars(simulation).values()
+    if isinstance(kind, type) and issubclass(kind, Refusal) and kind not in (Refusal, ScalesAround)
 }
 
 # Finding that each class becomes, and values in its causes.

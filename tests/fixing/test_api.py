@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.findings.coded import MADE
+from qdqtool.findings.rules import reason_classes
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import fix
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import RemainingConversion, ScalesDiffer
+from qdqtool.reasons.simulation import RemainingConversion, ScalesDiffer
 from qdqtool.trt.targets import target_named
 from tests.errors import has
 from tests.findings.graphs import GRAPHS
@@ -329,7 +329,9 @@ def test_fix_handles_empty_scales_and_heads(g, monkeypatch):
 def test_each_refusal_class_has_one_step():
     """Two steps answer a conversion, as it has one of two causes."""
     taken = Counter(kind for step in (*STEPS, *MODEL_STEPS) for kind in step.refusal_types)
-    assert taken.keys() == {kind for kind, made in MADE.items() if any(m.tried for m in made)}
+    assert taken.keys() == {
+        kind for kind in reason_classes() if any(rule.is_attempted for rule in kind.rules)
+    }
     assert {kind: times for kind, times in taken.items() if times > 1} == {RemainingConversion: 2}
     proto = model_of("RequantizeFusion/into-convolution")
     prediction = predict(proto, "trt10")

@@ -11,7 +11,7 @@ import pytest
 
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.findings.messages import onnxruntime_recipe
+from qdqtool.findings.obstacles import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
 from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
 from qdqtool.fixing.outputs import OutputPart
@@ -400,7 +400,7 @@ def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path)
 
 
 def headline_of(proto: onnx.ModelProto) -> str:
-    from qdqtool.findings.messages import obstacles
+    from qdqtool.findings.obstacles import obstacles
 
     return obstacles(predict(proto).findings)
 

@@ -10,14 +10,14 @@ import onnx.compose
 import pytest
 
 from qdqtool.findings.alike import key
-from qdqtool.findings.coded import fixed
+from qdqtool.findings.rules import attempted_reasons
 from qdqtool.fixing import pairs
 from qdqtool.fixing.site import FixStep, collect_names
 from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import advise, predict
-from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
+from qdqtool.reasons.simulation import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Prediction, Refusal
 from qdqtool.util.records import contents, replaced
@@ -147,7 +147,8 @@ def told(prediction: Prediction) -> list[object]:
         )
 
     return [
-        (f.message, f.fix, f.automatic, len(fixed(f)), known(key(f))) for f in prediction.findings
+        (f.message, f.fix, f.automatic, len(attempted_reasons(f)), known(key(f)))
+        for f in prediction.findings
     ]
 
 

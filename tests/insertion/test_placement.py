@@ -16,8 +16,8 @@ from qdqtool.insertion.placement import (
 )
 from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
 from qdqtool.ir.graph import Model
-from qdqtool.trt.faults import FloatDeconvolution
-from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.reasons.faults import FloatDeconvolution
+from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.util.records import contents
 from tests.errors import has
 from tests.insertion.nets import Net, detector, initializer, with_constant_nodes

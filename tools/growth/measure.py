@@ -83,7 +83,7 @@ COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales b
 LIMITS = {
     "qdqtool.ir.bounds": ("_MAX_HOPS",),
     "qdqtool.trt.surroundings": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
-    "qdqtool.trt.refusals": ("STEPS",),
+    "qdqtool.reasons.tensors": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
     "qdqtool.fixing.weights": ("STEPS",),
 }

@@ -2,10 +2,10 @@
 
 import itertools
 
+from qdqtool.reasons.tensors import STEPS
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, node_name, seen
-from qdqtool.trt.refusals import STEPS
 from qdqtool.util.records import Shared
 
 PLAIN = seen(

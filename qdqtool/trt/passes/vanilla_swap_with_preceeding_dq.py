@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from qdqtool.reasons.simulation import ManyConsumers
 from qdqtool.trt.layers import Layer, Tensor, dq_before, next_rank, node_name
 from qdqtool.trt.passes._infra import (
     SWAPPING,
@@ -13,7 +14,6 @@ from qdqtool.trt.passes._infra import (
     documented,
     seen,
 )
-from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import find_consumers, to_step
 from qdqtool.util.records import replaced
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.reasons.compiler import LossCause
 from qdqtool.trt.rtx.operands import (
     NEVER_QUANTIZED,
     WIDTH,
     ConstantTensors,
     FloatState,
     IntegerState,
-    LossCause,
     State,
 )
 from qdqtool.util.records import replaced
