@@ -403,10 +403,9 @@ def _compare_with_build(
     sides = (engine, file) if build_first else (file, engine)
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
-    if is_float and build_first:
-        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
     if build_first:
         explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+        result.notes += [Note(FLOAT_BUILD, code="of-float-model")] if is_float else []
     else:
         fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
         explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))
