@@ -242,7 +242,6 @@ def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[N
 
 
 def _one_sided_change(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
-    """Return the change of a node that one model lacks."""
     is_convolution = any(side is not None and side.precision is not None for side in (a, b))
     kind = ChangeKind.ONLY_IN_A if is_convolution else ChangeKind.LOST_QDQ
     if a is None:

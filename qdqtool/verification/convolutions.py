@@ -358,7 +358,6 @@ def _fusing_passes(prediction: Prediction) -> dict[str, str]:
 
 
 def _describe_rule(conv: ConvOutcome, refusal: Refusal | None, pass_name: str | None) -> str:
-    """Describe the rule behind the prediction of a convolution."""
     if refusal is not None:
         return f"by {refusal.pass_name}: {refusal.reason}"
     return f"by {pass_name}" if pass_name is not None else f"as layer {conv.layer or conv.name}"
