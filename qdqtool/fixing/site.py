@@ -123,7 +123,7 @@ class FixCriteria:
 
 # A name in more reports than these, such as that of a weight that all layers share, does not
 # distinguish them.
-_MAX_REPORTS_OF_NAME = 100
+MAX_REPORTS_OF_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _find_answered(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) 
     Names in many reports count only if no other name is in one.
     """
     groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
-    few = {n for group in groups if len(group) <= _MAX_REPORTS_OF_NAME for n in group}
+    few = {n for group in groups if len(group) <= MAX_REPORTS_OF_NAME for n in group}
     return few or {n for group in groups for n in group}
 
 
