@@ -71,7 +71,7 @@ def select_refusals(kind: type[R] | tuple[type[R], ...], refusals: Iterable[Refu
     return [r for r in refusals if isinstance(r, kind)]
 
 
-def at_refused_nodes(
+def map_refused_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
 ) -> Callable[[View, Target, Sequence[Refusal]], list[FixSite]]:
     """Make a function that finds the site of one refused node find those of all refusals."""
