@@ -10,7 +10,7 @@ from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
 from qdqtool.types import TOOL_VERSION, Json
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import counted
 
 _OUTPUT_FLAGS = (
@@ -92,7 +92,7 @@ def summarize(build: Build) -> Json:
         and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
         "model": _summarize_model(build),
         "milestones": [
-            {"what": m.name, **published(m, "layers", "line")} for m in build.milestones
+            {"what": m.name, **to_json_fields(m, "layers", "line")} for m in build.milestones
         ],
         "placement": dict(Counter(device for device, _, _ in build.placement)),
         "passes": summarize_passes(build),
@@ -102,14 +102,14 @@ def summarize(build: Build) -> Json:
         "merged": build.merged_layers,
         "tuning": _summarize_tuning(build),
         "seconds": dict(build.seconds),
-        "memory": published(build.memory),
+        "memory": to_json_fields(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _summarize_profile(build),
         "messages": list(map(_summarize_message, build.messages)),
         "names_only": build.names_only,
         "rerun": rerun_commands(build) if build.names_only else {},
         "notes": list(build.notes),
-        "lines": published(build.lines, "total", "timing", "unexplained"),
+        "lines": to_json_fields(build.lines, "total", "timing", "unexplained"),
     }
 
 
@@ -125,7 +125,7 @@ def _summarize_model(build: Build) -> Json:
 
 def _summarize_message(message: LogMessage) -> Json:
     level = "error" if message.level == "E" else "warning"
-    return {"level": level, **published(message, "text", "line", "count")}
+    return {"level": level, **to_json_fields(message, "text", "line", "count")}
 
 
 def describe_contents(build: Build) -> list[str]:
@@ -282,10 +282,10 @@ def _summarize_tuning(build: Build) -> Json:
         "chosen": dict(tactics.runners.most_common()),
         "added_reformats": len(build.reformats),
         "slowest": [
-            published(tuned, "name", "seconds", "tactics", "best_ms", "runner")
+            to_json_fields(tuned, "name", "seconds", "tactics", "best_ms", "runner")
             for tuned in layers[:MAX_SLOWEST]
         ],
-        "slowest_reformats": [published(tuned, "name", "best_ms") for tuned in reformats[:3]],
+        "slowest_reformats": [to_json_fields(tuned, "name", "best_ms") for tuned in reformats[:3]],
     }
 
 

@@ -393,12 +393,14 @@ class _Inserter:
         self.result.agreement = agreements[0]
         losses, error = self.result.losses, agreements[0].error
         if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
-            text = (
-                f"INT8 activations change the outputs by {losses.error:.1%}, together with FP16 by "
-                f"{error:.0%}: compare with `high_precision='fp32'`"
-            )
             self.result.warnings.append(
-                Note(text, code="half-differs", int8=losses.error, half=error)
+                Note(
+                    f"INT8 activations change the outputs by {losses.error:.1%}, together with FP16 by "
+                    f"{error:.0%}: compare with `high_precision='fp32'`",
+                    code="half-differs",
+                    int8=losses.error,
+                    half=error,
+                )
             )
 
     def change_inputs(self) -> None:
@@ -449,8 +451,7 @@ class _Inserter:
 
 
 def _note_finding(finding: Finding, addition: str) -> Note:
-    text = f"{finding.code}: {finding.message}{addition}"
-    return Note(text, code="of-finding", finding=finding)
+    return Note(f"{finding.code}: {finding.message}{addition}", code="of-finding", finding=finding)
 
 
 def _note_errors(prediction: Prediction) -> list[Note]:

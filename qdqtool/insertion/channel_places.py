@@ -7,7 +7,6 @@ the number does not change have size 1; leading axes of size 1 are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ def compact_places(places: Places) -> Places:
     return places
 
 
-class TensorShapes:
-    """Shapes of tensors, and values computed from shapes, of a network whose inputs have fixed sizes.
+class NetworkShapes:
+    """Shapes of a network's tensors, and values that are computed from shapes.
 
     They are taken from a run with one sample. If an input has an open size, or if sizes depend on
     the data, only the shapes in the model are available.
@@ -47,11 +46,7 @@ class TensorShapes:
     """
 
     def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
-        """Run the model if that shows more shapes.
-
-        Raises:
-            ModelError: onnxruntime cannot run the model.
-        """
+        """Run the model if that shows more shapes; a ModelError means that it cannot run."""
         self.model = model
         self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._values: dict[str, npt.NDArray[Any]] = {}
@@ -77,10 +72,6 @@ class TensorShapes:
     def rank(self, tensor: str) -> int:
         """Return the number of axes of a tensor, 0 if unknown."""
         return len(self.shape(tensor) or ())
-
-    def has_axes(self, tensor: str, places: Places) -> bool:
-        """Return whether a tensor has each axis along which places change."""
-        return fits_shape(self.shape(tensor) or (), places)
 
     def map_upstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
         """Return the places in a node's inputs from those in one of its outputs.
@@ -128,42 +119,32 @@ class TensorShapes:
         operator = operator_of(node)
         if node.domain not in STANDARD or not (operator.joins or operator.cuts or node.op in MOVES):
             return None
-        count = len(node.inputs) if operator.joins else 1
-        shapes = self._complete_shapes(node.inputs[:count])
+        data_inputs = len(node.inputs) if operator.joins else 1
+        shapes: list[tuple[int, ...]] = []
         feeds: dict[str, npt.NDArray[Any]] = {}
-        for position, tensor in enumerate(node.inputs[count:], count):
-            value = self.value(tensor)
-            if value is not None:
-                feeds[f"{position}"] = value
-            elif tensor:
-                return None
-        if shapes is None:
-            return None
         start = 0
-        for position, shape in enumerate(shapes):
-            size = math.prod(shape)
-            feeds[f"{position}"] = np.arange(start, start + size).reshape(shape)
-            start += size
+        for position, tensor in enumerate(node.inputs):
+            if position < data_inputs:
+                shape = self.shape(tensor) or ()
+                sizes = tuple(size for size in shape if size is not None)
+                count = math.prod(sizes)
+                if not shape or len(sizes) < len(shape) or not 0 < count <= _MAX_ENTRIES:
+                    return None
+                shapes.append(sizes)
+                feeds[f"{position}"] = np.arange(start, start + count).reshape(sizes)
+                start += count
+            elif tensor:
+                value = self.value(tensor)
+                if value is None:
+                    return None
+                feeds[f"{position}"] = value
         names = [f"{p}" if t else "" for p, t in enumerate(node.inputs)]
+        alone = copy_node(node.proto, names, node.outputs)
         try:
-            evaluator = ReferenceEvaluator(
-                copy_node(node.proto, names, node.outputs), opsets={"": self.model.opset}
-            )
-            outputs = evaluator.run(None, feeds)
+            outputs = ReferenceEvaluator(alone, opsets={"": self.model.opset}).run(None, feeds)
         except Exception:  # an unsupported operator, or impossible values of a damaged model
             return None
         return (shapes, [np.asarray(o) for o in outputs]) if outputs else None
-
-    def _complete_shapes(self, tensors: Sequence[str]) -> list[tuple[int, ...]] | None:
-        """Return the shapes of tensors; None if one has an open size, no entry or too many."""
-        shapes = []
-        for tensor in tensors:
-            shape = self.shape(tensor) or ()
-            sizes = tuple(size for size in shape if size is not None)
-            if not shape or len(sizes) < len(shape) or not 0 < math.prod(sizes) <= _MAX_ENTRIES:
-                return None
-            shapes.append(sizes)
-        return shapes
 
 
 def fits_shape(shape: tuple[int | None, ...], places: Places) -> bool:

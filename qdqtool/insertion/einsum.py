@@ -9,7 +9,7 @@ import functools
 import math
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ class MatMulForm(NamedTuple):
 
 
 class EinsumConverter:
-    """Finds the MatMul that computes exactly the same as an Einsum, for tensors that are not empty."""
+    """Search for MatMuls that compute exactly the same as Einsums, unless tensors are empty."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -81,15 +81,6 @@ class EinsumConverter:
             if not self._is_same_size(node, left, right):
                 return Unwritten.SUMMED
         is_constant = [t in self._view.constants for t in node.inputs]
-        forms = []
-        for order in ((0, 1), (1, 0)):
-            if any(is_constant) and not is_constant[order[1]]:
-                continue
-            for axes in product.operands:
-                summed = "".join(c for c in axes if c in product.summed)
-                form = _build_form(product, order, summed, sizes)
-                if form is not None:
-                    forms.append(form)
 
         def count_moves(form: MatMulForm) -> tuple[int, int]:
             transposes = int(form.axes != product.result)
@@ -100,6 +91,7 @@ class EinsumConverter:
                     reshapes += bool(operand.shape)
             return transposes, reshapes
 
+        forms = _list_forms(product, is_constant, sizes)
         return min(forms, key=count_moves, default=Unwritten.SIZES)
 
     def _is_same_size(self, node: Node, left: int, right: int) -> bool:
@@ -140,14 +132,13 @@ def _index_sizes(types: Mapping[str, onnx.TypeProto]) -> _AxisSizes:
 
 
 def _read_sizes(tensor_type: onnx.TypeProto) -> list[str | int]:
-    """Return the size or symbolic size of each axis; an empty text if it has neither."""
     return [d.dim_value or d.dim_param for d in tensor_type.tensor_type.shape.dim]
 
 
 def _infer_reshape_sizes(
     proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]
 ) -> list[onnx.ValueInfoProto]:
-    """Return outputs of Reshapes with one new symbolic size that the number of elements decides."""
+    """Return outputs of Reshapes with one new size that the number of elements decides."""
     results = []
     for node in proto.graph.node:
         if node.op_type != "Reshape" or node.domain not in DOMAINS:
@@ -168,7 +159,7 @@ def _infer_reshape_sizes(
 def _solve_new_size(
     before: Sequence[str | int], after: Sequence[str | int]
 ) -> tuple[int, int] | None:
-    """Return the axis and value of the one size that a Reshape introduces; None if undetermined."""
+    """Return axis and value of the one size that a Reshape introduces; None if unknown."""
     symbols_before = Counter(n for n in before if isinstance(n, str))
     symbols_after = Counter(n for n in after if isinstance(n, str))
     new = symbols_after - symbols_before
@@ -179,6 +170,16 @@ def _solve_new_size(
     if elements % rest:
         return None
     return after.index(next(iter(new))), elements // rest
+
+
+def _list_forms(
+    product: Contraction, is_constant: Sequence[bool], sizes: Mapping[str, int | None]
+) -> list[MatMulForm]:
+    """Return the MatMuls in both orders of the operands; a constant can only be the second."""
+    orders = [o for o in ((0, 1), (1, 0)) if is_constant[o[1]] or not any(is_constant)]
+    summed = ["".join(c for c in axes if c in product.summed) for axes in product.operands]
+    forms = [_build_form(product, order, axes, sizes) for order in orders for axes in summed]
+    return [form for form in forms if form is not None]
 
 
 def _build_form(
@@ -218,15 +219,15 @@ def _merge_sizes(axes: str, sizes: Mapping[str, int | None]) -> int | None:
     return product
 
 
-def _reshape_target(kept: int, sizes: Sequence[int | None]) -> list[int] | None:
+def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | None:
     """Return the shape input of a Reshape that keeps the first axes; None if there is none."""
     if list(sizes).count(None) > 1 or 0 in sizes:
         return None
-    return [0] * kept + [-1 if n is None else n for n in sizes]
+    return [0] * unchanged + [-1 if n is None else n for n in sizes]
 
 
 def replace_einsums(model: Model) -> int:
-    """Replace Einsums of varying data by MatMuls that compute the same, in place, and count them.
+    """Replace Einsums of varying data by equal MatMuls, in place, and count them.
 
     The node itself becomes the MatMul, or the last node after it. Weights become the second operand,
     with two dimensions if the Einsum has no other axis of both operands.
@@ -269,7 +270,7 @@ def _replace_einsum(editor: Editor, node: Node, product: Contraction, form: MatM
 
 
 def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: str) -> str:
-    """Transpose and reshape an operand of an Einsum, and return the result; a constant is stored."""
+    """Return an operand of an Einsum after Transpose and Reshape; a constant is stored so."""
     tensor, shape = node.input(operand.position), operand.shape
     perm = [axes.index(c) for c in operand.axes]
     is_transposed = perm != sorted(perm)
@@ -288,16 +289,12 @@ def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: st
     return editor.insert(node, "Reshape", f"{node.name}/Reshape", [tensor, stated])
 
 
-def lower_equations(nodes: Iterable[onnx.NodeProto]) -> int:
-    """Write equations of Einsums without capitals, in place, and count the changes.
+def lower_equation(node: onnx.NodeProto) -> bool:
+    """Write the equation of an Einsum without capitals, and return whether it changed.
 
     ONNX has no capitals there, but exporters write them. An equation without an output part stays,
     because its output has the letters in their order.
     """
-    return sum(map(_lower_equation, nodes))
-
-
-def _lower_equation(node: onnx.NodeProto) -> bool:
     attribute = next((a for a in node.attribute if a.name == "equation"), None)
     if attribute is None:
         return False

@@ -195,12 +195,15 @@ def update_scales(
     notes = []
     if raised:
         factor, tensor = max(raised)
-        text = (
-            f"the scales of {len(raised)} tensors were raised to the smallest that FP16 holds "
-            f"({_SMALLEST:.3g}), that of {tensor} {factor:.3g} times (`high_precision='fp32'` keeps them)"
-        )
         notes.append(
-            Note(text, code="scales-raised", count=len(raised), tensor=tensor, factor=factor)
+            Note(
+                f"the scales of {len(raised)} tensors were raised to the smallest that FP16 holds "
+                f"({_SMALLEST:.3g}), that of {tensor} {factor:.3g} times (`high_precision='fp32'` keeps them)",
+                code="scales-raised",
+                count=len(raised),
+                tensor=tensor,
+                factor=factor,
+            )
         )
     return list(by_tensor.values()), notes
 
@@ -213,13 +216,10 @@ def find_wide_tensors(
     warnings: list[Note],
     images: ImageOptions = DEFAULT_IMAGES,
 ) -> dict[str, float]:
-    """Return tensors of a Q/DQ model near the largest value of FP16, with their largest values.
+    """Return tensors of a Q/DQ model near the largest value of FP16, with their maxima.
 
-    Args:
-        quantized: Quantized tensors, whose scales count as well.
-        maxima: Largest magnitudes in the calibration.
-        data: The calibration data, of which a few samples are run; None runs none.
-        warnings: A warning is added if the model cannot run.
+    The maxima of the calibration, the scales, and runs of a few samples count. Without data, the
+    model does not run; if it cannot, a warning is added.
     """
     wide = {t: amax for t, amax in maxima.items() if amax > WIDE}
     for entry in quantized:
@@ -234,8 +234,13 @@ def find_wide_tensors(
             if largest > WIDE:
                 wide[tensor] = max(largest, wide.get(tensor, 0.0))
     except ModelError as error:
-        text = f"tensors without Q/DQ were not checked for values that FP16 cannot hold: {error}"
-        warnings.append(Note(text, code="not-looked-at", error=str(error)))
+        warnings.append(
+            Note(
+                f"tensors without Q/DQ were not checked for values that FP16 cannot hold: {error}",
+                code="not-looked-at",
+                error=str(error),
+            )
+        )
     return wide
 
 
@@ -245,40 +250,60 @@ def describe_fp16(
     """Return the notes on a float remainder that will be FP16, and on what stays FP32 in it."""
     notes = []
     if is_default:
-        text = (
-            f"everything that is not quantized is FP16, except inputs and outputs: {target.name} "
-            "computes in the types of the file (`high_precision='fp32'` keeps FP32)"
+        notes.append(
+            Note(
+                f"everything that is not quantized is FP16, except inputs and outputs: {target.name} "
+                "computes in the types of the file (`high_precision='fp32'` keeps FP32)",
+                code="half-by-default",
+                target=target.name,
+            )
         )
-        notes.append(Note(text, code="half-by-default", target=target.name))
     if wide:
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
-        text = (
-            f"{len(wide)} tensors, their producers and their consumers stay FP32, because the largest "
-            f"value is close to FP16's limit of 65504: {tensors}"
+        notes.append(
+            Note(
+                f"{len(wide)} tensors, their producers and their consumers stay FP32, because the largest "
+                f"value is close to FP16's limit of 65504: {tensors}",
+                code="stay-fp32",
+                count=len(wide),
+                kept=list(wide.items()),
+            )
         )
-        notes.append(Note(text, code="stay-fp32", count=len(wide), kept=list(wide.items())))
     layer_norms = find_decomposed_layer_norms(model)
     remaining = [p for p in layer_norms if layer_norm_inputs(model, p) is None]
     if count := len(layer_norms) - len(remaining):
-        text = (
-            f"{count} decomposed normalizations were replaced by LayerNormalization, because FP16 "
-            "cannot hold their squares"
+        notes.append(
+            Note(
+                f"{count} decomposed normalizations were replaced by LayerNormalization, because FP16 "
+                "cannot hold their squares",
+                code="norms-written",
+                count=count,
+            )
         )
-        notes.append(Note(text, code="norms-written", count=count))
     float_norms = [p for p in remaining if not computes_in_fp16(model, (p.square, p.mean))]
     if float_norms:
         count, first = len(float_norms), float_norms[0].square.name
-        text = (
-            f"{count} decomposed normalizations stay FP32 ({first} first): FP16 cannot hold their "
-            "squares, and no LayerNormalization computes the same"
+        notes.append(
+            Note(
+                f"{count} decomposed normalizations stay FP32 ({first} first): FP16 cannot hold their "
+                "squares, and no LayerNormalization computes the same",
+                code="norms-stay-fp32",
+                count=count,
+                first=first,
+            )
         )
-        notes.append(Note(text, code="norms-stay-fp32", count=count, first=first))
     sums = find_sums_of_squares(model, layer_norms)
     float_sums = [nodes for nodes in sums if not computes_in_fp16(model, nodes)]
     if float_sums:
         count, first = len(float_sums), float_sums[0][0].name
-        text = f"{count} other sums of squares stay FP32 ({first} first)"
-        notes.append(Note(text, code="squares-stay-fp32", count=count, first=first))
+        notes.append(
+            Note(
+                f"{count} other sums of squares stay FP32 ({first} first)",
+                code="squares-stay-fp32",
+                count=count,
+                first=first,
+            )
+        )
     return notes
 
 

@@ -200,7 +200,7 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
 
 
 def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
-    """Insert a Mul, and an Add if there is a mean, and return the values that the network expects."""
+    """Insert a Mul, and an Add if there is a mean, and return the network's float input."""
     first = editor.model.consumers(name)[0]
     dtype = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
 

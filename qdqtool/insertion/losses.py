@@ -62,6 +62,7 @@ class TensorLoss:
     conversions: int | None = None
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "tensor": self.tensor,
             "readers": list(self.readers),
@@ -89,6 +90,7 @@ class ActivationLosses:
     tried: int
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "error": round(self.error, 5),
             "samples": self.samples,
@@ -105,8 +107,7 @@ def rank_activations(
 ) -> list[QuantizedTensor]:
     """Return the activations with the largest quantization error relative to their values.
 
-    Args:
-        sources: Tensors with statistics for each activation; the worst decides.
+    An activation has one or more `sources` with statistics, of which the worst decides.
     """
     from calibration.methods import INT8_LEVELS, SEARCH_BITS, focused_error
 
@@ -127,7 +128,7 @@ def rank_activations(
 
 def measure_losses(
     model: Model,
-    rank_activations: Sequence[QuantizedTensor],
+    candidates: Sequence[QuantizedTensor],
     data: object,
     *,
     activations: Sequence[QuantizedTensor],
@@ -165,17 +166,17 @@ def measure_losses(
     if first is None:
         return None
     measurement = _ErrorMeasurement(model, activations, dataset, first, count)
-    names = [entry.tensor for entry in rank_activations]
+    names = [entry.tensor for entry in candidates]
     if samples is None:
         errors = measurement.sum_errors([], [None])
     else:
-        errors = measurement.sum_errors(rank_activations, [None, *names])
+        errors = measurement.sum_errors(candidates, [None, *names])
     total, used = errors[None], len(measurement.references)
     if total <= 0.0:
         return None
     if samples is None and total >= SMALL_ERROR * used:
-        errors |= measurement.sum_errors(rank_activations, names)
-    tried = [entry for entry in rank_activations if entry.tensor in errors]
+        errors |= measurement.sum_errors(candidates, names)
+    tried = [entry for entry in candidates if entry.tensor in errors]
     without = np.array([errors[entry.tensor] for entry in tried])
     losses = [
         TensorLoss(
@@ -329,10 +330,7 @@ def predict_changes(
 ) -> ActivationLosses:
     """Predict the convolutions and conversions of the engine with each activation float.
 
-    Args:
-        model: The finished Q/DQ model.
-        before: Its prediction.
-        predict: Predicts another model for the same target.
+    `before` is the prediction of the finished Q/DQ model; `predict` predicts another one.
     """
     nodes = {n.name for n in model.nodes}
     slim = Model(without_large_weights(model.proto), "", EDITED, types=model, constants=model)
@@ -353,7 +351,6 @@ def predict_changes(
 
 
 def _find_consumers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
-    """Return the nodes that read an activation dequantized."""
     names: dict[str, None] = {}
     for quantizer in model.consumers(entry.tensor):
         if quantizer.name != entry.node:
@@ -364,7 +361,7 @@ def _find_consumers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class OutputAgreement:
+class Fp16Agreement:
     """Difference between the outputs of a finished model and those of the float model.
 
     Attributes:
@@ -377,6 +374,7 @@ class OutputAgreement:
     samples: int
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "error": round(self.error, 5) if np.isfinite(self.error) else None,
             "samples": self.samples,
@@ -390,8 +388,8 @@ def compare_outputs(
     *,
     samples: int,
     images: ImageOptions = DEFAULT_IMAGES,
-) -> list[OutputAgreement]:
-    """Compare the outputs of Q/DQ models with those of the float model that they were made from.
+) -> list[Fp16Agreement]:
+    """Compare the outputs of Q/DQ models with those of their float model.
 
     The outputs are the last convolutions before any decoding if the models have the same names there.
 
@@ -411,4 +409,4 @@ def compare_outputs(
         for model_errors, outputs in zip(errors, others, strict=True):
             is_finite = all(np.isfinite(array).all() for array in outputs.values())
             model_errors.append(reference.error(outputs) if is_finite else float("nan"))
-    return [OutputAgreement(float(np.mean(each)), len(each)) for each in errors if each]
+    return [Fp16Agreement(float(np.mean(each)), len(each)) for each in errors if each]

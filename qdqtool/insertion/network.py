@@ -81,9 +81,13 @@ def prepare_network(
             raise
         network = _copy_network(source, load_full(source), False)
         _prepare(network, target, weights)
-        text = f"everything that is not quantized stays FP32 and runs in FP32 on {target.name}: {error}"
         network.warnings.append(
-            Note(text, code="half-impossible", target=target.name, error=str(error))
+            Note(
+                f"everything that is not quantized stays FP32 and runs in FP32 on {target.name}: {error}",
+                code="half-impossible",
+                target=target.name,
+                error=str(error),
+            )
         )
     return network
 
@@ -122,19 +126,32 @@ def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
     if has_fp16 and not target.float16_scales:
         fp16.convert_to_fp32(model)
         has_fp16 = False
-        text = (
-            f"float16 widened to float32, because {target.name} takes no FP16 scales; allow FP16 in "
-            "the builder instead"
+        notes.append(
+            Note(
+                f"float16 widened to float32, because {target.name} takes no FP16 scales; allow FP16 in "
+                "the builder instead",
+                code="widened",
+                target=target.name,
+            )
         )
-        notes.append(Note(text, code="widened", target=target.name))
     if weights == "int8" and not target.int8_weights:
-        text = f"{target.name} cannot read int8 weights; use `weights='float'`"
-        network.warnings.append(Note(text, code="int8-weights-unread", target=target.name))
+        network.warnings.append(
+            Note(
+                f"{target.name} cannot read int8 weights; use `weights='float'`",
+                code="int8-weights-unread",
+                target=target.name,
+            )
+        )
     # The hash of the file identifies a calibration cache: whatever the opset, preparation results in the
     # same tensors. A model that was widened, or edited by the caller, is another one.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     notes.extend(prepare(model, opset=HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET))
     if count := fold_leading_batch_normalization(model):
-        text = f"{were(count, 'BatchNormalization node')} folded into the convolutions after it"
-        notes.append(Note(text, code="norms-folded-behind", count=count))
+        notes.append(
+            Note(
+                f"{were(count, 'BatchNormalization node')} folded into the convolutions after it",
+                code="norms-folded-behind",
+                count=count,
+            )
+        )
     model.sha256 = sha256

@@ -20,7 +20,7 @@ RESIDUALS = ("auto", "skip", "both", "none")
 
 @dataclass(frozen=True)
 class RangeOptions:
-    """How the range of an activation is chosen.
+    """Choice of the ranges of activations.
 
     Attributes:
         method: One of :data:`METHODS`.
@@ -42,7 +42,7 @@ class RangeOptions:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How images become the network's inputs.
+    """Conversion of images into the network's inputs.
 
     Attributes:
         preprocess: None for letterbox, RGB, divided by 255.
@@ -90,13 +90,14 @@ class PlacementOptions:
     """Which tensors are quantized, and how weights are stored.
 
     Attributes:
-        head: One of :data:`HEADS`: what stays float in a detection head.
+        head: One of :data:`HEADS`: layers of a detection head that remain float.
         residual: One of :data:`RESIDUALS`: inputs of a residual Add that are quantized.
         attention: ``float`` or ``int8``: type of the products of attention.
         unify: Whether tensors that Concat and the like tie together share one scale.
-        exclude: Regular expressions on names of nodes that stay float.
-        include: The same for nodes that a preset would leave float.
-        exclude_op: Operator types that stay float.
+        exclude: Regular expressions on names of nodes that remain float.
+        include: Regular expressions on names of nodes to quantize although a preset leaves them
+            float.
+        exclude_op: Operator types that remain float.
         weights: ``float`` with Q and DQ, or ``int8`` with DQ alone.
     """
 
@@ -123,7 +124,7 @@ class NetworkOptions:
     """Changes of the network around its Q/DQ pairs.
 
     Attributes:
-        high_precision: ``fp32`` or ``fp16``: type of what stays float. None: as the target needs.
+        high_precision: ``fp32`` or ``fp16``: type of the float remainder. None: as the target needs.
         smooth: Strength of SmoothQuant from 0 to 1. None does nothing.
         input_type: ``float``, ``int8`` or ``uint8``: type of the network's inputs.
     """
@@ -145,8 +146,8 @@ class InsertOptions:
     """All options of an insertion but its target.
 
     Attributes:
-        ranges: How ranges are chosen.
-        images: How images become inputs.
+        ranges: Choice of the ranges.
+        images: Conversion of images into inputs.
         cache: File that keeps the statistics.
         placement: Which tensors are quantized.
         network: Changes of the network around the pairs.

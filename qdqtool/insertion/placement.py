@@ -210,7 +210,7 @@ def find_head_float_nodes(model: Model, preset: str) -> dict[int, Part]:
 
 
 def is_average_pooling(model: Model, node: Node) -> bool:
-    """Return whether a node is an average pooling, or a reduction that TensorRT turns into one."""
+    """Return whether a node is an average pooling, or a reduction that becomes one."""
     operator = operator_of(node)
     if not operator.averages:
         return False
@@ -272,7 +272,6 @@ def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
 def _match_patterns(
     nodes: Sequence[Node], patterns: Sequence[str], parameter: str
 ) -> dict[int, str]:
-    """Return the first pattern that matches each node, by the node's index."""
     matches: dict[int, str] = {}
     for pattern in patterns:
         option = f"`{parameter}` {pattern!r}"
@@ -371,18 +370,23 @@ class _Placer:
     def note_unused_options(self) -> None:
         notes, rules = self.placement.notes, self._rules
         if rules.attention == "int8" and not self._attention:
-            text = (
-                "`attention='int8'` has no effect: no Softmax is between two MatMuls of computed "
-                "tensors"
+            notes.append(
+                Note(
+                    "`attention='int8'` has no effect: no Softmax is between two MatMuls of computed "
+                    "tensors",
+                    code="no-attention",
+                )
             )
-            notes.append(Note(text, code="no-attention"))
         roles = {entry.role for inputs in self.placement.inputs.values() for entry in inputs}
         if rules.residual in ("skip", "both") and "residual" not in roles:
-            text = (
-                f"`residual={rules.residual!r}` has no effect: no Add follows a convolution and is "
-                "quantized next"
+            notes.append(
+                Note(
+                    f"`residual={rules.residual!r}` has no effect: no Add follows a convolution and is "
+                    "quantized next",
+                    code="no-residual",
+                    residual=rules.residual,
+                )
             )
-            notes.append(Note(text, code="no-residual", residual=rules.residual))
 
     def _quantize(self, node: Node, positions: Iterable[int], role: str) -> None:
         for position in positions:
@@ -405,7 +409,6 @@ class _Placer:
         self.placement.weights.append(WeightSite(node, name, axis))
 
     def _refuse_weighted(self, node: Node) -> Refusal | None:
-        """Return why a convolution or matrix product stays float."""
         refusal = self._choices.refuse(node)
         if refusal is None and node.index not in self._attention:
             refusal = self._refuse_inputs(node) or self._refuse_weights(node)
@@ -416,7 +419,6 @@ class _Placer:
         return self._refuse_few_channels(node) or self._refuse_failing_form(node)
 
     def _refuse_inputs(self, node: Node) -> Refusal | None:
-        """Return why the inputs of a node cannot be quantized."""
         model, name, weights = self._model, node.name, node.input(1)
         if node.domain not in DOMAINS:
             return OtherDomain(PLACEMENT, name, node.domain)
@@ -504,7 +506,6 @@ class _Placer:
         return ([1 - side, side] if rule == "both" else [1 - side]), None
 
     def _find_convolution_sides(self, node: Node) -> list[int]:
-        """Return the inputs of an Add that come from a quantized convolution."""
         inputs = node.inputs
         if inputs[0] == inputs[1] or any(self._model.is_constant(t) for t in inputs):
             return []

@@ -20,7 +20,7 @@ from onnx import helper
 
 from qdqtool.errors import ModelError
 from qdqtool.insertion.batchnorm import fold_batch_normalization
-from qdqtool.insertion.einsum import lower_equations, replace_einsums
+from qdqtool.insertion.einsum import lower_equation, replace_einsums
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -57,24 +57,50 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     opset_before = model.opset
     if opset_before < opset:
         raise_opset(model, opset)
-        text = f"opset raised from {opset_before} to {opset}"
-        notes.append(Note(text, code="opset-raised", before=opset_before, after=opset))
+        notes.append(
+            Note(
+                f"opset raised from {opset_before} to {opset}",
+                code="opset-raised",
+                before=opset_before,
+                after=opset,
+            )
+        )
     min_ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
     model.proto.ir_version = max(model.proto.ir_version, min_ir_version)
     notes.extend(_normalize_nodes(model))
     if count := replace_einsums(model):
         products = were(count, "matrix product")
-        text = f"{products} written as MatMul instead of Einsum, so that it can be INT8"
-        notes.append(Note(text, code="products-written", count=count))
+        notes.append(
+            Note(
+                f"{products} written as MatMul instead of Einsum, so that it can be INT8",
+                code="products-written",
+                count=count,
+            )
+        )
     if count := fold_constant_weights(model):
-        text = f"{were(count, 'weight tensor')} computed from constants"
-        notes.append(Note(text, code="weights-computed", count=count))
+        notes.append(
+            Note(
+                f"{were(count, 'weight tensor')} computed from constants",
+                code="weights-computed",
+                count=count,
+            )
+        )
     if count := copy_shared_weights(model):
-        text = f"{were(count, 'weight tensor')} copied for nodes that shared one"
-        notes.append(Note(text, code="weights-copied", count=count))
+        notes.append(
+            Note(
+                f"{were(count, 'weight tensor')} copied for nodes that shared one",
+                code="weights-copied",
+                count=count,
+            )
+        )
     if count := fold_batch_normalization(model):
-        text = f"{were(count, 'BatchNormalization node')} folded into a convolution before it"
-        notes.append(Note(text, code="norms-folded", count=count))
+        notes.append(
+            Note(
+                f"{were(count, 'BatchNormalization node')} folded into a convolution before it",
+                code="norms-folded",
+                count=count,
+            )
+        )
     return notes
 
 
@@ -86,21 +112,36 @@ def _normalize_nodes(model: Model) -> list[Note]:
     for node in sums:
         editor.edit_proto(node).op_type = "Add"
     einsums = [n for n in model.nodes if n.op == "Einsum" and n.domain in DOMAINS]
-    lowered = lower_equations(editor.edit_proto(n) for n in einsums)
+    lowered = sum(lower_equation(editor.edit_proto(n)) for n in einsums)
     if renamed or sums or lowered:
         editor.finish()
     notes = []
     if renamed:
         nodes = were(renamed, "node")
-        text = f"{nodes} named after an output, because onnxruntime requires unique names"
-        notes.append(Note(text, code="nodes-named", count=renamed))
+        notes.append(
+            Note(
+                f"{nodes} named after an output, because onnxruntime requires unique names",
+                code="nodes-named",
+                count=renamed,
+            )
+        )
     if lowered:
         equations = were(lowered, "Einsum equation")
-        text = f"{equations} written in lower case, as TensorRT's parser requires"
-        notes.append(Note(text, code="lower-case", count=lowered))
+        notes.append(
+            Note(
+                f"{equations} written in lower case, as TensorRT's parser requires",
+                code="lower-case",
+                count=lowered,
+            )
+        )
     if sums:
-        text = f"{were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses"
-        notes.append(Note(text, code="sums-as-adds", count=len(sums)))
+        notes.append(
+            Note(
+                f"{were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses",
+                code="sums-as-adds",
+                count=len(sums),
+            )
+        )
     return notes
 
 
@@ -176,7 +217,6 @@ def raise_opset(model: Model, opset: int) -> None:
 
 
 def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
-    """Restore node names and doc strings that the converter dropped."""
     originals = {next(iter(n.output), ""): n for n in proto.graph.node}
     for node in converted.graph.node:
         original = originals.get(next(iter(node.output), ""))
@@ -186,7 +226,7 @@ def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
 
 
 def fold_constant_weights(model: Model) -> int:
-    """Replace weights that are computed from constants by their values, in place, and count them."""
+    """Replace weights computed from constants by their values, in place, and count them."""
     places = _find_computed_weights(model)
     constants = ConstantEvaluator(model)
     values = {t: constants.evaluate(t) for t in dict.fromkeys(node.input(p) for node, p in places)}

@@ -15,7 +15,7 @@ from qdqtool.insertion.scales import (
     GroupScale,
     ScaleGroup,
     clamp_scale,
-    fixed_scale,
+    constant_scale,
 )
 from qdqtool.ir.graph import Model
 from qdqtool.types import Json
@@ -101,7 +101,7 @@ def read_table_scales(
     result = []
     for group in groups:
         if group.largest is not None:
-            result.append(fixed_scale(group, group.largest))
+            result.append(constant_scale(group, group.largest))
             continue
         scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         if not scales:

@@ -1,4 +1,4 @@
-"""What :func:`qdqtool.insert` gives back."""
+"""Result of :func:`qdqtool.insert`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.findings.left_float import SkippedNode
-from qdqtool.insertion.losses import ActivationLosses, OutputAgreement
+from qdqtool.insertion.losses import ActivationLosses, Fp16Agreement
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import ScaleMigration
 from qdqtool.ir.modelfile import save
@@ -21,28 +21,31 @@ from qdqtool.util.notes import Note
 
 @dataclass(repr=False)
 class Insertion:
-    """A Q/DQ model and how it came about.
+    """A Q/DQ model, with its scales and reasons.
 
     Attributes:
         model: The Q/DQ model.
-        quantized: What got a Q/DQ pair, in graph order, with its scale.
-        skipped: What could have been quantized and was left float, and why.
+        quantized: Tensors with a Q/DQ pair, in graph order, with their scales.
+        skipped: Nodes that could have been quantized and remain float, with the reasons.
         calibration: Method, number of images, warnings; as in the JSON.
         groups: Scale groups of more than one source, with the bits that each source loses.
-        notes: What was done to the model before.
-        warnings: What the user should look at.
-        target: Which TensorRT the model was made for.
-        prediction: What TensorRT will make of it; None with ``predict=False``.
+        notes: Changes of the model, and options without effect.
+        warnings: Problems that the user should look at.
+        target: TensorRT version that the model was made for.
+        prediction: Prediction for the model; None with ``predict=False``.
         source: Path of the float model; empty for one in memory.
-        output: Where :meth:`save` wrote the model; empty before.
-        read: The files that were read, none of which :meth:`save` overwrites.
-        losses: What the quantized activations cost at the outputs, and the worst; None when that was not measured.
-        float_type: Type of what is not quantized, ``fp32`` or ``fp16``.
-        float32: Tensors that stay FP32 in a model in FP16, with the largest value that was seen.
-        agreement: How far an FP16 model's outputs are from the float model's; None when that was not measured.
-        smoothed: Where scales of activations were moved into weights.
-        findings: What the warnings report of scales and normalizations; ``prediction`` has all others.
-        compute_capabilities: Those of the GPUs that ``target`` builds for; empty where it is made for all.
+        output: Path to which :meth:`save` wrote the model; empty before.
+        read: Files that were read, none of which :meth:`save` overwrites.
+        losses: Accuracy that quantized activations cost at the outputs; None if not measured.
+        float_type: Type of the float remainder, ``fp32`` or ``fp16``.
+        float32: Tensors that remain FP32 in an FP16 model, with their largest values.
+        agreement: Difference of an FP16 model's outputs from the float model's; None if not
+            measured.
+        smoothed: Channel scales of activations that were moved into weights.
+        findings: Findings about scales and normalizations, which the warnings report;
+            ``prediction`` has all others.
+        compute_capabilities: Compute capabilities of the GPUs that ``target`` builds for; empty for
+            all.
     """
 
     model: onnx.ModelProto
@@ -60,37 +63,40 @@ class Insertion:
     losses: ActivationLosses | None = None
     float_type: str = "fp32"
     float32: dict[str, float] = field(default_factory=dict)
-    agreement: OutputAgreement | None = None
+    agreement: Fp16Agreement | None = None
     smoothed: list[ScaleMigration] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return (
-            f"<Insertion of {self.source or 'a model in memory'} for {self.target}: {len(self.quantized)} tensors "
-            f"quantized, {len(self.warnings)} warnings>"
+            f"<Insertion of {self.source or 'a model in memory'} for {self.target}: "
+            f"{len(self.quantized)} tensors quantized, {len(self.warnings)} warnings>"
         )
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to look at: no warning, and no finding that is an error or a warning."""
+        """Whether there is no warning, and no finding that is an error or a warning."""
         return not self.warnings and (self.prediction is None or self.prediction.ok)
 
     @property
     def activations(self) -> list[QuantizedTensor]:
-        """The quantized tensors that are not weights."""
+        """Quantized tensors that are not weights."""
         return [q for q in self.quantized if q.method != "weights-max"]
 
     @property
     def weights(self) -> list[QuantizedTensor]:
+        """Quantized weights."""
         return [q for q in self.quantized if q.method == "weights-max"]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
+        """Write the model atomically.
+
+        The weights of a model of more than 2 GB go to ``<name>.data`` next to it.
 
         Raises:
-            QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), its folder is missing, or
-                it cannot be written.
+            QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), its
+                folder is missing, or it cannot be written.
         """
         with forbid_overwrite(self.read):
             save(self.model, path, source=self.source)
@@ -99,6 +105,7 @@ class Insertion:
             self.prediction.model.path = self.output
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "schema": INSERTION_SCHEMA,
             "tool": TOOL_VERSION,
@@ -122,7 +129,7 @@ class Insertion:
 
 
 def largest_json(tensors: dict[str, float]) -> list[Json]:
-    """Tensors with the largest value that was seen, None for one that is not finite."""
+    """Return the JSON of tensors with their largest values, null for one that is not finite."""
     return [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in tensors.items()]
 
 

@@ -114,7 +114,7 @@ class _PairWriter:
     def quantize_weights(self, site: WeightSite, form: str) -> None:
         node, name = site.node, site.tensor
         if form == "rounded" and self.model.elem_type(name) == TensorProto.FLOAT:
-            self.editor.set_input(node, 1, rounded_weights_name(name, site.axis))
+            self.editor.set_input(node, 1, name_rounded_weights(name, site.axis))
             return
         scale = _unit_scale(self.model, site) if form == "sketch" else self._weight_scale(site)
         base = self._find_free_name(node, "_weight_quantizer")
@@ -187,13 +187,13 @@ def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16
     return np.float16 if model.elem_type(tensor) == TensorProto.FLOAT16 else np.float32
 
 
-def rounded_weights_name(tensor: str, axis: int | None) -> str:
-    """Return the name of weights after Q and DQ."""
+def name_rounded_weights(tensor: str, axis: int | None) -> str:
+    """Return the name that weights after Q and DQ have."""
     return f"{tensor}/rounded/{axis}"
 
 
 def round_weights(value: npt.NDArray[np.float32], axis: int | None) -> npt.NDArray[np.float32]:
-    """Return weights after Q and DQ with the scales of :func:`insert_pairs`, as onnxruntime does."""
+    """Return weights after Q and DQ, as :func:`insert_pairs` and onnxruntime compute them."""
     scale = weight_scale(value, axis)
     return quantize(value, scale, axis).astype(np.float32) * _expand(scale, axis, value.ndim)
 

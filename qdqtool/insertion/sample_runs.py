@@ -31,10 +31,7 @@ def largest_values(
 ) -> dict[str, float]:
     """Return the largest magnitude of each tensor of a Q/DQ model that FP16 would hold.
 
-    Empty if the data cannot be read a second time.
-
-    Args:
-        samples: Number of samples, spread evenly over the data.
+    The samples are spread evenly over the data. Empty if the data cannot be read a second time.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -69,9 +66,7 @@ def channel_maxima(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the largest magnitudes of tensors along their last axis, of shape [channels].
 
-    Args:
-        channels: Length of the last axis of each tensor.
-        samples: Number of samples, spread evenly over the data.
+    `channels` has the length of the last axis of each tensor.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -88,8 +83,7 @@ def sample_values(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the values of tensors for the first sample.
 
-    Args:
-        shapes: Tensors whose shapes are returned as well, and the names for these.
+    The shapes of the tensors in `shapes` are returned as well, by the names there.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -151,8 +145,7 @@ def run_samples(
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
     """Yield the tensors of each model for one sample after another.
 
-    Args:
-        exact: Whether tensors keep their types; otherwise they become float32.
+    Tensors become float32 unless they have to be exact.
     """
     from calibration import Preprocess, open_data
     from calibration.session import TensorFetcher, input_specs, open_session

@@ -1,4 +1,4 @@
-"""Scales from ranges: one for each activation or group of them, one for each output channel of weights."""
+"""Scales of activations, one for a group of tensors, and of weights, one for a channel."""
 
 from __future__ import annotations
 
@@ -78,15 +78,14 @@ def find_scale_groups(
 ) -> list[ScaleGroup]:
     """Group quantized tensors over Q/DQ pairs and over operators that a Q can pass.
 
-    Args:
-        unify: Whether to group at all; otherwise every tensor is a group of its own.
+    Without `unify`, every tensor is a group of its own.
 
     Returns:
         Groups in the order of their first quantized tensor. Chained Concats form one group.
     """
     names = list(dict.fromkeys(quantized))
     if not unify:
-        return [ScaleGroup((t,), (t,), (t,), _fixed_maximum(model, (t,))) for t in names]
+        return [ScaleGroup((t,), (t,), (t,), _constant_maximum(model, (t,))) for t in names]
     union, sources = _tie_upstream(model, names)
     members: dict[str, tuple[list[str], list[str], list[str]]] = {}
     for tensor in names:
@@ -96,7 +95,7 @@ def find_scale_groups(
     for tensor in sources:
         members[union.find(tensor)][2].append(tensor)
     return [
-        ScaleGroup(tuple(group), tuple(tensors), tuple(origins), _fixed_maximum(model, group))
+        ScaleGroup(tuple(group), tuple(tensors), tuple(origins), _constant_maximum(model, group))
         for group, tensors, origins in members.values()
     ]
 
@@ -134,7 +133,7 @@ def _tied_inputs(model: Model, tensor: str) -> Sequence[str]:
     return commuting_inputs(model, node)
 
 
-def _fixed_maximum(model: Model, tensors: Sequence[str]) -> float | None:
+def _constant_maximum(model: Model, tensors: Sequence[str]) -> float | None:
     return 1.0 if all(is_attention_probability(model, t) for t in tensors) else None
 
 
@@ -145,7 +144,7 @@ _RANGE_CANDIDATES = 48
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """Calibration method of each tensor: that of the first pattern that matches, else the default.
+    """Calibration method of each tensor: by the first matching pattern, or the default.
 
     Attributes:
         default: One of :data:`METHODS`.
@@ -193,7 +192,7 @@ class MethodChoice:
                 )
 
     def method_for(self, group: ScaleGroup) -> str:
-        """Return the method of a group: that of the first override that matches one of its tensors.
+        """Return the method of a group, by the first override that matches a tensor of it.
 
         Raises:
             QdqtoolError: Two of its tensors have different methods.
@@ -245,7 +244,7 @@ class GroupScale:
     power: float | None = None
 
 
-def fixed_scale(group: ScaleGroup, largest: float) -> GroupScale:
+def constant_scale(group: ScaleGroup, largest: float) -> GroupScale:
     """Return the scale of a group whose largest value does not depend on the data."""
     members = tuple(GroupMember(t, largest, 0.0) for t in group.sources)
     return GroupScale(group, clamp_scale(largest / LEVELS), "fixed", members)
@@ -269,7 +268,7 @@ def choose_scale(
     from calibration.methods import Range, choose_range
 
     if group.largest is not None:
-        return fixed_scale(group, group.largest), []
+        return constant_scale(group, group.largest), []
     method = choice.method_for(group)
     warnings: list[Note] = []
     own: dict[str, float] = {}
@@ -280,8 +279,13 @@ def choose_scale(
             chosen_range = choose_range(statistics[tensor], method, percentile=choice.percentile)
             own[tensor] = chosen_range.amax
         else:
-            text = f"'{tensor}' is zero on all calibration data; its scale is meaningless"
-            warnings.append(Note(text, code="always-zero", tensor=tensor))
+            warnings.append(
+                Note(
+                    f"'{tensor}' is zero on all calibration data; its scale is meaningless",
+                    code="always-zero",
+                    tensor=tensor,
+                )
+            )
     if len(own) > 1:
         parts = [statistics[t] for t in own]
         chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)
@@ -309,7 +313,6 @@ def _check_finite(tensor: str, statistics: TensorStatistics) -> None:
 def _shared_range(
     parts: Sequence[TensorStatistics], ranges: Sequence[float], method: str, percentile: float
 ) -> Range:
-    """Return one range for several sources, each of which has a range of its own."""
     from calibration.methods import Range, amax_of
     from calibration.statistics import merge_all
 

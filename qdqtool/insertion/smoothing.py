@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.channel_places import Places, TensorShapes, fits_shape
+from qdqtool.insertion.channel_places import NetworkShapes, Places, fits_shape
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import Placement
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, channel_maxima
@@ -73,6 +73,7 @@ class ScaleMigration:
     after: float
 
     def as_json(self) -> Json:
+        """Return the JSON fields."""
         return {
             "tensors": list(self.tensors),
             "makers": list(self.makers),
@@ -109,30 +110,36 @@ def smooth(
         ModelError: onnxruntime cannot run the model.
     """
     _check_arguments(alpha, data)
-    shapes = TensorShapes(model, data, images)
+    shapes = NetworkShapes(model, data, images)
     consumers = [entry.node for inputs in placement.inputs.values() for entry in inputs]
     regions = list(_find_regions(shapes, consumers))
     usable = [region for region in regions if not region.skip_reason]
     if not regions:
-        text = f"`smooth={alpha:g}` has no effect: no Linear is quantized"
-        return [], Note(text, code="no-linear", alpha=alpha)
+        return [], Note(
+            f"`smooth={alpha:g}` has no effect: no Linear is quantized",
+            code="no-linear",
+            alpha=alpha,
+        )
     reasons = ", ".join(_describe_skipped(regions))
     if reasons and shapes.has_open_inputs:
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not usable:
-        text = (
+        return [], Note(
             f"`smooth={alpha:g}` has no effect: none of {len(regions)} inputs of quantized Linears can "
-            f"be smoothed: {reasons}"
+            f"be smoothed: {reasons}",
+            code="none-smoothed",
+            alpha=alpha,
+            tensors=len(regions),
         )
-        return [], Note(text, code="none-smoothed", alpha=alpha, tensors=len(regions))
     quantized = {site.node.index for site in placement.weights}
     migrations = _smooth_regions(usable, quantized, alpha, data, images)
     if not migrations:
-        text = (
+        return [], Note(
             f"`smooth={alpha:g}` has no effect: values or constants are not finite, or too large for "
-            "FP16"
+            "FP16",
+            code="too-large-to-smooth",
+            alpha=alpha,
         )
-        return [], Note(text, code="too-large-to-smooth", alpha=alpha)
     names = [t for migration in migrations for t in migration.tensors]
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
     linears, places = sum(len(migration.linears) for migration in migrations), len(migrations)
@@ -170,7 +177,7 @@ def _check_arguments(alpha: float, data: object) -> None:
 
 
 def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
-    """Return each reason for tensors that stay as they are, with the first node that caused it."""
+    """Return the reasons for tensors that stay as they are, each with its first node."""
     counts = Counter(region.skip_reason for region in regions if region.skip_reason)
     first = {region.skip_reason: region.blocking_node for region in reversed(regions)}
     texts = []
@@ -240,7 +247,6 @@ def _compute_factors(
 
 
 def _weight_maxima(model: Model, linear: Node) -> _Array:
-    """Return the largest magnitude of a Linear's weights for each input channel."""
     value = model.constant(linear.input(1))
     assert value is not None
     output_axis = 1 - _input_channel_axis(linear)
@@ -258,7 +264,7 @@ def _count_channels(model: Model, linear: Node) -> int:
     return shape[_input_channel_axis(linear)]
 
 
-def _find_regions(shapes: TensorShapes, consumers: Iterable[Node]) -> Iterator[_ScaleRegion]:
+def _find_regions(shapes: NetworkShapes, consumers: Iterable[Node]) -> Iterator[_ScaleRegion]:
     """Yield the regions of the inputs of Linears, each once."""
     visited: set[str] = set()
     for linear in consumers:
@@ -287,7 +293,7 @@ class _ScaleRegion:
         blocking_node: Name of that node.
     """
 
-    def __init__(self, shapes: TensorShapes, tensor: str, channels: int, *, whole: bool) -> None:
+    def __init__(self, shapes: NetworkShapes, tensor: str, channels: int, *, whole: bool) -> None:
         """Grow the region from a tensor.
 
         Args:
@@ -350,24 +356,13 @@ class _ScaleRegion:
 
     def _divide_output(self, node: Node, tensor: str, places: Places) -> bool:
         """Divide an output of a node by s, with its constants or its inputs, if that is possible."""
-        model = self.model
-        if is_linear(model, node):
-            bias = [2] if node.input(2) else []
-            if places.ndim > 1 or not self._fit(node, bias, places):
-                return False
-            is_transposed = _input_channel_axis(node) == 1
-            self._fold_into_producer(node, [1], places[:, None] if is_transposed else places, -1)
-            return self._fold_into_producer(node, bias, places, -1)
+        if is_linear(self.model, node):
+            return self._divide_linear(node, places)
         if node.domain not in DOMAINS:
             return False
         if node.op == "LayerNormalization":
-            parameters = [p for p in (1, 2) if node.input(p)]
-            names = [skip_identities(model, node.input(p)) for p in parameters]
-            fits = all(model.constant_shape(name) == places.shape for name in names)
-            if not parameters or not fits or tensor != node.output or places.ndim != 1:
-                return False
-            return self._fold_into_producer(node, parameters, places, -1)
-        factor = _find_factor(model, node)
+            return tensor == node.output and self._divide_layer_norm(node, places)
+        factor = _find_factor(self.model, node)
         if factor is not None:
             power = 1 if node.op == "Div" else -1
             return self._fit(node, [factor], places) and self._fold_into_producer(
@@ -383,6 +378,22 @@ class _ScaleRegion:
         if moved is None or not self._whole:
             moved = self._shapes.map_upstream(node, node.outputs.index(tensor), places) or moved
         return self._join_all(node.inputs, moved)
+
+    def _divide_linear(self, node: Node, places: Places) -> bool:
+        bias = [2] if node.input(2) else []
+        if places.ndim > 1 or not self._fit(node, bias, places):
+            return False
+        is_transposed = _input_channel_axis(node) == 1
+        self._fold_into_producer(node, [1], places[:, None] if is_transposed else places, -1)
+        return self._fold_into_producer(node, bias, places, -1)
+
+    def _divide_layer_norm(self, node: Node, places: Places) -> bool:
+        parameters = [p for p in (1, 2) if node.input(p)]
+        names = [skip_identities(self.model, node.input(p)) for p in parameters]
+        shapes = {self.model.constant_shape(name) for name in names}
+        if places.ndim != 1 or shapes != {places.shape}:
+            return False
+        return self._fold_into_producer(node, parameters, places, -1)
 
     def _divide_input(self, node: Node, tensor: str, places: Places) -> bool:
         """Compensate for a divided input of a node, or divide its output, if that is possible."""
@@ -426,14 +437,14 @@ class _ScaleRegion:
         if constant and (node.index, constant[0]) not in self._folds:
             self._fold(node, constant[0], places, -1)
         tensors = [t for p, t in enumerate(node.inputs) if p not in constant]
-        return all(self._shapes.has_axes(t, places) and self._join(t, places) for t in tensors)
+        return all(self._has_axes(t, places) and self._join(t, places) for t in tensors)
 
     def _divide_product_operand(self, node: Node, places: Places) -> bool:
         """Divide the operand of a MatMul of two tensors whose channels the MatMul keeps."""
         positions = [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]
         for position in positions:
             tensor = node.input(position)
-            if _keeps_product_axis(places, position) and self._shapes.has_axes(tensor, places):
+            if _keeps_product_axis(places, position) and self._has_axes(tensor, places):
                 if self._join(tensor, places):
                     return True
         return False
@@ -448,6 +459,9 @@ class _ScaleRegion:
             if any(size != 1 for size in shape) and not fits_shape(shape, places):
                 return False
         return True
+
+    def _has_axes(self, tensor: str, places: Places) -> bool:
+        return fits_shape(self._shapes.shape(tensor) or (), places)
 
     def _fold(self, node: Node, position: int, places: Places, power: int) -> None:
         """Multiply a constant by a power of s, in addition to earlier powers."""
@@ -512,7 +526,7 @@ class _ScaleRegion:
 
 
 def _keeps_product_axis(places: Places, position: int) -> bool:
-    """Return whether s in an operand of a MatMul is not along the axis that the MatMul sums over."""
+    """Return whether s in an operand of a MatMul is along an axis that is not summed over."""
     axis = 2 if position else 1
     return places.ndim < axis or places.shape[-axis] == 1
 

@@ -1,4 +1,4 @@
-"""Patterns in a float graph that placement needs; :mod:`qdqtool.ir.operators` has the operators."""
+"""Patterns in a float graph that placement needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Itera
 
 
 def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
-    """Yield the outputs of consumers that only move a tensor's values, so that a Q can pass them."""
+    """Yield the outputs of consumers that only move values, so that a Q can pass them."""
     for consumer in model.consumers(tensor):
         if tensor in commuting_inputs(model, consumer):
             yield from consumer.outputs
@@ -76,9 +76,7 @@ def has_only_quantized_consumers(
     """Return whether every consumer of a tensor reads it dequantized.
 
     Consumers after the tensor's activation, and after nodes that only move its values, count as well.
-
-    Args:
-        quantized_consumers: Indices of the nodes that will read a tensor dequantized.
+    `quantized_consumers` returns the indices of the nodes that will read a tensor dequantized.
     """
     visited: set[str] = set()
     stack = [tensor]

@@ -184,7 +184,10 @@ def _choose_feeds(
 def _add_switches(
     model: Model, activations: Sequence[QuantizedTensor]
 ) -> tuple[dict[str, str], Model]:
-    """Return the names of the switches by tensor, and a model with them but without large weights."""
+    """Return the names of the switches by tensor, and a model with them.
+
+    The model has no large weights.
+    """
     editor = Editor(Model(without_large_weights(model.proto)))
     tensors = {entry.node: entry.tensor for entry in activations}
     quantizers = {n.output: n for n in editor.model.nodes if n.name in tensors}

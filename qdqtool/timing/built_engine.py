@@ -139,9 +139,9 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
         if device.memory_clock < _CLOCK_TOLERANCE * log_clock:
             notes.append(
                 Note(
-                    f"the log prints {log_clock:.0f} MHz and {device.memory_clock:.0f} MHz; a Jetson "
-                    "prints the GPU's clock as the memory's, so the lower one is used; set `clock` "
-                    "if you know it",
+                    f"the log prints {log_clock:.0f} MHz and {device.memory_clock:.0f} MHz; a "
+                    "Jetson prints the GPU's clock as the memory's, so the lower one is used; set "
+                    "`clock` if you know it",
                     code="clock-of-log",
                     memory_clock=device.memory_clock,
                 )
@@ -186,8 +186,8 @@ def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
         # This raises, except for a name whose compute capability is another one in the table.
         gpus.find_gpu(device.name)
         raise QdqtoolError(
-            f"'{device.name}' of compute capability {device.cc} is not known, and the log states no "
-            "clock or memory of it; `gpu` names it",
+            f"'{device.name}' of compute capability {device.cc} is not known, and the log states "
+            "no clock or memory of it; `gpu` names it",
             code="unknown-choice",
             parameter="gpu",
         )
@@ -430,8 +430,9 @@ def _profile_overhead_ms(report: EngineReport) -> float:
 
 
 def _peak_ms(w: LayerWork, gpu: Gpu) -> float:
-    """Return milliseconds at the peak: of products at the dense rate, or of bytes, whichever is more.
+    """Return the milliseconds that a layer takes at the peak rates of the GPU.
 
+    The larger one of products at the dense rate and bytes at the bandwidth counts.
     Data that fits the L2 need not come from memory, but passes between the L2 and the SMs.
     """
     compute = w.macs / gpu.mac_rate(w.precision) if w.kind in (work.CONV, work.DECONV) else 0.0

@@ -154,6 +154,7 @@ class TimeEstimate:
         )
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         parts = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
         times = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
         return {
@@ -230,7 +231,9 @@ def estimate(
     compare: bool = True,
     cuda_graph: bool = False,
 ) -> TimeEstimate:
-    """Estimate the time of a predicted engine, and write savings into the prediction's findings.
+    """Estimate the time of a predicted engine.
+
+    Writes what fixes save into the prediction's findings, and the times of layers.
 
     Args:
         model: The model predicted.
@@ -267,8 +270,8 @@ def estimate(
         notes.append(
             Note(
                 f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: "
-                "conversions next to kernels that map or copy values count as part of them, as seen "
-                "in one engine",
+                "conversions next to kernels that map or copy values count as part of them, as "
+                "seen in one engine",
                 code="in-myelin",
             )
         )
@@ -385,7 +388,7 @@ def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pred
 
 
 def _target_with_layers(target: Target) -> Target:
-    """Return the target; for TensorRT-RTX the strongly typed one whose simulation names layers."""
+    """Return the target; for TensorRT-RTX a strongly typed one that names layers."""
     return strongly_typed(_WEAKLY_TYPED) if target.is_rtx else target
 
 
@@ -452,7 +455,8 @@ def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCali
     rows = read_build(path).profile_rows
     if not rows:
         raise QdqtoolError(
-            "no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration",
+            "no profile in it; give trtexec's --exportProfile file, a measured time, or a "
+            "calibration",
             path,
             code="no-profile",
             parameter="calibrate",
@@ -499,7 +503,10 @@ def _set_range(result: TimeEstimate, kernels: float) -> None:
     unknown, layers = len(result.unknown), result.layer_count
     if unknown:
         spread *= 1 + _UNKNOWN_SPREAD * unknown / layers
-        text = f"{unknown} of {layers} layers have unknown shapes; each is counted as one minimal kernel"
+        text = (
+            f"{unknown} of {layers} layers have unknown shapes; each is counted as one minimal "
+            "kernel"
+        )
         if 2 * unknown <= layers:
             result.notes.append(Note(text, code="shapes-unknown"))
         else:
@@ -528,8 +535,9 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
         slowdown = 1 / share
         notes.append(
             Note(
-                f"at {gpu.power:g} W the GPU may not hold {gpu.clock:.0f} MHz under load: the upper "
-                f"end of the range is for {gpu.clock * share:.0f} MHz; set `clock` if you know it",
+                f"at {gpu.power:g} W the GPU may not hold {gpu.clock:.0f} MHz under load: the "
+                f"upper end of the range is for {gpu.clock * share:.0f} MHz; set `clock` if you "
+                "know it",
                 code="slowed",
             )
         )
@@ -550,7 +558,7 @@ def _list_kernels(engine: _TimedEngine, profile_ms: Array) -> list[KernelTime]:
 
 
 def _compare(result: TimeEstimate, model: Model, resolved_model: Model, target: Target) -> None:
-    """Add the times of the network without Q/DQ, and with them where ``insert`` would put them."""
+    """Add the times of the network without Q/DQ, and with the Q/DQ of ``insert``."""
     float_model: Model | None = model
     resolved_float = resolved_model
     if not result.is_float:

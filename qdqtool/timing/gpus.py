@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as data: what they compute and move in a second, looked up by any usual name.
+"""NVIDIA GPUs as data: their rates and sizes, looked up by any usual name.
 
 ``gpus.tsv`` has one line for each GPU, ``rates.tsv`` what one SM does per clock for each compute
 capability, both with evidence and source.
@@ -211,6 +211,7 @@ class Gpu:
 
     @property
     def cc(self) -> str:
+        """Compute capability such as ``8.6``."""
         return self.rates.cc
 
     @property
@@ -220,10 +221,12 @@ class Gpu:
 
     @property
     def is_jetson(self) -> bool:
+        """Whether it is a Jetson module."""
         return self.name.startswith("Jetson")
 
     @property
     def is_laptop(self) -> bool:
+        """Whether it is a laptop part."""
         return "Laptop" in self.name
 
     @property
@@ -243,6 +246,7 @@ class Gpu:
 
     @property
     def has_int8(self) -> bool:
+        """Whether it has INT8."""
         return self.rates.int8 > 0
 
     def mac_rate(self, precision: Precision) -> float:
@@ -277,6 +281,7 @@ class Gpu:
         return self.sms * self.clock * 1e6
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         r = self.rates
         tops = {"int8": r.int8, "fp16": r.fp16, "fp32": r.fp32_pipe}
         return {
@@ -327,7 +332,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 @functools.cache
 def _median_watts(cc: str) -> float:
-    """Return watts per SM clock and second, the median over the boards of a compute capability."""
+    """Return the median of watts per SM clock and second over boards of a compute capability."""
     shares = [
         gpu.power / gpu.clocks_per_second
         for gpu in all_gpus()
@@ -346,7 +351,8 @@ def _parse_row(row: dict[str, str]) -> Gpu:
             int8=256,
             int8_path="dp4a",
             evidence=Evidence.DOCUMENTED,
-            source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
+            source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor "
+            "cores",
         )
     return Gpu(
         name=row["name"],
@@ -550,7 +556,8 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
         )
     nearest = max(below, key=lambda rates: float(rates.cc))
     note = Note(
-        f"compute capability {text} is unknown; rates of {nearest.cc} ({nearest.architecture}) used",
+        f"compute capability {text} is unknown; rates of {nearest.cc} ({nearest.architecture}) "
+        "used",
         code="rates-of-nearest",
         nearest=nearest.cc,
     )

@@ -1,4 +1,4 @@
-"""Variants of a model to estimate: with all shapes known, without Q/DQ, with as much as helps."""
+"""Variants of a model to estimate: with fixed shapes, without Q/DQ, with the Q/DQ of insert."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def quantized_variant(model: Model, target: Target) -> Model:
 
 
 def fp16_variant(model: Model, target: Target) -> Model | None:
-    """Return a float network in FP16 as ``insert`` would write it; None if it cannot be converted."""
+    """Return a float network in FP16 as ``insert`` would write it.
+
+    None if it cannot be converted.
+    """
     from qdqtool.insertion.fp16 import convert_to_fp16
     from qdqtool.insertion.network import prepare_network
 

@@ -1,9 +1,9 @@
-"""Time of a layer from what it computes and moves: a roofline with a minimum, padding and an L2.
+"""Time of a layer from its work: a roofline with a minimum, padding and an L2.
 
 For a layer on a GPU, all in seconds, for the kernel itself (a profile adds its own overhead to
 each):
 
-    t        = minimum + latency + (compute^p + memory^p)^(1/p)      compute and memory overlap in part
+    t        = minimum + latency + (compute^p + memory^p)^(1/p)   compute and memory overlap
     latency  = clocks for a step x steps of one tile                 no number of SMs shortens it
     compute  = padded MACs / (rate x efficiency)
     memory   = max(bytes that miss the L2 / DRAM, bytes / L2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool.types import Json, Precision
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 MIN_GAIN = 1.02  # below this gain INT8 is not worth building
 
@@ -25,6 +25,7 @@ class FloatTime:
     fp32_ms: float | None = None
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         return {
             "precision": str(self.precision),
             "total_ms": round_significant(self.total_ms),
@@ -59,6 +60,7 @@ class SpeedGain:
         return self.low > 1 or self.high < 1
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         return {
             "low": round(self.low, 3),
             "value": round(self.value, 3),
@@ -86,6 +88,7 @@ class KernelTime:
     title: str = ""
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         return {"name": self.name, "kind": self.kind, "ms": round_significant(self.ms)}
 
 
@@ -104,6 +107,7 @@ class FixTime:
     saves_ms: float
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         return {
             "codes": list(self.codes),
             "nodes": list(self.nodes),
@@ -122,10 +126,11 @@ class BestTime:
     conversions: int | None
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         return {
             "total_ms": round_significant(self.total_ms),
             "gain": round(self.gain, 3),
-            **published(self, "int8", "convolutions", "conversions"),
+            **to_json_fields(self, "int8", "convolutions", "conversions"),
         }
 
 

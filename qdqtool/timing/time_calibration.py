@@ -19,7 +19,7 @@ from qdqtool.types import Json
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
 from qdqtool.util.json_text import parse_json
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
@@ -54,9 +54,10 @@ class TimeCalibration:
     profiled: bool = False
 
     def as_json(self) -> Json:
+        """Return the fields of the JSON output."""
         return {
             "schema": CALIBRATION_SCHEMA,
-            **published(self, "gpu", "factor", "kernel_us", "source"),
+            **to_json_fields(self, "gpu", "factor", "kernel_us", "source"),
         }
 
     def apply(self, ms: Array, kernels: Array) -> Array:
@@ -71,7 +72,9 @@ class TimeCalibration:
 
 
 def parse_time(text: str) -> float | None:
-    """Return the milliseconds of ``5.3``, ``5.3ms``, ``0.8 s`` or ``950us``; None for other text.
+    """Return the milliseconds of a text such as ``5.3``, ``5.3ms``, ``0.8 s`` or ``950us``.
+
+    None for other texts.
 
     Raises:
         QdqtoolError: The time is zero.

@@ -458,7 +458,10 @@ class _WorkloadBuilder:
         )
 
     def _compute_type(self, node: Node, input_type: Precision) -> Precision:
-        """Return the type that a convolution computes in; a float input with INT8 weights: float."""
+        """Return the type that a convolution computes in.
+
+        It is float for a float input with INT8 weights.
+        """
         precision = self.precisions.get(node.name)
         return input_type if precision is None else self._resolve_type(precision)
 

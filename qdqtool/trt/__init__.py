@@ -1,0 +1,1 @@
+"""Simulation of TensorRT's optimizer on Q/DQ networks."""

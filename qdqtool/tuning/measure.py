@@ -33,7 +33,7 @@ from calibration.cluster_pass import share_dataset
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.insertion.losses import ReferenceOutputs
-from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
+from qdqtool.insertion.rewrite import name_rounded_weights, round_weights
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.proto.external_data import has_data, to_array
@@ -210,8 +210,7 @@ class ReferenceCache:
 
     def get(self, number: int) -> FloatReference | None:
         """Return the reference of a sample, None if there is none."""
-        with self._lock:
-            return self._references.get(number)
+        return self._references.get(number)
 
     def add(self, number: int, reference: FloatReference) -> None:
         """Add the reference of a sample if there is space for it."""
@@ -264,9 +263,8 @@ class SessionCache:
     """Open sessions, the most recently used ones up to a limit in bytes."""
 
     def __init__(self) -> None:
-        self._sessions: dict[
-            tuple[int, str], tuple[TensorFetcher, int]
-        ] = {}  # last used at the end
+        # The most recently used ones are at the end.
+        self._sessions: dict[tuple[int, str], tuple[TensorFetcher, int]] = {}
         self._bytes_left = limits.TUNING_SESSIONS
         self._lock = threading.Lock()
 
@@ -450,7 +448,7 @@ class PartitionedNetwork:
     def _open_session(self, part: NetworkPart, recipe: Recipe) -> tuple[TensorFetcher, int]:
         """Open a session, and estimate its bytes: it copies its weights."""
         for _, tensor, axis in recipe.weights:
-            name = rounded_weights_name(tensor, axis)
+            name = name_rounded_weights(tensor, axis)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
                 weight = self.model.constant(tensor)
                 assert weight is not None

@@ -7,10 +7,10 @@ from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.rewrite import (
     ActivationScale,
     insert_pairs,
+    name_rounded_weights,
     quantize,
     round_up_to_half,
     round_weights,
-    rounded_weights_name,
 )
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
@@ -334,5 +334,5 @@ def test_rewrite_with_rounded_weights() -> None:
     index = Model(one_layer())
     placement = place(index, PlacementRules(head="none"))
     quantized = insert_pairs(index, placement, {"x": ActivationScale(0.05, "max", None)}, "rounded")
-    assert rounded_weights_name("c.weight", 0) in {t for n in index.nodes for t in n.inputs}
+    assert name_rounded_weights("c.weight", 0) in {t for n in index.nodes for t in n.inputs}
     assert [q.tensor for q in quantized] == ["x"]

@@ -45,7 +45,7 @@ UNKNOWN = assumed(
 
 
 class HorizontalMergeQNodes(Pass):
-    """Merges Qs that read the same tensor with the same scale. Qs with different scales remain."""
+    """Merges Qs that read the same tensor with the same scale."""
 
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
     anonymous_lines = (ELIMINATING, REMOVING)

@@ -87,8 +87,9 @@ def _is_plain_gemm(layer: Layer) -> bool:
 
 
 def _weights_transpose(layer: Layer) -> Layer | None:
-    """Return the Transpose between the weights' DQ and a MatMul, as PyTorch exports a linear layer.
+    """Return the Transpose between the weights' DQ and a MatMul.
 
+    PyTorch exports linear layers so.
     None if something else reads its output.
     """
     if layer.op != "MatMul":

@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 
+from qdqtool.reasons.simulation import InMyelin
 from qdqtool.trt.layers import WEIGHTED, constant_before, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -14,7 +15,6 @@ from qdqtool.trt.passes._infra import (
     assumed,
     dq_before,
 )
-from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import to_step
 
 TAIL = assumed(
@@ -36,7 +36,9 @@ _KINDS_OUTSIDE = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKin
 
 
 class MyelinOptimization(Pass):
-    """Marks post-processing that TensorRT hands to Myelin, so that later passes leave it alone.
+    """Marks post-processing that TensorRT hands to Myelin.
+
+    Later passes skip it.
 
     A quantized fully connected layer, with its bias and activation, stays with the passes: it is
     INT8 in all seven

@@ -1,4 +1,4 @@
-"""Regions of Myelin on TensorRT 10: products, Softmax, normalizations, and the Q/DQ around them."""
+"""Regions of Myelin on TensorRT 10: products, Softmax, normalizations, and their Q/DQ."""
 
 from collections.abc import Collection, Iterable
 

@@ -24,7 +24,10 @@ COPY = assumed(
 
 
 class SliceRemoval(Pass):
-    """Makes a slice a view of its input. One with a step of more than 1 stays a layer (assumed)."""
+    """Makes a slice a view of its input.
+
+    A slice with a step of more than 1 remains a layer (assumed).
+    """
 
     cases = (VIEW, COPY)
     anonymous_lines = (ELIMINATING_SLICE, REPLACING_SLICE)

@@ -17,16 +17,16 @@ import numpy as np
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.reasons.compiler import LossCause
 from qdqtool.trt.rtx.operands import (
     NEVER_QUANTIZED,
     WIDTH,
     ConstantTensors,
     FloatState,
     IntegerState,
-    LossReason,
     State,
 )
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 # A Q after these is pulled up before them, whatever else reads their results.
 _PULLED = frozenset(
@@ -92,6 +92,7 @@ class ConsumerIndex:
         return live
 
     def live_consumers(self, tensor: str) -> list[Node]:
+        """Return the consumers that an output depends on."""
         return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
     def has_equal_values(self, a: str, b: str) -> bool:
@@ -293,44 +294,44 @@ class IntegerMotion:
             return next(losses, NEVER_QUANTIZED)
         first = quantized[0]
         if node.op != "Pad" and any(state.pad is not None for state in quantized):
-            return _lose(LossReason.PAD, node, first)
+            return _lose(LossCause.PAD, node, first)
         if len(node.inputs) == 1 and node.op in ("Sum", "Mean", "Max", "Min", "Concat"):
             return first
         if node.op in JOINS:
             return self._join(node, quantized)
         if len(quantized) > 1 and node.op != "Einsum":
-            return _lose(LossReason.OPERATOR, node, first)
+            return _lose(LossCause.OPERATOR, node, first)
         if node.op in self._rules and (node.op != "Reciprocal" or data[0] is first):
             return self._rules[node.op](node, first)
         if node.op in MOVES and data[0] is first:
             return self._move_axes(node, first)
-        return _lose(LossReason.OPERATOR, node, first)
+        return _lose(LossCause.OPERATOR, node, first)
 
     def _reciprocal(self, node: Node, state: IntegerState) -> State:
         if not self.consumers.can_join_scale(node, node.input(0), "", _TRANSPARENT):
-            return _lose(LossReason.SHARED, node, state)
-        return self._move_axes(node, replaced(state, inverted=not state.inverted))
+            return _lose(LossCause.SHARED, node, state)
+        return self._move_axes(node, replace_fields(state, inverted=not state.inverted))
 
     def _join(self, node: Node, quantized: list[IntegerState]) -> State:
         first = quantized[0]
         count = len([t for t in node.inputs if t]) - (node.op == "Where")
         if len(quantized) != count:
-            return _lose(LossReason.JOIN_FLOAT, node, first)
+            return _lose(LossCause.JOIN_FLOAT, node, first)
         if any(state.axes != first.axes for state in quantized):
-            return _lose(LossReason.JOIN_SCALE, node, first)
+            return _lose(LossCause.JOIN_SCALE, node, first)
         if node.op == "Concat":
             shape, axis = self.model.shape(node.output), node.integer("axis", 1)
             if first.axes == frozenset({axis % len(shape) if shape else axis}):
                 return first  # scales are joined along the axis together with the integers
         if not all(first.has_scale_of(state) for state in quantized):
-            return _lose(LossReason.JOIN_SCALE, node, first)
-        return replaced(first, scalar=all(state.scalar for state in quantized))
+            return _lose(LossCause.JOIN_SCALE, node, first)
+        return replace_fields(first, scalar=all(state.scalar for state in quantized))
 
     def _cast(self, node: Node, state: IntegerState) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
-            return _lose(LossReason.OPERATOR, node, state)
-        return replaced(state, width=width, narrowest=min(width, state.narrowest))
+            return _lose(LossCause.OPERATOR, node, state)
+        return replace_fields(state, width=width, narrowest=min(width, state.narrowest))
 
     def _multiply(self, node: Node, state: IntegerState) -> State:
         """Make a constant of a Mul or Div a factor of the scale.
@@ -343,9 +344,9 @@ class IntegerMotion:
             data, constant = constant, data
         dims = self.constants.shape(constant) if constant in self.constants.plain else None
         if dims is None:
-            return _lose(LossReason.OPERATOR, node, state)
+            return _lose(LossCause.OPERATOR, node, state)
         if not self.consumers.can_join_scale(node, data, constant, _TRANSPARENT):
-            return _lose(LossReason.SHARED, node, state)
+            return _lose(LossCause.SHARED, node, state)
         rank = len(self.model.shape(node.output) or dims)
         offset = max(rank - len(self.model.shape(data) or dims), 0)
         axes = {axis + offset for axis in state.axes}
@@ -360,7 +361,7 @@ class IntegerMotion:
             if math.prod(dims) == 1:
                 is_divided = node.op == "Div" and not is_reversed
                 factor = factor / step if is_divided else factor * step
-        return replaced(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
+        return replace_fields(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
 
     def _pad(self, node: Node, state: IntegerState) -> State:
         """Keep zeros around height and width for the convolution that reads them.
@@ -373,18 +374,18 @@ class IntegerMotion:
         if pads is None and node.input(1):
             pads = self.constants.ints(node.input(1))
         if pads is None:
-            return _lose(LossReason.PAD, node, state)
+            return _lose(LossCause.PAD, node, state)
         pads = [int(p) for p in pads]
         if max(pads, default=0) <= 0 and state.pad is None:
             return self._move_axes(node, state)
         if not self._is_zero_border(node, pads):
-            return _lose(LossReason.PAD, node, state)
+            return _lose(LossCause.PAD, node, state)
         if (
             self.model.is_output(node.output)
             or len(self.consumers.live_consumers(node.output)) != 1
         ):
-            return _lose(LossReason.PAD, node, state)
-        return replaced(state, pad=node)
+            return _lose(LossCause.PAD, node, state)
+        return replace_fields(state, pad=node)
 
     def _is_zero_border(self, node: Node, pads: list[int]) -> bool:
         """Whether a Pad adds zeros, and only around the spatial axes of a rank of 4 or 5."""
@@ -413,7 +414,7 @@ class IntegerMotion:
                 and sorted(terms[0]) == sorted(terms[1])
                 and not state.axes
             )
-        return state if is_identity else _lose(LossReason.OPERATOR, node, state)
+        return state if is_identity else _lose(LossCause.OPERATOR, node, state)
 
     def _max_pool(self, node: Node, state: IntegerState) -> State:
         """Keep integers, except directly after a DQ if a Q reads the MaxPool.
@@ -430,7 +431,7 @@ class IntegerMotion:
         ):
             producer = self.model.producer(producer.input(0))
         if qdq.is_dq(producer) and self.consumers.reaches_quantizer(node.output):
-            return _lose(LossReason.POOL, node, state)
+            return _lose(LossCause.POOL, node, state)
         return self._move_axes(node, state)
 
     def _keeps_shape(self, node: Node) -> bool:
@@ -446,11 +447,11 @@ class IntegerMotion:
         if before is not None and after is not None:
             axes = _map_axes(node, state.axes, before, after)
         if axes is None:
-            return _lose(LossReason.AXIS, node, state)
-        return replaced(state, axes=frozenset(axes))
+            return _lose(LossCause.AXIS, node, state)
+        return replace_fields(state, axes=frozenset(axes))
 
 
-def _lose(reason: LossReason, node: Node, state: IntegerState) -> FloatState:
+def _lose(reason: LossCause, node: Node, state: IntegerState) -> FloatState:
     return FloatState(reason, node, state.dq)
 
 
@@ -484,5 +485,5 @@ def _reshape_axes(axes: frozenset[int], before: _Shape, after: _Shape) -> set[in
         return None
     old, new = [d or 0 for d in before], [d or 0 for d in after]
     positions = {(math.prod(new[:i]), size): i for i, size in reversed([*enumerate(new)])}
-    kept = {positions.get((math.prod(old[:axis]), old[axis])) for axis in axes}
-    return None if None in kept else {i for i in kept if i is not None}
+    moved = {positions.get((math.prod(old[:axis]), old[axis])) for axis in axes}
+    return None if None in moved else {i for i in moved if i is not None}

@@ -9,18 +9,10 @@ from qdqtool.ir.sizes import is_multiplication
 from qdqtool.patterns.heads import find_attentions
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.view import View
+from qdqtool.reasons.compiler import CompilerFault, FaultKind, LossCause, ends_build
 from qdqtool.trt.rtx.compiler_faults import find_compiler_faults, find_half_scale_fault
 from qdqtool.trt.rtx.graph_states import GraphStates
-from qdqtool.trt.rtx.operands import (
-    CompilerFault,
-    FaultKind,
-    IntegerState,
-    LossReason,
-    State,
-    ends_build,
-    integer_loss,
-    resolve_precision,
-)
+from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
 from qdqtool.types import ConvOutcome, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 
@@ -121,7 +113,7 @@ def _predict_node(
         return None, None
     verdict = resolve_precision(states.model, node, left, right)
     if verdict == Precision.INT8 and not target.has_int8:
-        verdict = integer_loss(node, LossReason.TURING, None, None)
+        verdict = integer_loss(node, LossCause.TURING, None, None)
     float_type = precision_of(states.types.get(node.input(0), 0))
     if not float_type.is_float:
         float_type = Precision.FP32
