@@ -12,7 +12,7 @@ import pytest
 import qdqtool
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.fixing import api, site
+from qdqtool.fixing import session, site, steps
 from qdqtool.fixing.api import fix
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
@@ -75,7 +75,7 @@ def test_estimate_pauses_garbage_collection() -> None:
         FAMILIES["convolutions"](6),
         "trt8.5",
         TimingOptions(gpu="T4"),
-        also=lambda *_: during.append(gc.isenabled()),
+        extend=lambda *_: during.append(gc.isenabled()),
     )
     after = gc.isenabled()
     if not was_enabled:
@@ -113,12 +113,12 @@ def test_growth_of_conversion_to_half(family: str) -> None:
 
 
 def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "_SHARED", 5)
+    monkeypatch.setattr(site, "_MAX_REPORTS_OF_NAME", 5)
     model = FAMILIES["parts of a weight"](100)
     predicted = qdqtool.predict(model, target="trt8.5")
     codes = {str(f.code) for f in predicted.findings}
     view, target = View(Model(model)), TARGETS["trt8.5"]
-    sites = [s for step in api.STEPS for s in step.find_sites(view, target, predicted, codes)]
+    sites = [s for step in steps.STEPS for s in step.find_sites(view, target, predicted, codes)]
     assert len(sites) >= 20 and max(len(s.answers) for s in sites) <= 5
 
 
@@ -130,7 +130,7 @@ def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) 
     """
     calls = []
     monkeypatch.setattr(
-        api, "predict", lambda *args: calls.append(1) or qdqtool.predict(args[0], args[1].name)
+        session, "predict", lambda *args: calls.append(1) or qdqtool.predict(args[0], args[1].name)
     )
     fix(FAMILIES[family](200), target="trt8.5")
     assert len(calls) <= 5

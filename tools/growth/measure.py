@@ -132,7 +132,7 @@ def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
 WORK: dict[str, Work] = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "predict on a GPU": lambda model: predict_on_gpu(
-        model, "trt8.5", TimingOptions(gpu="T4"), also=add_fixes
+        model, "trt8.5", TimingOptions(gpu="T4"), extend=add_fixes
     )[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
     "fix to half": lambda model: fix(model, target="rtx1.7").as_json(),
