@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 from qdqtool.errors import brief
 from qdqtool.util.files import InputFiles
 from qdqtool.util.outputs import save_answer
-from qdqtool.util.records import names_in, record
+from qdqtool.util.records import collect_names, record
 
 
 @dataclass(slots=True)
@@ -339,7 +339,7 @@ class Refusal:
 
     def names(self) -> Iterator[str]:
         """Yield every name of a node or tensor in the record once."""
-        return iter(names_in(self))
+        return iter(collect_names(self))
 
 
 _EVIDENCE = tuple(Evidence)

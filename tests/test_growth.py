@@ -12,8 +12,9 @@ import pytest
 import qdqtool
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.fixing import session, site, steps
+from qdqtool.fixing import session, site
 from qdqtool.fixing.api import fix
+from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
@@ -113,12 +114,12 @@ def test_growth_of_conversion_to_half(family: str) -> None:
 
 
 def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "_MAX_REPORTS_OF_NAME", 5)
+    monkeypatch.setattr(site, "MAX_REPORTS_OF_NAME", 5)
     model = FAMILIES["parts of a weight"](100)
     predicted = qdqtool.predict(model, target="trt8.5")
     codes = {str(f.code) for f in predicted.findings}
     view, target = View(Model(model)), TARGETS["trt8.5"]
-    sites = [s for step in steps.STEPS for s in step.find_sites(view, target, predicted, codes)]
+    sites = [s for step in STEPS for s in step.find_sites(view, target, predicted, codes)]
     assert len(sites) >= 20 and max(len(s.answers) for s in sites) <= 5
 
 

@@ -94,7 +94,6 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
 def _mask_tensor(
     tensor: onnx.TensorProto, ratio: Callable[[Array], Array | float], random: np.random.Generator
 ) -> None:
-    """Replace the numbers of weights, or of a large table."""
     if tensor.data_type in _WEIGHT_TYPES and tensor.dims:
         value = to_array(tensor)
         tensor.CopyFrom(_make_tensor(_draw_like(value, ratio(value), random), tensor.name))
@@ -167,7 +166,7 @@ def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> 
 def _draw_numbers(
     values: list[float], random: np.random.Generator, shift: float, ordered: bool
 ) -> dict[float, float]:
-    """Return the new number of each old one, with its sign; zeros, NaN and infinities are left."""
+    """Return the new number of each old one, except for zeros, NaN and infinities."""
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
         return {}
@@ -262,11 +261,11 @@ def is_public(text: str) -> bool:
 @functools.cache
 def _vocabulary() -> frozenset[str]:
     words = public_words()
-    known = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
+    vocabulary = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
     for schema in onnx.defs.get_all_schemas_with_history():
-        known.update((schema.name, *schema.attributes))
-        known.update(i.name for i in (*schema.inputs, *schema.outputs))
-    return frozenset(known)
+        vocabulary.update((schema.name, *schema.attributes))
+        vocabulary.update(i.name for i in (*schema.inputs, *schema.outputs))
+    return frozenset(vocabulary)
 
 
 def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
@@ -283,7 +282,6 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
 
 @functools.cache
 def _runtime_operators() -> dict[str, frozenset[str]]:
-    """Return the operators that onnxruntime adds, with their attributes."""
     runtime = load_onnxruntime().capi.onnxruntime_pybind11_state
     return {
         s.name: frozenset(s.attributes)
@@ -603,7 +601,6 @@ def _replace_text(
     names: PrivateNames,
     attributes: frozenset[str] | None,
 ) -> Any:
-    """Return the new text of a field of a message."""
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
         if isinstance(message, onnx.AttributeProto) and attributes is not None:

@@ -34,7 +34,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.types import Cause, Finding, Precision, Refusal
-from qdqtool.util.records import contents, nearest
+from qdqtool.util.records import field_values, nearest
 
 Key = tuple[Any, ...]
 
@@ -73,7 +73,7 @@ def _cause(finding: Finding, cause: Cause) -> Key:
 
 def _values(refusal: Refusal) -> Key:
     """The values of a refusal, apart from those that a part may have otherwise."""
-    named = zip(refusal._fields, contents(refusal), strict=True)  # type: ignore[attr-defined]
+    named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
     return type(refusal), *(_value(v) for name, v in named if name not in refusal.apart)
 
 

@@ -28,7 +28,7 @@ from qdqtool.reasons.tensors import (
 )
 from qdqtool.trt.surroundings import have_different_scales
 from qdqtool.types import Cause, Precision, Refusal
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 # Inputs --------------------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ def wanted(readers: Sequence[TensorConsumer]) -> bool:
 
 def behind_pool(r: OutputManyConsumers) -> list[TensorConsumer]:
     """The Qs that read the result of that pooling, as seen from there."""
-    return [replaced(q, path=q.path[1:]) for q in quantizer_consumers(r.readers)]
+    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.readers)]
 
 
 def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
@@ -193,7 +193,7 @@ def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ..
     plain = Diagnosis(r.node, Cause(r), r.elements, concerned)
     if r.activation is None or plain.code != "SILU-NO-Q-AFTER":
         return plain
-    return replaced(plain, node=r.activation.node, gains=wanted(r.readers))
+    return replace_fields(plain, node=r.activation.node, gains=wanted(r.readers))
 
 
 def of_average(known: Known, node: str) -> Diagnosis | None:

@@ -183,7 +183,6 @@ def fix(
 
 
 def _resolve_codes(texts: Sequence[str]) -> set[str]:
-    """Return the finding codes that a user named."""
     resolved: set[str] = set()
     for text in texts:
         entry = codes.find(text)

@@ -199,7 +199,6 @@ def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run)
 
 
 def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
-    """Return the nodes between the parts and the output, in topological order."""
     indices: set[int] = set()
     stack = [output]
     while stack:

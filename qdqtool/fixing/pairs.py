@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from qdqtool.fixing.site import (
     FixSite,
-    at_refused_nodes,
     collect_names,
     find_nodes,
     find_refused_nodes,
     list_sites,
+    map_refused_nodes,
     select_refusals,
 )
 from qdqtool.fixing.weights import make_dequantizer
@@ -193,7 +193,7 @@ def _find_quantizers_of_inputs(
     return quantizers
 
 
-@at_refused_nodes
+@map_refused_nodes
 def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that moves a pair before a Pad that a Q can pass: of zeros, or copying."""
     pair = qdq.find_pair(view.model, conv.input(0))
@@ -221,7 +221,7 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
     return FixSite(conv.name, f"{q.name} moved before {pad.name}", apply)
 
 
-@at_refused_nodes
+@map_refused_nodes
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that makes a convolution of the head float.
 

@@ -55,7 +55,6 @@ def find_asymmetric_quantizers(
 
 
 def _weight_dqs(view: View) -> set[int]:
-    """Return the indices of the DQs of weights."""
     dqs = (view.weights(n).dq for n in view.weighted)
     return {dq.index for dq in dqs if dq is not None}
 

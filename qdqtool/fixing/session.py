@@ -250,7 +250,6 @@ class FixSession:
         attempts: list[FixAttempt],
         criteria: FixCriteria,
     ) -> Note | None:
-        """Keep a changed model if it is better and computes the same, or return why not."""
         objection = gains.find_objection(self.prediction, prediction, criteria)
         if objection is not None:
             return objection.reason
@@ -341,7 +340,6 @@ def _describe_limit(tries: int, reason: Note | None) -> Note:
 
 
 def _explain_untried(finding: Finding) -> str:
-    """Return why no change was tried at the place of a finding."""
     if not attempted_reasons(finding):
         return "no fix does this by itself for what causes it here"
     if finding.gains:

@@ -71,7 +71,7 @@ def select_refusals(kind: type[R] | tuple[type[R], ...], refusals: Iterable[Refu
     return [r for r in refusals if isinstance(r, kind)]
 
 
-def at_refused_nodes(
+def map_refused_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
 ) -> Callable[[View, Target, Sequence[Refusal]], list[FixSite]]:
     """Make a function that finds the site of one refused node find those of all refusals."""
@@ -123,7 +123,7 @@ class FixCriteria:
 
 # A name in more reports than these, such as that of a weight that all layers share, does not
 # distinguish them.
-_MAX_REPORTS_OF_NAME = 100
+MAX_REPORTS_OF_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _find_answered(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) 
     Names in many reports count only if no other name is in one.
     """
     groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
-    few = {n for group in groups if len(group) <= _MAX_REPORTS_OF_NAME for n in group}
+    few = {n for group in groups if len(group) <= MAX_REPORTS_OF_NAME for n in group}
     return few or {n for group in groups for n in group}
 
 

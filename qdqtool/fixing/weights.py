@@ -15,11 +15,11 @@ from qdqtool.errors import ModelError
 from qdqtool.findings.lint.weight_granularity import find_per_tensor
 from qdqtool.fixing.site import (
     FixSite,
-    at_refused_nodes,
     broadcast_along,
     collect_names,
     find_nodes,
     list_sites,
+    map_refused_nodes,
     select_refusals,
 )
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
@@ -41,7 +41,7 @@ from qdqtool.types import Precision, Refusal
 Array = npt.NDArray[Any]
 
 
-@at_refused_nodes
+@map_refused_nodes
 def find_quantized_biases(view: View, target: Target, dq: Node) -> FixSite | None:
     """Return a site that replaces a dequantized bias by a float constant."""
     return make_float_constant_site(view, dq, "bias stored as float")
@@ -166,7 +166,7 @@ def _fold_weights_site(
     return FixSite(conv.name, description, apply, places)
 
 
-@at_refused_nodes
+@map_refused_nodes
 def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that adds Q/DQ to the weights of a convolution whose input is quantized."""
     weights = view.weights(conv)
@@ -199,7 +199,7 @@ def _store_parameters(editor: Editor, prefix: str, scale: Array, separator: str 
     ]
 
 
-@at_refused_nodes
+@map_refused_nodes
 def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
@@ -337,7 +337,7 @@ def _batchnorm_parameters_site(
     return FixSite(norm.name, f"{norm.name}: its parameters stored as plain constants", apply)
 
 
-@at_refused_nodes
+@map_refused_nodes
 def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that folds a BatchNormalization into the weights of a ConvTranspose.
 
@@ -353,12 +353,12 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
         return None
     factor, shift = affine
     value, params = view.model.constant(weights.source), view.params(quantizer)
+    is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
+    if params.scale is None or params.scale.size not in (1, factor.size) or not is_symmetric:
+        return None
     if value is None or value.ndim < 2 or value.shape[1] != factor.size:
         return None
-    if params.scale is None or params.scale.size not in (1, factor.size):
-        return None
-    is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
-    if not is_symmetric or view.axis(quantizer) not in (None, 1):
+    if view.axis(quantizer) not in (None, 1):
         return None
     scale = np.broadcast_to(params.scale, factor.shape) * np.abs(factor)
     multiplier = factor if weights.q is not None else np.sign(factor)

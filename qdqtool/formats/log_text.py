@@ -11,7 +11,7 @@ from qdqtool.findings.codes import ALL_TARGETS, Code
 from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.formats.output import Page
 from qdqtool.types import Json
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import as_text, counted, middle
 
 if TYPE_CHECKING:
@@ -338,12 +338,15 @@ def code_text(entry: Code, width: int) -> str:
 def code_json(entry: Code) -> Json:
     """A code and all that is known about it."""
     holds = [
-        published(h, "targets", "evidence", "source")
+        to_json_fields(h, "targets", "evidence", "source")
         | {"severity": str(h.severity or entry.severity)}
         for h in entry.holds
     ]
     names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix")
-    return published(entry, *names) | {"automatic": entry.code in PROMISED_CODES, "holds": holds}
+    return to_json_fields(entry, *names) | {
+        "automatic": entry.code in PROMISED_CODES,
+        "holds": holds,
+    }
 
 
 def list_text(entries: Iterable[Code], width: int) -> str:

@@ -17,7 +17,7 @@ from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Refusal, Severity
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 OPTIONS = ("both", "skip")
 """Rules for a residual after an activation. The first wins a tie: seen with a YOLOv8 on TensorRT 8.4."""
@@ -114,7 +114,7 @@ def _rate_worst_case(
     # An Add with two dequantized inputs is never fused into a convolution.
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fuses in [False] if is_decided else [False, True]:
-        assumption = replaced(target, residual_through_activation=fuses)
+        assumption = replace_fields(target, residual_through_activation=fuses)
         ratings.append(_rate(simulate_without_alternatives(model, assumption)))
         if best is not None and ratings[-1] <= best:
             return None

@@ -46,7 +46,7 @@ from qdqtool.types import (
     attempted,
     fixable,
 )
-from qdqtool.util.records import contents, replaced
+from qdqtool.util.records import field_values, replace_fields
 
 
 def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
@@ -98,7 +98,7 @@ def _silu_is_last(r: OutputNotQuantized) -> bool:
 
 def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
     """The Qs that read the result of that pooling, as seen from there."""
-    return [replaced(q, path=q.path[1:]) for q in quantizer_consumers(r.readers)]
+    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.readers)]
 
 
 def _scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
@@ -1031,7 +1031,7 @@ class ScalesAround(RemainingConversion):
     @staticmethod
     def from_conversion(stays: RemainingConversion) -> ScalesAround:
         """The same conversion, reported so."""
-        return ScalesAround(*contents(stays))
+        return ScalesAround(*field_values(stays))
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         if not self.requantizes:

@@ -34,7 +34,7 @@ from qdqtool.trt.layers import (
 )
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
-from qdqtool.util.records import Shared
+from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
 MAX_CONSUMERS = 100  # that are listed; a network has a dozen
@@ -111,7 +111,7 @@ class _ConsumerSearch:
         # First operator after which nothing was looked for, with its input and the path there.
         self.last_operator: tuple[Layer, Tensor, _Path] | None = None
 
-    def run(self) -> Shared[TensorConsumer]:
+    def run(self) -> SharedTuple[TensorConsumer]:
         for tensor, path in self.queue:
             if len(self.consumers) >= MAX_CONSUMERS:
                 self.note_more(tensor, path)
@@ -122,7 +122,7 @@ class _ConsumerSearch:
         if not self.consumers and self.last_operator is not None:
             # This operator only counts as a consumer if no other is known.
             self.consumers.append(_describe_consumer(*self.last_operator))
-        return Shared(self.consumers[:MAX_CONSUMERS], self.more)
+        return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
     def note_more(self, tensor: Tensor, path: _Path) -> None:
         """Name the operator or tensor after which further consumers are."""

@@ -131,9 +131,9 @@ def _read_state(path: Path) -> Json:
         try:
             state = parse_json(b"".join(blocks))
         except (ValueError, RecursionError):
-            raise _state_error(path, f"{_NO_STATE}, or damaged; {_REMEDY}") from None
+            state = None
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise _state_error(path, f"{_NO_STATE}; {_REMEDY}")
+        raise _state_error(path, f"{_NO_STATE}, or damaged; {_REMEDY}")
     return state
 
 

@@ -22,7 +22,7 @@ from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.trt.trace import FUSING_INTO
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction, Refusal
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.verification.kernels import (
     ABBREVIATED,
     ATTENTION,
@@ -66,7 +66,7 @@ class BuiltNode:
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
-        return published(self)
+        return to_json_fields(self)
 
 
 def find_built_nodes(
@@ -139,7 +139,7 @@ class BuiltConvolution:
 
     def as_json(self) -> MismatchSide:
         """Return the JSON fields."""
-        fields = published(self, "precision", "inputs", "output", "fused", "layer")
+        fields = to_json_fields(self, "precision", "inputs", "output", "fused", "layer")
         return {**fields, "fused": self.fused and self.fused[:_MAX_FUSED]}
 
 
@@ -214,7 +214,9 @@ def compare_convolutions(
                 Mismatch(
                     MismatchKind.CONVOLUTION,
                     conv.name,
-                    published(conv, "precision", "inputs", "output", "fused", "layer", "evidence"),
+                    to_json_fields(
+                        conv, "precision", "inputs", "output", "fused", "layer", "evidence"
+                    ),
                     built.as_json(),
                     *difference,
                     built.line or None,

@@ -25,7 +25,7 @@ from qdqtool.reasons.simulation import (
 )
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 from tests.findings.graphs import GRAPHS
 from tests.findings.test_producers import prediction
 from tests.findings.test_refusals import TARGETS
@@ -56,17 +56,17 @@ PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), TensorSize("8x4x4", 128))
     [
         {"elements": TensorSize("2", 2)},
         {"elements": None},
-        {"readers": (replaced(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
+        {"readers": (replace_fields(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
         {"tensor": "u", "activation": PathStep("s", "Relu")},  # in no message
     ],
 )
 def test_key_ignores_sizes_and_nodes_after_the_consumers(changes: dict[str, Any]) -> None:
-    assert key_of(replaced(PLAIN, **changes)) == key_of(PLAIN)
+    assert key_of(replace_fields(PLAIN, **changes)) == key_of(PLAIN)
 
 
 def test_key_ignores_names_of_network_outputs() -> None:
     first, second = (
-        key_of(replaced(PLAIN, readers=(replaced(OUTPUT, node=name),))) for name in "ab"
+        key_of(replace_fields(PLAIN, readers=(replace_fields(OUTPUT, node=name),))) for name in "ab"
     )
     assert first == second != key_of(PLAIN)
 
@@ -113,13 +113,13 @@ def test_key_of_pooling_is_its_quantized_side() -> None:
     [
         {"node": "m"},
         {"readers": ()},
-        {"readers": (replaced(CONV, node="d"),)},
-        {"readers": (replaced(CONV, scale=0.5),)},
-        {"readers": (replaced(CONV, feeds_weighted=False),)},  # nothing after it is quantized
+        {"readers": (replace_fields(CONV, node="d"),)},
+        {"readers": (replace_fields(CONV, scale=0.5),)},
+        {"readers": (replace_fields(CONV, feeds_weighted=False),)},  # nothing after it is quantized
     ],
 )
 def test_key_has_each_value_that_decides(changes: dict[str, Any]) -> None:
-    assert key_of(replaced(PLAIN, **changes)) != key_of(PLAIN)
+    assert key_of(replace_fields(PLAIN, **changes)) != key_of(PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,15 @@ def test_key_has_each_field_of_the_finding(changes: dict[str, Any]) -> None:
 
 def test_key_has_classes_of_further_refusals() -> None:
     reduced = ReduceNotPooling("pass", "c", "q", ())
-    others = (), (reduced,), (replaced(reduced, dq="r"),)
+    others = (), (reduced,), (replace_fields(reduced, dq="r"),)
     keys = [key_of(PLAIN, "POOL-FLOAT", also=also) for also in others]
     assert keys[0] != keys[1] == keys[2]
 
 
 def test_key_with_scale_nan_equals_itself() -> None:
     first, second = (
-        key_of(replaced(PLAIN, readers=(replaced(CONV, scale=float("nan")),))) for _ in range(2)
+        key_of(replace_fields(PLAIN, readers=(replace_fields(CONV, scale=float("nan")),)))
+        for _ in range(2)
     )
     assert first == second
 
@@ -170,8 +171,10 @@ def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
     assert len(refusals) > 10
     for stays in refusals:
         assert isinstance(stays, RemainingConversion)
-        origin = replaced(stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8)
-        moved = replaced(stays, origin=origin)
+        origin = replace_fields(
+            stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8
+        )
+        moved = replace_fields(stays, origin=origin)
         plain = stays.quantize and stays.precision in (Precision.INT8, Precision.INT32)
         assert (key_of(stays, "CONVERSION") == key_of(moved, "CONVERSION")) is not plain
         see, other = (("OUT-FLOAT", "c"),), (("OUT-FLOAT", "d"),)
@@ -192,7 +195,7 @@ def test_keys_of_a_network_are_unique_and_repeatable(place: int, reason: str) ->
 
 def words_without_sizes(finding: Finding) -> tuple[str, ...]:
     causes = [
-        replaced(c, refusal=replaced(c.refusal, elements=None))
+        replace_fields(c, refusal=replace_fields(c.refusal, elements=None))
         if hasattr(c.refusal, "elements")
         else c
         for c in finding.causes

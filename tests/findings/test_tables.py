@@ -24,7 +24,7 @@ from qdqtool.findings.ways import WAYS
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, PublishedBuild
 from qdqtool.types import Evidence
-from qdqtool.util.records import contents
+from qdqtool.util.records import field_values
 from qdqtool.util.tables import join_lines, make_entry, read_rows, read_sections
 
 HOME = Path(qdqtool.__file__).parent
@@ -117,7 +117,7 @@ def test_examples_name_their_command() -> None:
 
 
 def test_public_words_are_unique() -> None:
-    for words in contents(public_words()):
+    for words in field_values(public_words()):
         assert words and len(set(words)) == len(words), words
 
 

@@ -20,7 +20,7 @@ from qdqtool.prediction import advise, predict
 from qdqtool.reasons.simulation import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Prediction, Refusal
-from qdqtool.util.records import contents, replaced
+from qdqtool.util.records import field_values, replace_fields
 from tests.findings.lint.test_api import shared_model
 from tests.findings.test_producers import predictions, views
 from tests.fixing.steps import find_sites
@@ -133,7 +133,7 @@ def below(kind: type[Refusal]) -> type[Refusal]:
 
 
 def derived(r: Refusal) -> Refusal:
-    return r if type(r).__name__.startswith("Own") else below(type(r))(*contents(r))
+    return r if type(r).__name__.startswith("Own") else below(type(r))(*field_values(r))
 
 
 def told(prediction: Prediction) -> list[object]:
@@ -167,7 +167,7 @@ def test_refusal_subclass_is_handled_like_base() -> None:
             other.findings = advise(view.model, other)
             for f in other.findings:
                 f.causes = tuple(
-                    replaced(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
+                    replace_fields(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
                     for c in f.causes
                 )
                 met.update(type(c.refusal) for c in f.causes)
