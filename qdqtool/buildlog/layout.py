@@ -151,7 +151,7 @@ def lay_out(
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
-    """Spread the ends of edges over the bottoms and tops of boxes, ordered by their other ends."""
+    """Spread the ends of edges over the edges of boxes, ordered by their other ends."""
     for end, other, position in (("source", "target", 0), ("target", "source", -1)):
         groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:
