@@ -52,10 +52,16 @@ from qdqtool.insertion.structure import (
     commuting_outputs,
     has_only_quantized_consumers,
     walk_tensors,
-    weight_scale_axis,
 )
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import WEIGHTED, LayerKind, is_sum, operator_of, pooling_type
+from qdqtool.ir.operators import (
+    WEIGHTED,
+    LayerKind,
+    is_sum,
+    operator_of,
+    pooling_type,
+    weight_scale_axis,
+)
 from qdqtool.ir.qdq import QUANTIZABLE, is_sparse
 from qdqtool.ir.sizes import contraction
 from qdqtool.patterns.heads import (
