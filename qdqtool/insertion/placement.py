@@ -233,7 +233,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
 
 
 class _UserChoices:
-    """Nodes that the user excludes and includes, by the patterns of the rules."""
+    """Nodes that the user excludes and includes."""
 
     def __init__(self, model: Model, rules: PlacementRules) -> None:
         self._rules = rules

@@ -147,10 +147,10 @@ def smooth(
         f"`smooth={alpha:g}`: activation scales of {linears} Linears were moved into their weights, at "
         f"{places} places"
     )
-    if not reasons:
-        return migrations, Note(text, code="smoothed", alpha=alpha, linears=linears, places=places)
-    text += f"; not possible for {reasons}"
-    code = "smoothed-in-part"
+    code = "smoothed"
+    if reasons:
+        text += f"; not possible for {reasons}"
+        code = "smoothed-in-part"
     return migrations, Note(text, code=code, alpha=alpha, linears=linears, places=places)
 
 
