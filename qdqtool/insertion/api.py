@@ -126,9 +126,9 @@ def insert(
             ViT-B/16 and Swin-T in either type, and several of YOLO11's.
         unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share
             one scale.
-        exclude: Regular expressions (``re.search``) on names of nodes that stay float.
+        exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: The same for nodes to quantize although a preset would leave them float.
-        exclude_op: Operator types that stay float.
+        exclude_op: Operator types that remain float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
         high_precision: ``fp32`` leaves the float remainder as it is. ``fp16`` converts it, except
             tensors near the largest value of FP16, inputs and outputs. Default: ``fp16`` if the

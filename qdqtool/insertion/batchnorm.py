@@ -90,7 +90,7 @@ def _set_weights(editor: Editor, conv: Node, suffix: str, weights: tuple[_Array,
 
 
 def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
-    """Return a convolution's new weights and bias; None if a parameter is computed or does not fit."""
+    """Return a convolution's new weights and bias; None if parameters do not fit."""
     weights, parameters = _read_weights(model, conv), _read_parameters(model, norm)
     if weights is None or parameters is None:
         return None
@@ -127,7 +127,7 @@ def _count_output_channels(conv: Node, weight: _Array) -> int | None:
 def _fold_into_consumers(
     model: Model, norm: Node, convs: Sequence[Node]
 ) -> list[tuple[_Array, _Array]] | None:
-    """Return new weights and biases for each convolution; None if one of them cannot be folded exactly."""
+    """Return new weights and bias of each convolution; None if one cannot be folded exactly."""
     parameters = _read_parameters(model, norm)
     if parameters is None:
         return None
@@ -148,7 +148,7 @@ def _fold_into_consumers(
 def _fold_input_map(
     model: Model, conv: Node, factor: _Floats, shift: _Floats
 ) -> tuple[_Array, _Array] | None:
-    """Return weights and bias of a convolution that reads ``x`` instead of ``x * factor + shift``."""
+    """Return weights and bias for an input ``x`` instead of ``x * factor + shift``."""
     if operator_of(conv).kind != LayerKind.CONVOLUTION:
         return None
     weights = _read_weights(model, conv)
@@ -179,9 +179,9 @@ def _has_padding(conv: Node) -> bool:
 
 
 def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
-    """Return factor, beta and mean of each channel: the result is ``(x - mean) * factor + beta``.
+    """Return factor, beta and mean of each channel; None if they are computed or do not fit.
 
-    They may be not finite. None if they are computed or do not fit.
+    The BatchNormalization is ``(x - mean) * factor + beta``. Parameters may be not finite.
     """
     arrays = [model.constant(t) for t in norm.inputs[1:]]
     values = [a for a in arrays if a is not None and a.dtype.kind not in _TEXT_KINDS]

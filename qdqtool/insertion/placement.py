@@ -147,7 +147,7 @@ class Placement:
     Attributes:
         inputs: For each tensor, the inputs that read it dequantized, in graph order.
         weights: Weights to quantize.
-        skipped: Nodes that could have been quantized and stay float.
+        skipped: Nodes that could have been quantized and remain float.
         notes: Options without effect.
     """
 
@@ -165,7 +165,7 @@ class Placement:
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
     def skip(self, refusal: Refusal) -> None:
-        """Record a node that stays float."""
+        """Record a node that remains float."""
         self.skipped.append(SkippedNode(refusal))
 
 
@@ -192,7 +192,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, Part]:
-    """Return the nodes that a preset of the option `head` leaves float, and what they are."""
+    """Return the nodes that a preset of the option `head` leaves float, by part of the head."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -224,7 +224,7 @@ def is_average_pooling(model: Model, node: Node) -> bool:
 
 
 def can_be_quantized(model: Model, node: Node) -> bool:
-    """Return whether placement decides about a node: weighted, average pooling, or sum of two."""
+    """Return whether placement decides about a node: weighted, average pooling or sum."""
     return (
         operator_of(node).weights is not None
         or is_average_pooling(model, node)
@@ -523,7 +523,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add differ in shape, so that it is no residual."""
+        """Return whether the inputs of an Add differ in shape, unlike those of a residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False
