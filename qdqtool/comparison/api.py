@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
@@ -18,7 +18,7 @@ from qdqtool.comparison.build_side import (
     summarize_build,
 )
 from qdqtool.comparison.matching import MIN_LIKENESS, NodeMatching, match
-from qdqtool.comparison.model_side import ModelSide, collect_nodes, summarize_model
+from qdqtool.comparison.model_side import ModelSide, summarize_model
 from qdqtool.comparison.result import (
     NO_LISTING,
     ChangeKind,
@@ -31,15 +31,15 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.findings.coded import codes_of
-from qdqtool.findings.messages import obstacles
+from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.rules import finding_codes
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.timing.options import TimingOptions
-from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util import compression
@@ -172,10 +172,9 @@ def _compare_models(
 ) -> Comparison:
     resolved = target_named(target if target is not None else DEFAULT_TARGET)
     titles = distinct_names([first.path or "first model"], [second.path or "second model"])
-    predictions = [_predict(model, resolved, gpu) for model in (first, second)]
     a, b = (
-        ModelSide(View(model), prediction, title)
-        for model, prediction, title in zip((first, second), predictions, titles, strict=True)
+        ModelSide(View(model), _predict(model, resolved, gpu), title)
+        for model, title in zip((first, second), titles, strict=True)
     )
     matching = match(a.view, b.view)
     _check_same_network(a, b, matching)
@@ -189,24 +188,7 @@ def _compare_models(
                 likeness=matching.likeness,
             )
         )
-    left, right = collect_nodes(a), collect_nodes(b)
-    # The prediction counts convolutions that are quantized to UINT8 as INT8.
-    _count_int8(result.a, left.values())
-    _count_int8(result.b, right.values())
-    explainer = _ChangeExplainer(predictions[1])
-    for index, partner in matching.pairs.items():
-        if index in left or partner.index in right:
-            node = first.nodes[index]
-            ours = left.get(index) or NodeSide(node.name, node.op, data=False)
-            theirs = right.get(partner.index) or NodeSide(partner.name, partner.op, data=False)
-            result.nodes.append(explainer.explain(compare_sides(ours, theirs)))
-    paired = {partner.index for partner in matching.pairs.values()}
-    result.nodes += [
-        _one_sided_change(side, None) for i, side in left.items() if i not in matching.pairs
-    ]
-    result.nodes += [_one_sided_change(None, side) for i, side in right.items() if i not in paired]
-    order = {node.name: node.index for node in first.nodes}
-    result.nodes.sort(key=lambda n: order.get(n.a.name, len(order)) if n.a else len(order))
+    result.nodes = _compare_nodes(a, b, matching)
     return result
 
 
@@ -240,14 +222,26 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
     )
 
 
-def _count_int8(summary: SideSummary, nodes: Iterable[NodeSide]) -> None:
-    int8 = [node for node in nodes if node.is_int8]
-    summary.int8 = len(int8)
-    summary.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
+def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[NodeChange]:
+    """Compare the nodes with weights or with Q/DQ, in the order of the first model."""
+    assert b.prediction is not None
+    explainer = _ChangeExplainer(b.prediction)
+    nodes = a.view.model.nodes
+    changes = []
+    for index, partner in matching.pairs.items():
+        if index in a.nodes or partner.index in b.nodes:
+            node = nodes[index]
+            ours = a.nodes.get(index) or NodeSide(node.name, node.op, data=False)
+            theirs = b.nodes.get(partner.index) or NodeSide(partner.name, partner.op, data=False)
+            changes.append(explainer.explain(compare_sides(ours, theirs)))
+    paired = {partner.index for partner in matching.pairs.values()}
+    changes += [_one_sided_change(s, None) for i, s in a.nodes.items() if i not in matching.pairs]
+    changes += [_one_sided_change(None, s) for i, s in b.nodes.items() if i not in paired]
+    order = {node.name: node.index for node in nodes}
+    return sorted(changes, key=lambda n: order.get(n.a.name, len(order)) if n.a else len(order))
 
 
 def _one_sided_change(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
-    """Return the change of a node that one model lacks."""
     is_convolution = any(side is not None and side.precision is not None for side in (a, b))
     kind = ChangeKind.ONLY_IN_A if is_convolution else ChangeKind.LOST_QDQ
     if a is None:
@@ -300,7 +294,7 @@ class _ChangeExplainer:
         ):
             node.lost = self._fallback
         elif is_lost and node.b is not None and node.b.is_unsigned:
-            node.lost, node.finding = LossReason.FINDING, codes_of(UnsignedZeroPoint)[-1]
+            node.lost, node.finding = LossReason.FINDING, finding_codes(UnsignedZeroPoint)[-1]
         elif finding is not None:
             node.finding, message = finding.code, finding.message
             if node.lost == LossReason.UNKNOWN:
@@ -380,7 +374,7 @@ def _compare_with_build(
     prediction = predict(model, resolved)
     titles = distinct_names([model.path or "model in memory"], build.files)
     side = ModelSide(View(model), None, titles[0])
-    requested = collect_nodes(side)
+    requested = side.nodes
     realized, matched_by = map_nodes(side.view, prediction, build)
     if not realized and prediction.convolutions:
         raise BuildLogError(
@@ -397,8 +391,8 @@ def _compare_with_build(
     for conv in weighted:
         if requested[conv.index].is_int8 and conv.is_int8:
             requested[conv.index].output = conv.output
-    _count_int8(file, [requested[c.index] for c in weighted])
-    _count_int8(engine, realized.values())
+    file.count_int8([requested[c.index] for c in weighted])
+    engine.count_int8(realized.values())
     for summary in (file, engine):
         summary.convolutions = len(prediction.convolutions)
         summary.products = sum(c.is_product for c in prediction.convolutions)
@@ -408,10 +402,9 @@ def _compare_with_build(
     sides = (engine, file) if build_first else (file, engine)
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
-    if is_float and build_first:
-        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
     if build_first:
         explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+        result.notes += [Note(FLOAT_BUILD, code="of-float-model")] if is_float else []
     else:
         fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
         explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))

@@ -72,24 +72,33 @@ class AnchorGraph:
 
 def build_anchor_graph(view: View) -> AnchorGraph:
     """Find the anchors of a graph and their neighbors."""
-    model = view.model
     anchors = [n for n in view.weighted if n.input(1) and view.weights(n).folded]
     indices = {n.index for n in anchors}
+    signatures = {n.index: _signature(view, n) for n in anchors}
+    above, below = _find_anchors_above(view, indices), _find_anchors_below(view, indices)
+    return AnchorGraph(view, anchors, signatures, above, below)
+
+
+def _find_anchors_above(view: View, anchors: set[int]) -> dict[int, frozenset[int]]:
     above: dict[int, frozenset[int]] = {}
-    producers = {name: frozenset({-1 - i}) for i, name in enumerate(model.inputs)}
-    for node in model.ordered:
-        inputs = [t for t in _data_inputs(node, indices) if t not in view.constants]
+    producers = {name: frozenset({-1 - i}) for i, name in enumerate(view.model.inputs)}
+    for node in view.model.ordered:
+        inputs = [t for t in _data_inputs(node, anchors) if t not in view.constants]
         above[node.index] = _union(producers.get(t, frozenset()) for t in inputs)
-        source = frozenset({node.index}) if node.index in indices else above[node.index]
+        source = frozenset({node.index}) if node.index in anchors else above[node.index]
         producers.update(dict.fromkeys(node.outputs, source))
+    return above
+
+
+def _find_anchors_below(view: View, anchors: set[int]) -> dict[int, frozenset[int]]:
     below: dict[int, frozenset[int]] = {}
     consumers: dict[str, frozenset[int]] = {}
-    for node in reversed(model.ordered):
+    for node in reversed(view.model.ordered):
         below[node.index] = _union(consumers.get(t, frozenset()) for t in node.outputs)
-        sink = frozenset({node.index}) if node.index in indices else below[node.index]
-        for tensor in _data_inputs(node, indices):
+        sink = frozenset({node.index}) if node.index in anchors else below[node.index]
+        for tensor in _data_inputs(node, anchors):
             consumers[tensor] = _union([consumers.get(tensor, frozenset()), sink])
-    return AnchorGraph(view, anchors, {n.index: _signature(view, n) for n in anchors}, above, below)
+    return below
 
 
 def _data_inputs(node: Node, anchors: set[int]) -> list[str]:
@@ -135,10 +144,12 @@ def match(first_view: View, second_view: View) -> NodeMatching:
         _pair_single_nodes(colors, pairs)
     _pair_in_order(first, second, pairs)
     nodes = {n.index: n for n in second_view.model.nodes}
-    result = NodeMatching({i: nodes[j] for i, j in pairs.items()})
-    result.likeness = _likeness(first, second, pairs)
-    same = sum(first.name(i) == n.name for i, n in result.pairs.items())
-    result.by = "names" if 2 * same >= len(pairs) else "structure"
+    same = sum(first.name(i) == second.name(j) for i, j in pairs.items())
+    result = NodeMatching(
+        {i: nodes[j] for i, j in pairs.items()},
+        by="names" if 2 * same >= len(pairs) else "structure",
+        likeness=_likeness(first, second, pairs),
+    )
     _pair_nodes_without_weights(first, second, result, use_names)
     return result
 

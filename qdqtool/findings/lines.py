@@ -13,7 +13,7 @@ from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import cases, passes
 from qdqtool.types import Event, Json
 from qdqtool.util.notes import Remark
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.util.tables import join_lines, read_sections
 
 # Behind a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ".
@@ -47,12 +47,12 @@ class Rule:
 
     def as_json(self) -> Json:
         cases = [
-            {"case": name} | published(case, "evidence", "says", "builds", "source")
+            {"case": name} | to_json_fields(case, "evidence", "says", "builds", "source")
             for name, case in self.cases.items()
         ]
         return (
             {"pass": self.pass_name}
-            | published(self, "does", "means", "file", "test")
+            | to_json_fields(self, "does", "means", "file", "test")
             | {"cases": cases}
         )
 

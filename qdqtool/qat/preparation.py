@@ -1,6 +1,6 @@
-"""``qat.prepare``: puts the quantizers of a plan into a network."""
+"""``qat.prepare``, which inserts the quantizers of a plan into a network, and its checkpoints."""
 
-import importlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -29,6 +29,14 @@ from qdqtool.qat.ultralytics_guard import guard_ultralytics
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN_ATTRIBUTE = "qdqtool_plan"
+CHECKPOINT_FORMAT = "qdqtool/qat/1"
+# The attributes that hold quantizers, for both backends, so that a checkpoint loads with either.
+# By ModelOpt's own names (without the underscore) other tools recognize networks of ModelOpt.
+INPUT_QUANTIZER = "_input_quantizer"
+RESIDUAL_QUANTIZER = "_residual_quantizer"
+WEIGHT_QUANTIZER = "_weight_quantizer"
+# Makes a backend's quantizer for a channel axis, or with None for one amax.
+QuantizerFactory = Callable[[int | None], nn.Module]
 
 
 def prepare(
@@ -47,16 +55,16 @@ def prepare(
 ) -> Plan:
     """Insert quantizers into a float network, in place, where TensorRT uses them.
 
-    Quantized are the inputs and weights of convolutions, transposed convolutions and linear layers, the skip branch of
-    residual Adds, and averaging pools; nothing between a convolution, its BatchNormalization and its activation; the
-    box outputs and the DFL of a YOLOv8-style head stay float. Class names and state-dict keys stay as they are, the
-    quantizers' own keys come on top, so that a float checkpoint loads with ``strict=False`` and one of a prepared
-    network with ``strict=True``.
+    Quantized are the inputs and weights of convolutions, transposed convolutions and linear layers,
+    the skip branch of residual Adds, and average pools. Nothing is quantized between a convolution,
+    its BatchNormalization and its activation. The box outputs and the DFL of a YOLOv8-style head
+    are left float. Class names and state-dict keys do not change, only the quantizers add keys: a
+    float checkpoint loads with ``strict=False``, one of a prepared network with ``strict=True``.
 
     Args:
-        model: The network; it may be on any device, in training or evaluation. Ultralytics' wrapper is taken as well.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
-            wrapper takes an image of its size.
+        model: The network, on any device, in training or evaluation; or Ultralytics' wrapper.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None
+            for Ultralytics' wrapper takes an image of its size.
         report: Called with the plan as text before the network changes; None for silence.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
@@ -74,11 +82,12 @@ def prepare(
             the one convolution. A plan merges them on a copy.
 
     Returns:
-        The plan. Activations have no range yet: call :func:`qdqtool.qat.calibrate` next. Weights are quantized by their
-        largest magnitude in each output channel, as it is at the time.
+        The plan. Activations have no range yet: call :func:`qdqtool.qat.calibrate` next. Weights
+        are always quantized by the current largest magnitude of each output channel.
 
     Raises:
-        QdqtoolError: An option is wrong, a pattern matches nothing, the backend is missing, or it is prepared already.
+        QdqtoolError: An option is wrong, a pattern matches nothing, the backend is missing, or the
+            network is already prepared.
         ModelError: torch cannot export the network, or nothing in it can be quantized.
     """
     options = QatOptions(target, backend, head, residual, unify, exclude, include, merge)
@@ -101,144 +110,135 @@ def insert_quantizers(
             code="already-prepared",
             parameter="model",
         )
-    decided = make_plan(model, sample, options)
+    plan = make_plan(model, sample, options)
     load_backend(options.backend)
     if report is not None:
-        report(decided.text())
-    if decided.merged:
+        report(plan.text())
+    if plan.merged:
         merge_branches(model)
-    apply_plan(model, decided)
-    return decided
+    apply_plan(model, plan)
+    return plan
 
 
 def is_prepared(model: nn.Module) -> bool:
-    """Whether a network has quantizers of ours."""
+    """Return whether a network has quantizers of this package."""
     return any(isinstance(m, QuantizedModule) for m in model.modules())
 
 
 def read_plan(model: nn.Module) -> Plan:
-    """The plan that a network was prepared by.
+    """Return the plan that a network was prepared by.
 
     Raises:
         QdqtoolError: It was not prepared.
     """
-    found = getattr(model, PLAN_ATTRIBUTE, None)
-    if not isinstance(found, Plan):
+    plan = getattr(model, PLAN_ATTRIBUTE, None)
+    if not isinstance(plan, Plan):
         raise QdqtoolError(
             f"{type(model).__name__}: has no quantizers; call qdqtool.qat.prepare on it first",
             code="not-prepared",
             parameter="model",
         )
-    return found
+    return plan
 
 
-def apply_plan(model: nn.Module, decided: Plan) -> None:
-    """Puts the quantizers of a plan into a network, whose branches are merged already where the plan says so.
+def apply_plan(model: nn.Module, plan: Plan) -> None:
+    """Insert the quantizers of a plan into a network whose branches are already merged.
 
     Raises:
         QdqtoolError: The backend is missing.
     """
-    make = load_backend(decided.backend)
+    make_quantizer = load_backend(plan.backend)
     modules = dict(model.named_modules())
-    shared: dict[int, nn.Module] = {}
-    for activation in decided.activations:
-        site = activation.site
-        if activation.group not in shared:
-            shared[activation.group] = make(None)
-        module = make_quantized(modules[site.module])
-        wanted = (
-            RESIDUAL_QUANTIZER
-            if activation.role == "residual" and site.kind != "input"
-            else INPUT_QUANTIZER
-        )
-        attribute = _attach(module, wanted, shared[activation.group])
-        if site.kind == "input":
-            module.qdq_input = attribute
-        else:
-            module.qdq_calls = {
-                **module.qdq_calls,
-                (site.kind, site.call, site.position): attribute,
-            }
-            module.qdq_expected = {
-                **module.qdq_expected,
-                site.kind: decided.calls[site.module, site.kind],
-            }
-    norm_behind = {conv: norm for norm, conv in decided.norms.items()}
-    for weight in decided.weights:
+    _insert_activation_quantizers(modules, plan, make_quantizer)
+    norms = {conv: norm for norm, conv in plan.norms.items()}
+    for weight in plan.weights:
         module = make_quantized(modules[weight.module])
-        attribute = _attach(module, WEIGHT_QUANTIZER, make(weight.axis))
+        attribute = _attach(module, WEIGHT_QUANTIZER, make_quantizer(weight.axis))
         if weight.call is not None:
             module.qdq_calls = {**module.qdq_calls, (LINEAR, weight.call, 1): attribute}
             continue
         module.qdq_weight = attribute
-        if weight.axis is None and weight.module in norm_behind:
-            parent, _, name = norm_behind[weight.module].rpartition(".")
+        if weight.axis is None and weight.module in norms:
+            parent, _, name = norms[weight.module].rpartition(".")
             module.qdq_norm = (modules[parent], name)
     for layer in modules.values():
-        # In evaluation these would run as one function of torch's, past every quantizer inside.
+        # In evaluation these would run as one function of torch's, without any quantizer inside.
         if isinstance(layer, nn.TransformerEncoderLayer) and is_prepared(layer):
             layer.activation_relu_or_gelu = 0
     guard_ultralytics()
-    setattr(model, PLAN_ATTRIBUTE, decided)
+    setattr(model, PLAN_ATTRIBUTE, plan)
 
 
-def _attach(module: QuantizedModule, wanted: str, quantizer: nn.Module) -> str:
+def _insert_activation_quantizers(
+    modules: Mapping[str, nn.Module], plan: Plan, make_quantizer: QuantizerFactory
+) -> None:
+    quantizers: dict[int, nn.Module] = {}
+    for activation in plan.activations:
+        site = activation.site
+        if activation.group not in quantizers:
+            quantizers[activation.group] = make_quantizer(None)
+        quantizer = quantizers[activation.group]
+        module = make_quantized(modules[site.module])
+        if site.kind == "input":
+            module.qdq_input = _attach(module, INPUT_QUANTIZER, quantizer)
+            continue
+        name = RESIDUAL_QUANTIZER if activation.role == "residual" else INPUT_QUANTIZER
+        place = (site.kind, site.call, site.position)
+        count = plan.calls[site.module, site.kind]
+        module.qdq_calls = {**module.qdq_calls, place: _attach(module, name, quantizer)}
+        module.qdq_expected = {**module.qdq_expected, site.kind: count}
+
+
+def _attach(module: QuantizedModule, name: str, quantizer: nn.Module) -> str:
+    """Add a quantizer to a module; return its name there, with a number if it is taken."""
     assert isinstance(module, nn.Module)
-    name, number = wanted, 1
-    while hasattr(module, name):
-        name, number = f"{wanted}_{number}", number + 1
-    module.add_module(name, quantizer)
-    return name
+    names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+    attribute = next(n for n in names if not hasattr(module, n))
+    module.add_module(attribute, quantizer)
+    return attribute
 
 
-# Whose quantizers are used ------------------------------------------------------------------------------------------
+def load_backend(name: str) -> QuantizerFactory:
+    """Return the function that makes a backend's quantizers for symmetric INT8.
 
-# The attributes that hold quantizers, for both backends, so that a checkpoint loads with either. ModelOpt's own names
-# (without the underscore) would be taken by others for a network that ModelOpt converted.
-INPUT_QUANTIZER = "_input_quantizer"
-RESIDUAL_QUANTIZER = "_residual_quantizer"
-WEIGHT_QUANTIZER = "_weight_quantizer"
-
-
-def load_backend(name: str) -> Callable[[int | None], nn.Module]:
-    """What makes a backend's quantizers for symmetric INT8, of a channel axis, or None for one amax.
+    It is called with a channel axis, or None for one amax.
 
     Raises:
-        QdqtoolError: It is not installed.
+        QdqtoolError: The backend is not installed.
     """
     try:
-        room = importlib.import_module(
-            f"qdqtool.qat.quantizer_{'modelopt' if name == 'modelopt' else 'pytorch'}"
-        )
-        make: Callable[[int | None], nn.Module] = room.make_quantizer
-        return make
+        if name == "modelopt":
+            from qdqtool.qat.quantizer_modelopt import make_quantizer as make_modelopt_quantizer
+
+            return make_modelopt_quantizer
+        from qdqtool.qat.quantizer_pytorch import make_quantizer as make_pytorch_quantizer
+
+        return make_pytorch_quantizer
     except ImportError as error:
         raise QdqtoolError(
-            f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); pip install 'qdqtool[qat]'",
+            f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); "
+            "pip install 'qdqtool[qat]'",
             code="missing-package",
             parameter="backend",
         ) from error
 
 
-# Checkpoints --------------------------------------------------------------------------------------------------------
-
-CHECKPOINT_FORMAT = "qdqtool/qat/1"
-
-
 def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
-    """A prepared network as plain data: ``format``, ``plan``, ``off`` (quantizers that are disabled), ``state``.
+    """Return a prepared network as plain data.
 
         torch.save(qat.checkpoint(model), "qat.pt")
         qat.restore(float_model, torch.load("qat.pt", weights_only=True))
+
+    Returns:
+        ``format``, ``plan``, ``off`` (quantizers that are disabled) and ``state``.
 
     Raises:
         QdqtoolError: The network was not prepared.
     """
     model = unwrap(model)
     plan = read_plan(model)
-    off = [
-        [q.owner, q.attribute] for q in find_quantizers(model) if q.attribute in q.module.qdq_off
-    ]
+    quantizers = find_quantizers(model)
+    off = [[q.owner, q.attribute] for q in quantizers if q.attribute in q.module.qdq_off]
     return {
         "format": CHECKPOINT_FORMAT,
         "plan": plan_to_dict(plan),
@@ -248,47 +248,36 @@ def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
 
 
 def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
-    """Puts the quantizers, ranges and weights of a checkpoint into a network, in place; nothing is traced.
+    """Restore the quantizers, ranges and weights of a checkpoint, in place; nothing is traced.
 
     Args:
         model: The same network, float or prepared by the same plan.
-        saved: What :func:`checkpoint` returned; or a plain state dict of a prepared network, into one that is prepared.
+        saved: Result of :func:`checkpoint`; or a plain state dict of a prepared network, if the
+            network is prepared.
 
     Raises:
-        QdqtoolError: It is a checkpoint of something else, saying what differs.
+        QdqtoolError: It is a checkpoint of something else; the message says what differs.
     """
     model = unwrap(model)
     if saved.get("format") != CHECKPOINT_FORMAT:
         if not is_prepared(model):
             raise QdqtoolError(
-                "a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or save "
-                "qdqtool.qat.checkpoint(model)",
+                "a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or "
+                "save qdqtool.qat.checkpoint(model)",
                 code="checkpoint-without-plan",
             )
-        _load(model, saved)
+        _load_state(model, saved)
         return read_plan(model)
     plan = plan_from_dict(saved["plan"])
     if is_prepared(model):
-        mine, theirs = plan_to_dict(read_plan(model)), plan_to_dict(plan)
-        different = [k for k in ("activations", "weights") if mine[k] != theirs[k]]
-        if different:
-            raise QdqtoolError(
-                f"the checkpoint's plan has other quantizers ({different[0]}: {len(theirs[different[0]])}, "
-                f"here {len(mine[different[0]])}); restore it into the float network",
-                code="different-plans",
-            )
+        _check_same_quantizers(read_plan(model), plan)
     else:
         missing = [w.module for w in plan.weights if w.module not in dict(model.named_modules())]
-        merged = set(merge_branches(model)) if plan.merged else set()
-        if merged != set(plan.merged) or (missing and not plan.merged):
-            absent = [*missing, *plan.merged][0]
-            raise QdqtoolError(
-                f"the checkpoint is of another network: '{absent}' is not in this one",
-                code="different-models",
-                node=absent,
-            )
+        merged = merge_branches(model) if plan.merged else []
+        if set(merged) != set(plan.merged) or (missing and not plan.merged):
+            raise _other_network([*missing, *plan.merged][0])
         apply_plan(model, plan)
-    _load(model, saved["state"])
+    _load_state(model, saved["state"])
     off: dict[str, set[str]] = {}
     for name, attribute in saved["off"]:
         off.setdefault(name, set()).add(attribute)
@@ -296,43 +285,65 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         if isinstance(module, QuantizedModule):
             module.qdq_off = frozenset(off.pop(name, ()))
     if off:
-        raise QdqtoolError(
-            f"the checkpoint is of another network: '{next(iter(off))}' is not in this one",
-            code="different-models",
-            node=next(iter(off)),
-        )
+        raise _other_network(next(iter(off)))
     return plan
 
 
-def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
-    here = model.state_dict()
-    loaded = {k: v for k, v in state.items() if hasattr(v, "shape")}
-    modules = dict(model.named_modules(remove_duplicate=False))  # tied places share one quantizer
-    ranges = {
-        k
-        for k in loaded
-        if k.endswith("._amax") and isinstance(modules.get(k.rpartition(".")[0]), Int8Mixin)
-    }
-    unknown = [k for k in loaded if k not in here and k not in ranges]
-    missing = [k for k in here if k not in loaded]
-    shapes = [
-        k for k in loaded if k in here and here[k].shape != loaded[k].shape and k not in ranges
-    ]
-    for found, what in ((unknown, "has"), (missing, "lacks"), (shapes, "has in another shape")):
-        if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
+    ours, theirs = plan_to_dict(plan), plan_to_dict(saved)
+    for key in ("activations", "weights"):
+        if ours[key] != theirs[key]:
             raise QdqtoolError(
-                f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan",
-                code="different-models",
-                node=found[0],
+                f"the checkpoint's plan has other quantizers ({key}: {len(theirs[key])}, "
+                f"here {len(ours[key])}); restore it into the float network",
+                code="different-plans",
             )
-    for key in ranges.difference(here):
-        set_amax(modules[key.rpartition(".")[0]], loaded[key])
-    model.load_state_dict(loaded, strict=True)
+
+
+def _other_network(missing: str) -> QdqtoolError:
+    return QdqtoolError(
+        f"the checkpoint is of another network: '{missing}' is not in this one",
+        code="different-models",
+        node=missing,
+    )
+
+
+def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a state dict whose ranges may be missing in the network, or have another shape there.
+
+    Raises:
+        QdqtoolError: It is of another network or plan.
+    """
+    current = model.state_dict()
+    tensors = {k: v for k, v in state.items() if hasattr(v, "shape")}
+    quantizers = {  # tied sites share one quantizer, under several names
+        f"{name}._amax": module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, Int8Mixin)
+    }
+    fixed = [k for k in tensors if k not in quantizers]
+    problems = {
+        "has": [k for k in fixed if k not in current],
+        "lacks": [k for k in current if k not in tensors],
+        "has in another shape": [
+            k for k in fixed if k in current and current[k].shape != tensors[k].shape
+        ],
+    }
+    for problem, keys in problems.items():
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise QdqtoolError(
+                f"the checkpoint {problem} '{keys[0]}'{more}: it is of another network or plan",
+                code="different-models",
+                node=keys[0],
+            )
+    for key in tensors.keys() - current.keys():
+        set_amax(quantizers[key], tensors[key])
+    model.load_state_dict(tensors, strict=True)
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as dicts, lists, strings and numbers."""
+    """Return a plan as dicts, lists, strings and numbers."""
     data: dict[str, Any] = asdict(plan)
     data["skipped"] = [list(s) for s in plan.skipped]
     data["calls"] = [[m, k, n] for (m, k), n in plan.calls.items()]
@@ -342,27 +353,25 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_dict(data: Mapping[str, Any]) -> Plan:
-    """The plan of :func:`plan_data`.
+    """Return the plan that :func:`plan_to_dict` wrote.
 
     Raises:
-        QdqtoolError: It is none.
+        QdqtoolError: The data is not a plan.
     """
     try:
-        known = {f.name: data[f.name] for f in fields(Plan) if f.name in data}
-        known["activations"] = [
+        values = {f.name: data[f.name] for f in fields(Plan) if f.name in data}
+        values["activations"] = [
             ActivationQuantizer(QuantizerSite(**a["site"]), a["tensor"], a["group"], a["role"])
             for a in data["activations"]
         ]
-        known["weights"] = [
+        values["weights"] = [
             WeightQuantizer(w["module"], w["axis"], w.get("call")) for w in data["weights"]
         ]
-        known["skipped"] = [(s[0], s[1]) for s in data["skipped"]]
-        known["calls"] = {(m, k): n for m, k, n in data["calls"]}
-        known["keywords"] = tuple(data["keywords"])
-        known["sample"] = [
-            (place, kind, list(shape)) for place, kind, shape in data.get("sample", ())
-        ]
-        return Plan(**known)
+        values["skipped"] = [(s[0], s[1]) for s in data["skipped"]]
+        values["calls"] = {(m, k): n for m, k, n in data["calls"]}
+        values["keywords"] = tuple(data["keywords"])
+        values["sample"] = [(p, kind, list(shape)) for p, kind, shape in data.get("sample", ())]
+        return Plan(**values)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise QdqtoolError(
             f"the checkpoint's plan cannot be read ({error})", code="wrong-format"

@@ -3,25 +3,26 @@
 import warnings
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", FutureWarning)  # of torch.jit.script, which the package uses
+    warnings.simplefilter("ignore", FutureWarning)  # about torch.jit.script in the package
     from pytorch_quantization import nn as quant_nn
     from pytorch_quantization.tensor_quant import QuantDescriptor
 
 from qdqtool.qat.modules import Int8Mixin
 
 
-class Int8Quantizer(Int8Mixin, quant_nn.TensorQuantizer):  # type: ignore[misc]
-    """pytorch-quantization's, which loads its amax on a CPU as well.
+class PytorchQuantizer(Int8Mixin, quant_nn.TensorQuantizer):  # type: ignore[misc]
+    """pytorch-quantization's quantizer, which loads its amax on a CPU as well.
 
-    Not named TensorQuantizer: Ultralytics takes every class of that name for a network that ModelOpt converted.
+    The name is not TensorQuantizer, by which Ultralytics recognizes networks of ModelOpt.
     """
 
 
-def make_quantizer(axis: int | None) -> Int8Quantizer:
-    """A signed 8-bit quantizer with a histogram calibrator (max for weights)."""
-    method = "max" if axis is not None else "histogram"
-    made = Int8Quantizer(
-        QuantDescriptor(num_bits=8, axis=axis if axis is None else (axis,), calib_method=method)
-    )
-    made.qdq_axis = axis
-    return made
+def make_quantizer(axis: int | None) -> PytorchQuantizer:
+    """Return a signed 8-bit quantizer with a histogram calibrator (max for weights)."""
+    if axis is None:
+        descriptor = QuantDescriptor(num_bits=8, calib_method="histogram")
+    else:
+        descriptor = QuantDescriptor(num_bits=8, axis=(axis,), calib_method="max")
+    quantizer = PytorchQuantizer(descriptor)
+    quantizer.qdq_axis = axis
+    return quantizer

@@ -10,12 +10,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.qat.batches import (
+    as_batches,
+    check_max_batches,
+    convert_batch,
+    run_batch,
+)
 from qdqtool.qat.calls import device_of, evaluation_mode
 from qdqtool.qat.checking import flatten_tensors, largest_difference
 from qdqtool.qat.modules import QuantizedModule, find_quantizers
 from qdqtool.qat.networks import override_attributes, unwrap
 from qdqtool.qat.preparation import read_plan
-from qdqtool.qat.ranges import as_batches, check_max_batches, convert_batch, run_batch
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.progress import track
 

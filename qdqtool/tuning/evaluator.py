@@ -170,12 +170,10 @@ class CandidateEvaluator:
         """Return one task for each sample with the measurements that the store lacks."""
         unique = {r.key: r for r in recipes}
         stored = {key: self.store.measurements(kind, key) for key in unique}
-        tasks = []
-        for number in samples:
-            missing = tuple(r for key, r in unique.items() if number not in stored[key])
-            if missing:
-                tasks.append(MeasurementTask((number,), missing, kind == WHOLE))
-        return tasks
+        missing = {
+            n: tuple(r for key, r in unique.items() if n not in stored[key]) for n in samples
+        }
+        return [MeasurementTask((n,), rs, kind == WHOLE) for n, rs in missing.items() if rs]
 
     def _run(
         self,

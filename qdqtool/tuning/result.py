@@ -34,6 +34,17 @@ class SiteChoice:
     error: float | None = None
     why: str = ""
 
+    def as_json(self, base: PlacementCost) -> Json:
+        """Return the fields of the JSON, with costs relative to all-INT8."""
+        return {
+            "choice": self.choice,
+            "measured": self.error is not None,
+            "error": _round(self.error),
+            **_cost_change(self.cost, base),
+            "cost": _round(self.cost.value - base.value),
+            "why": self.why,
+        }
+
 
 @dataclass
 class SiteResult:
@@ -64,18 +75,6 @@ class SiteResult:
         change: Json = {"ms": None, "int8": 0, "conversions": 0}
         if self.choices:
             change = _cost_change(self.choices[0].cost, base)
-        choices = []
-        for choice in self.choices:
-            choices.append(
-                {
-                    "choice": choice.choice,
-                    "measured": choice.error is not None,
-                    "error": _round(choice.error),
-                    **_cost_change(choice.cost, base),
-                    "cost": _round(choice.cost.value - base.value),
-                    "why": choice.why,
-                }
-            )
         return {
             "site": self.site,
             "kind": self.kind,
@@ -85,7 +84,7 @@ class SiteResult:
             "why": self.why,
             "loss": _round(self.loss),
             **change,
-            "choices": choices,
+            "choices": [choice.as_json(base) for choice in self.choices],
         }
 
 
@@ -205,7 +204,7 @@ class Tuning:
         target: Name of the TensorRT target.
         gpu: Name of the GPU; None without one.
         float_type: Type of the part that is not quantized, ``fp32`` or ``fp16``.
-        float32: Tensors that stay FP32 in an FP16 model, with the largest value in the data.
+        float32: Tensors that remain FP32 in an FP16 model, with the largest value in the data.
         notes: Notes about the result.
         warnings: Warnings about the result.
         source: Path of the float model, empty for a model in memory.

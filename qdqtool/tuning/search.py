@@ -51,17 +51,20 @@ _STANDARD_ERRORS = 2.0  # by which other ranges have to be better
 
 @dataclass
 class _MeasuredChain:
-    """Steps of a chain of choices, with more and more choices.
+    """Steps of a chain, each with one more choice of float.
+
+    A step is sufficient if it reaches the goal or exceeds the budget, so that no further choice is
+    needed.
 
     Attributes:
         steps: Names and configurations.
-        first_good: Position of the first step that is known to be good; None if there is none.
-        last_bad: Position of the last step before it that is known not to be good, or -1.
+        first_sufficient: Position of the first step known to be sufficient; None if there is none.
+        last_insufficient: Position of the last step before it known not to be, or -1.
     """
 
     steps: list[tuple[str, Configuration]] = field(default_factory=list)
-    first_good: int | None = None
-    last_bad: int = -1
+    first_sufficient: int | None = None
+    last_insufficient: int = -1
 
 
 @dataclass
@@ -170,13 +173,13 @@ class PlacementSearch:
 
     def _measure_everything_int8(self) -> None:
         self.measure([("everything INT8", self.start)])
-        more = []
-        for decision in self.list_measured_decisions():
-            site = decision.candidate.site
-            if decision.candidate.choice == INT8:
-                name = site.name if len(site.nodes) == 1 else "the whole head"
-                more.append((f"INT8 too: {name}", self.sensitivity.apply(decision.candidate)))
         if self.budget is not None or self._is_int8_enough():
+            more = []
+            for decision in self.list_measured_decisions():
+                site = decision.candidate.site
+                if decision.candidate.choice == INT8:
+                    name = site.name if len(site.nodes) == 1 else "the whole head"
+                    more.append((f"INT8 too: {name}", self.sensitivity.apply(decision.candidate)))
             self.measure(more)
 
     def _report_everything_int8(self) -> None:
@@ -312,7 +315,7 @@ class PlacementSearch:
         self._fit_budget()
 
     def _follow_chain(self, configurations: Iterator[Configuration]) -> None:
-        """Measure steps of a chain, and find its first good one by bisection."""
+        """Measure steps of a chain, and find its first sufficient one by bisection."""
         chain = self._extend_chain(configurations)
         if self.budget is not None:
             # The time of a chain may fall again, because neighbors of a float node cost less.
@@ -320,10 +323,10 @@ class PlacementSearch:
             self.measure(fits[-_STEPS_IN_BUDGET:])
         if self.whole_front:
             self._measure_equal_costs(chain.steps)
-        if chain.first_good is None and chain.steps:
+        if chain.first_sufficient is None and chain.steps:
             last = len(chain.steps) - 1
             self._measure_steps(chain, [last])
-            if chain.first_good is None and self.keep is not None:
+            if chain.first_sufficient is None and self.keep is not None:
                 self.notes.append(
                     Note(
                         "none of the combinations that were tried reaches the goal with any layer "
@@ -331,16 +334,19 @@ class PlacementSearch:
                         code="goal-not-reached",
                     )
                 )
-        while chain.first_good is not None and chain.first_good - chain.last_bad > 1:
-            middle = (chain.first_good + chain.last_bad) // 2
+        while (
+            chain.first_sufficient is not None
+            and chain.first_sufficient - chain.last_insufficient > 1
+        ):
+            middle = (chain.first_sufficient + chain.last_insufficient) // 2
             self.measure([chain.steps[middle]])
-            if self._is_good(chain.steps[middle][1]):
-                chain.first_good = middle
+            if self._is_sufficient(chain.steps[middle][1]):
+                chain.first_sufficient = middle
             else:
-                chain.last_bad = middle
+                chain.last_insufficient = middle
 
     def _extend_chain(self, configurations: Iterator[Configuration]) -> _MeasuredChain:
-        """Measure steps at growing distances until past the first good one.
+        """Measure steps at growing distances until past the first sufficient one.
 
         For the whole front, continue up to the cost of the most expensive placement that one would
         try without a search.
@@ -361,8 +367,8 @@ class PlacementSearch:
             if cost.value <= most_expensive:
                 continue  # it is measured in any case, together with later ones: they share more
             self._measure_steps(chain, waiting)
-            good = chain.first_good
-            if self.budget is None and good is not None and waiting[-1] > good + good // 2:
+            first = chain.first_sufficient
+            if self.budget is None and first is not None and waiting[-1] > first + first // 2:
                 return chain
             waiting = []
         self._measure_steps(chain, waiting)
@@ -371,21 +377,20 @@ class PlacementSearch:
     def _measure_steps(self, chain: _MeasuredChain, positions: Sequence[int]) -> None:
         self.measure([chain.steps[position] for position in positions])
         for position in positions:
-            if chain.first_good is not None:
+            if chain.first_sufficient is not None:
                 return
-            if self._is_good(chain.steps[position][1]):
-                chain.first_good = position
+            if self._is_sufficient(chain.steps[position][1]):
+                chain.first_sufficient = position
             else:
-                chain.last_bad = position
+                chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
         """Measure for each placement the last step of a chain that costs no more."""
-        costs = [self.planner.cost(configuration).value for _, configuration in steps]
-        positions = []
+        last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
-            positions += [i for i, cost in enumerate(costs) if cost <= limit][-1:]
-        self.measure([steps[i] for i in positions])
+            last_steps += [s for s in steps if self.planner.cost(s[1]).value <= limit][-1:]
+        self.measure(last_steps)
 
     def _list_gains(self) -> list[ChoiceGain]:
         """Return the gains of measured floats. Those that do not reduce the error come last."""
@@ -426,13 +431,11 @@ class PlacementSearch:
         self, ranked: Sequence[Configuration], reason: str
     ) -> list[tuple[str, Configuration]]:
         """Return placements with the first 1, 2, 4, 8 and 16 convolutions in float."""
-        placements = []
-        for count in (1, 2, 4, 8, 16):
-            if count <= len(ranked):
-                floats = frozenset().union(*(c.floats for c in ranked[:count]))
-                configuration = self.start.merge(Configuration(floats=floats))
-                placements.append((f"{count} {reason}", configuration))
-        return placements
+        return [
+            (f"{count} {reason}", functools.reduce(Configuration.merge, ranked[:count], self.start))
+            for count in (1, 2, 4, 8, 16)
+            if count <= len(ranked)
+        ]
 
     @functools.cached_property
     def _floats_by_own_error(self) -> list[Configuration]:
@@ -454,7 +457,7 @@ class PlacementSearch:
         return [single[name] for name in dict.fromkeys(names) if name in single]
 
     def _take_back_choices(self) -> None:
-        """Take choices of the cheapest good placement back as long as it stays good.
+        """Take choices of the cheapest good placement back while it reaches the goal.
 
         The most expensive ones are tried first. Each is taken back alone at first, all in one go,
         because they share what is upstream of them. Those that cannot go alone are not tried with
@@ -481,12 +484,10 @@ class PlacementSearch:
     def _list_expensive_sites(self, configuration: Configuration) -> list[TuningSite]:
         """Return the float sites that cost most, at most `_REMOVED_CHOICES`."""
         price = self.planner.cost(configuration).value
-        savings = []
-        for site in self.list_float_sites(configuration):
-            less = self._remove_site(configuration, site)
-            savings.append((price - self.planner.cost(less).value, site))
-        savings.sort(key=lambda entry: -entry[0])
-        return [site for saving, site in savings[:_REMOVED_CHOICES] if saving > 0.0]
+        sites = self.list_float_sites(configuration)
+        reduced = {s: self.planner.cost(self._remove_site(configuration, s)).value for s in sites}
+        ranked = sorted(reduced, key=reduced.__getitem__)
+        return [site for site in ranked[:_REMOVED_CHOICES] if reduced[site] < price]
 
     def _fit_budget(self) -> None:
         """Take choices back from placements above the budget until they fit.
@@ -594,11 +595,12 @@ class PlacementSearch:
         return self.keep * self.float_value(samples)
 
     def _is_good(self, configuration: Configuration) -> bool:
-        """Return whether a placement is accurate enough, or with a budget, costs more than that."""
-        if self.keep is not None:
-            return self._reaches_goal(configuration, self.evaluator.sets.chosen_on)
-        assert self.budget is not None
-        return self.planner.cost(configuration).value > self.budget
+        return self._reaches_goal(configuration, self.evaluator.sets.chosen_on)
+
+    def _is_sufficient(self, configuration: Configuration) -> bool:
+        if self.budget is not None:
+            return self.planner.cost(configuration).value > self.budget
+        return self._is_good(configuration)
 
     # The result -----------------------------------------------------------------------
 
@@ -689,7 +691,7 @@ class PlacementSearch:
         less = {s: self._remove_site(point.configuration, s) for s in sites[:_REPORTED_BENEFITS]}
         samples = self.evaluator.sets.chosen_on
         recipes = [self.recipe(configuration) for configuration in less.values()]
-        self.evaluator.measure_metric(recipes, samples, "What each choice bought")
+        self.evaluator.measure_metric(recipes, samples, "Benefit of each choice")
         benefits = []
         for site, configuration in less.items():
             cost = self.planner.cost(configuration)

@@ -78,7 +78,9 @@ class _SiteCollector:
     def __init__(self, model: Model, placement: Placement) -> None:
         self.sites: dict[frozenset[str], TuningSite] = {}
         self._model = model
-        self._placement = placement
+        self._consumers = {
+            tensor: {i.node.name for i in inputs} for tensor, inputs in placement.inputs.items()
+        }
         self._order = {n.index: i for i, n in enumerate(model.ordered)}
 
     def sort(self, indices: Iterable[int]) -> list[int]:
@@ -89,11 +91,8 @@ class _SiteCollector:
         nodes = frozenset(names)
         if not names or nodes in self.sites:
             return
-        tensors = []
-        for tensor, inputs in self._placement.inputs.items():
-            if all(i.node.name in nodes for i in inputs):
-                tensors.append(tensor)
-        self.sites[nodes] = TuningSite(name, kind, names, tuple(tensors), default)
+        tensors = tuple(t for t, consumers in self._consumers.items() if consumers <= nodes)
+        self.sites[nodes] = TuningSite(name, kind, names, tensors, default)
 
 
 def find_sites(planner: Planner) -> list[TuningSite]:
@@ -171,14 +170,12 @@ def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
 
 def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
     """Return the choice other than the default of each site."""
-    candidates = []
-    for site in sites:
-        if site.default == FLOAT:
-            quantized = Configuration(quantized=frozenset(site.nodes))
-            candidates.append(Candidate(site, INT8, quantized))
-        else:
-            candidates.append(Candidate(site, FLOAT, site.as_float()))
-    return candidates
+    return [
+        Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes)))
+        if site.default == FLOAT
+        else Candidate(site, FLOAT, site.as_float())
+        for site in sites
+    ]
 
 
 def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:

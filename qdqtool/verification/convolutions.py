@@ -22,7 +22,7 @@ from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.trt.trace import FUSING_INTO
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction, Refusal
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.verification.kernels import (
     ABBREVIATED,
     ATTENTION,
@@ -66,7 +66,7 @@ class BuiltNode:
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
-        return published(self)
+        return to_json_fields(self)
 
 
 def find_built_nodes(
@@ -139,7 +139,7 @@ class BuiltConvolution:
 
     def as_json(self) -> MismatchSide:
         """Return the JSON fields."""
-        fields = published(self, "precision", "inputs", "output", "fused", "layer")
+        fields = to_json_fields(self, "precision", "inputs", "output", "fused", "layer")
         return {**fields, "fused": self.fused and self.fused[:_MAX_FUSED]}
 
 
@@ -153,7 +153,7 @@ class PassLines:
     """
 
     def __init__(self, build: Build, mapper: NodeMapper) -> None:
-        self._build, self._known = build, mapper.known
+        self._build, self._model_names = build, mapper.model_names
         self.inputs: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
         self.complete = any("epilogue" in heading for heading, _ in build.headings)
@@ -167,7 +167,7 @@ class PassLines:
 
     @functools.cached_property
     def _names(self) -> set[str]:
-        return collect_printed_names(self._build, self._known)
+        return collect_printed_names(self._build, self._model_names)
 
     def shows_float(self, name: str) -> bool:
         """Return whether a node without a line is known to be float."""
@@ -214,7 +214,9 @@ def compare_convolutions(
                 Mismatch(
                     MismatchKind.CONVOLUTION,
                     conv.name,
-                    published(conv, "precision", "inputs", "output", "fused", "layer", "evidence"),
+                    to_json_fields(
+                        conv, "precision", "inputs", "output", "fused", "layer", "evidence"
+                    ),
                     built.as_json(),
                     *difference,
                     built.line or None,
@@ -272,10 +274,7 @@ def _read_layer(
     nodes = mapper.nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)
     if is_myelin_kernel(layer):
-        # The types of a kernel with two convolutions are not those of each.
-        if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
-            built.precision = none_if_unknown(compute_precision(layer))
-            built.output = none_if_unknown(output_precision(layer))
+        _read_myelin_kernel(built, layer, nodes)
         return built
     built.precision = none_if_unknown(layer.input_precision)
     if layer.outputs:
@@ -291,6 +290,13 @@ def _read_layer(
     if inputs and Precision.UNKNOWN not in inputs:
         built.inputs = inputs
     return built
+
+
+def _read_myelin_kernel(built: BuiltConvolution, layer: BuiltLayer, nodes: list[Node]) -> None:
+    """Read the types of a kernel, unless it computes two convolutions."""
+    if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
+        built.precision = none_if_unknown(compute_precision(layer))
+        built.output = none_if_unknown(output_precision(layer))
 
 
 def _find_difference(
@@ -314,14 +320,7 @@ def _find_difference(
         return Difference.TAKES_RESIDUAL if missing_inputs > 0 else Difference.TAKES_NONE, ()
     if built.fused is None or not built.layer or " || " in built.layer:
         return None
-    for difference, names, others in (
-        (Difference.ABSORBS, conv.fused, built.fused),
-        (Difference.ABSORBED, built.fused, conv.fused),
-    ):
-        for name in names:
-            if name not in others and _is_named_in_layers(model, name):
-                return difference, (name,)
-    return None
+    return _find_fusion_difference(model, conv.fused, built.fused)
 
 
 def _is_named_in_layers(model: Model, name: str) -> bool:
@@ -330,6 +329,20 @@ def _is_named_in_layers(model: Model, name: str) -> bool:
         return model.node(name).op in _NAMED_OPERATORS
     except KeyError:
         return False
+
+
+def _find_fusion_difference(
+    model: Model, predicted: list[str], built: list[str]
+) -> DetailedDifference | None:
+    """Return the first operator that only one side fuses, of those that layer names contain."""
+    for difference, names, others in (
+        (Difference.ABSORBS, predicted, built),
+        (Difference.ABSORBED, built, predicted),
+    ):
+        for name in names:
+            if name not in others and _is_named_in_layers(model, name):
+                return difference, (name,)
+    return None
 
 
 def _precision_name(precision: Precision) -> str:
@@ -347,7 +360,6 @@ def _fusing_passes(prediction: Prediction) -> dict[str, str]:
 
 
 def _describe_rule(conv: ConvOutcome, refusal: Refusal | None, pass_name: str | None) -> str:
-    """Describe the rule behind the prediction of a convolution."""
     if refusal is not None:
         return f"by {refusal.pass_name}: {refusal.reason}"
     return f"by {pass_name}" if pass_name is not None else f"as layer {conv.layer or conv.name}"

@@ -69,7 +69,7 @@ class NodeMapper:
             ONNX parser gives.
 
     Attributes:
-        known: Every name of the model that a fused layer name may contain.
+        model_names: Every name of the model that a fused layer name may contain.
         layers: Engine layers that compute something, see :func:`is_auxiliary`.
     """
 
@@ -80,7 +80,7 @@ class NodeMapper:
             n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes
         }
         constants = [name for n in model.nodes if n.op == "Constant" for name in n.outputs]
-        self.known = NameSet({*self._names.values(), *model.initializers, *constants})
+        self.model_names = NameSet({*self._names.values(), *model.initializers, *constants})
         self._by_name = {self._names[n.index]: n for n in model.nodes}
         self._by_plain_name = {plain_name(name): n for name, n in self._by_name.items()}
         self.layers = [layer for layer in layers if not is_auxiliary(layer)]
@@ -127,7 +127,7 @@ class NodeMapper:
         """Return the nodes of each layer merged with ``||``; a single group if none are merged."""
         if layer.onnx_names:
             return [self._find_nodes(layer.onnx_names)]
-        fused = parse_layer_name(layer.name, self.known)
+        fused = parse_layer_name(layer.name, self.model_names)
         if fused.kind == "foreign":
             return []
         return [self._find_nodes(group) for group in fused.alternatives]
@@ -151,17 +151,12 @@ class NameConflict(NamedTuple):
 
 def collect_printed_names(build: Build, model_names: NameSet) -> set[str]:
     """Return every node name in a build's parse section, layers and pass lines."""
-    names: set[str] = set()
+    names = {name for layer in build.layers for name in layer.onnx_names}
     for node in build.parse.nodes:
-        if node.name:
-            names.add(node.name)
-        else:
-            names.update(f"node_of_{tensor.name}" for tensor in node.outputs if tensor is not None)
+        outputs = [f"node_of_{tensor.name}" for tensor in node.outputs if tensor is not None]
+        names.update([node.name] if node.name else outputs)
     fused_names = {layer.name for layer in build.layers}
-    for layer in build.layers:
-        names.update(layer.onnx_names)
-    for event in build.trace:
-        fused_names |= {event.subject, event.object}
+    fused_names.update(name for event in build.trace for name in (event.subject, event.object))
     return names.union(*(parse_layer_name(name, model_names).bases for name in fused_names))
 
 
@@ -185,36 +180,39 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
 
     Exporters that number their nodes give equal names to different nodes of two exports.
     """
-    conflicts: dict[str, NameConflict] = {}
     weights = {n.index: view.weights(n).source for n in view.weighted if view.weights(n).folded}
     shapes = {i: tuple(view.model.constant_shape(name) or ()) for i, name in weights.items()}
     parsed = {n.name: n for n in build.parse.nodes if n.name}
+    conflicts: dict[str, NameConflict] = {}
     for node in view.weighted:
-        printed = parsed.get(trt_name(node))
-        if printed is not None:
-            conflict = _compare_parsed_node(node, printed, shapes.get(node.index, ()))
-            if conflict is not None:
-                conflicts[node.name] = conflict
+        shape = shapes.get(node.index, ())
+        conflict = _compare_parsed_node(node, parsed.get(trt_name(node)), shape)
+        if conflict is not None:
+            conflicts[node.name] = conflict
     weight_names = set(weights.values())
     for layer in mapper.layers:
         nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
         if len(nodes) != 1 or product_rank(layer) is None or nodes[0].name in conflicts:
             continue
         node = nodes[0]
+        built_weights = [n for n in layer.parse_name(mapper.model_names).bases if n in weight_names]
         conflict = _compare_layer_shape(node, layer, shapes.get(node.index, ()))
-        if conflict is None and node.index in weights:
-            built = [name for name in layer.parse_name(mapper.known).bases if name in weight_names]
-            if built and weights[node.index] not in built:
-                conflict = NameConflict(node.name, weights[node.index], built[0])
         if conflict is not None:
             conflicts[node.name] = conflict
+        elif node.index in weights and built_weights:
+            if weights[node.index] not in built_weights:
+                conflicts[node.name] = NameConflict(
+                    node.name, weights[node.index], built_weights[0]
+                )
     return list(conflicts.values())
 
 
 def _compare_parsed_node(
-    node: Node, printed: ParsedNode, shape: tuple[int, ...]
+    node: Node, printed: ParsedNode | None, shape: tuple[int, ...]
 ) -> NameConflict | None:
     """Compare the operator and the shape of the weights."""
+    if printed is None:
+        return None
     if printed.op != node.op:
         return NameConflict(node.name, node.op, printed.op)
     tensor = printed.inputs[1] if len(printed.inputs) > 1 else None

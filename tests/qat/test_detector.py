@@ -16,7 +16,7 @@ from torch import nn
 import qdqtool
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.qat import ranges
+from qdqtool.qat import batches
 from qdqtool.qat.batch_norms import freeze_batch_norms, is_untrained
 from tests.errors import has
 from tests.qat import nets
@@ -235,7 +235,7 @@ def test_fn_reads_only_its_part_of_a_batch() -> None:
 def test_array_is_not_copied() -> None:
     """A memory map of a large file stays one, and activations keep its order in memory."""
     values = IMAGES.numpy().transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
-    tensor = ranges.convert_batch(values, None, None, None).tensors[0]  # type: ignore[arg-type]
+    tensor = batches.convert_batch(values, None, None, None).tensors[0]  # type: ignore[arg-type]
     assert np.shares_memory(tensor.numpy(), values)
     assert tensor.stride() == torch.from_numpy(values).stride()
 

@@ -11,8 +11,13 @@ from torch import nn
 from calibration import METHODS, TensorStatistics, amax_of, squared_error
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.qat.device_statistics import (
+    BUFFER_SIZE,
+    HISTOGRAM_BINS,
+    SAMPLED_PER_IMAGE,
+    DeviceStatistics,
+)
 from qdqtool.qat.modules import read_amax
-from qdqtool.qat.ranges import BUFFER_SIZE, HISTOGRAM_BINS, SAMPLED_PER_IMAGE, DeviceStatistics
 from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS

@@ -15,7 +15,7 @@ from qdqtool.formats.predict_text import render
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.prediction import predict
-from qdqtool.trt.faults import ConstantsInHalf, DecomposedNorm
+from qdqtool.reasons.faults import ConstantsInHalf, DecomposedNorm
 from qdqtool.types import Finding, Severity
 from qdqtool.util.notes import note_codes
 from tests.findings.graphs import GRAPHS, ones

@@ -1,0 +1,125 @@
+"""Statistics of activations, collected on the device that they are on."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from calibration import TensorStatistics
+from calibration.statistics import OCTAVES, top_exponent
+
+# Of a tensor with more values per image than this, evenly spread runs of values are counted, at
+# least half as many in total; the smallest and largest value are always exact.
+SAMPLED_PER_IMAGE = 1 << 13
+# No layout repeats with the length of a run: widths and channels are products of small primes.
+RUN_LENGTH = 61
+# Part of the period by which each call starts later: any number of starts is spread evenly.
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+# Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, finer than the
+# search for ranges.
+HISTOGRAM_BINS = 512
+# Values that are kept until they are counted together: counting takes a dozen kernels and waits for
+# the device. They are copied to 512 kB per tensor that exist from the first call to the last: small
+# copies among the activations would keep the memory of these from being used again.
+BUFFER_SIZE = 1 << 17
+
+
+class DeviceStatistics:
+    """Collects :class:`calibration.TensorStatistics` without moving the values to the CPU.
+
+    Only counts (at most 5121 integers) and the ends of each call leave the device, once in several
+    calls.
+    """
+
+    def __init__(self) -> None:
+        self._result = TensorStatistics(HISTOGRAM_BINS)
+        self._calls = 0
+        self._buffer: Tensor | None = None
+        self._ends: list[Tensor] = []
+        self._size = 0
+
+    @property
+    def result(self) -> TensorStatistics:
+        """Statistics so far.
+
+        Of large tensors with NaN or infinities, those among the sampled values are counted.
+        """
+        self._count()
+        return self._result
+
+    def add(self, values: Tensor, images: int = 1) -> None:
+        """Add an activation of any shape, floating type and device.
+
+        Args:
+            values: The activation.
+            images: Number of images in it.
+        """
+        size = values.numel()
+        if not size:
+            return
+        # As few calls of torch as possible: for one small image a call costs as much as the layer.
+        if values.requires_grad:
+            values = values.detach()
+        if values.dtype is not torch.float32:
+            values = values.float()
+        if not values.is_contiguous():
+            values = _to_memory_order(values)
+        ends = torch.aminmax(values)
+        sampled = self._sample(values, size, math.ceil(size / (SAMPLED_PER_IMAGE * images)))
+        size = sampled.numel()
+        if self._buffer is None or self._size + size > len(self._buffer):
+            self._count()
+            if self._buffer is None or size > len(self._buffer):
+                self._buffer = torch.empty(
+                    max(size, BUFFER_SIZE), dtype=torch.float32, device=values.device
+                )
+        self._buffer[self._size : self._size + size].view(sampled.shape).copy_(sampled)
+        self._size += size
+        self._ends.extend(ends)
+
+    def _sample(self, values: Tensor, size: int, step: int) -> Tensor:
+        """Return all values, or every n-th run of them, starting at another run each time."""
+        first = int(self._calls * GOLDEN_RATIO % 1.0 * step)
+        self._calls += 1
+        if step == 1:
+            return values
+        runs = (size // RUN_LENGTH - first + step - 1) // step
+        offset = values.storage_offset() + first * RUN_LENGTH
+        return values.as_strided((runs, RUN_LENGTH), (step * RUN_LENGTH, 1), offset)
+
+    def _count(self) -> None:
+        """Count the values in the buffer."""
+        if self._buffer is None or not self._ends:
+            return
+        sampled, ends = self._buffer[: self._size], torch.stack(self._ends).cpu()
+        self._ends, self._size = [], 0
+        statistics = self._result
+        if not bool(torch.isfinite(ends).all()):
+            finite = torch.isfinite(sampled)
+            statistics.nonfinite += max(1, int((~finite).sum()))
+            sampled = sampled[finite]
+            ends = ends[torch.isfinite(ends)]
+            if sampled.numel():
+                ends = torch.cat([ends, torch.stack(torch.aminmax(sampled)).cpu()])
+        if not ends.numel():
+            return
+        low, high = (float(v) for v in torch.aminmax(ends))
+        statistics.minimum = min(statistics.minimum, low)
+        statistics.maximum = max(statistics.maximum, high)
+        statistics.count += sampled.numel()
+        counter = statistics.counter
+        counter.raise_top(top_exponent(max(-low, high)))
+        magnitudes = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF)
+        bins = magnitudes.bitwise_right_shift_(23 - counter.bits)
+        # Bins of all float32; those below the window of the counter are one.
+        lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
+        counts = torch.bincount(bins, minlength=lowest + 1)
+        counts[lowest] = counts[: lowest + 1].sum()
+        window = counts[lowest:].cpu().numpy()
+        counter.counts[: len(window)] += window
+
+
+def _to_memory_order(values: Tensor) -> Tensor:
+    """Return the values contiguous and in their order in memory, without a copy if possible."""
+    order = sorted(range(values.ndim), key=lambda d: -values.stride(d))
+    return values.permute(order).contiguous()
