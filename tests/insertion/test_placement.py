@@ -16,6 +16,7 @@ from qdqtool.insertion.placement import (
 )
 from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.reasons.faults import FloatDeconvolution
 from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.util.records import field_values
