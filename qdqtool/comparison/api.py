@@ -242,7 +242,6 @@ def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[N
 
 
 def _one_sided_change(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
-    """Return the change of a node that one model lacks."""
     is_convolution = any(side is not None and side.precision is not None for side in (a, b))
     kind = ChangeKind.ONLY_IN_A if is_convolution else ChangeKind.LOST_QDQ
     if a is None:
@@ -403,10 +402,9 @@ def _compare_with_build(
     sides = (engine, file) if build_first else (file, engine)
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
-    if is_float and build_first:
-        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
     if build_first:
         explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+        result.notes += [Note(FLOAT_BUILD, code="of-float-model")] if is_float else []
     else:
         fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
         explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))

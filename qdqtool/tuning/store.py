@@ -36,7 +36,7 @@ _IDENTITY = {
     "tool": ("wrong-version", "version of qdqtool"),
     "measurement": ("different-methods", "way of measuring (of another commit)"),
 }
-_NO_STATE = "is no file of an earlier `qdqtool tune`"
+_NO_STATE = "is not a file of an earlier `qdqtool tune`"
 _REMEDY = "give another name with `state`, or remove it"
 
 

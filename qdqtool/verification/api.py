@@ -587,7 +587,6 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
 
 
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
-    """Return the convolutions whose outcome differs between two predictions."""
     outcomes, others = (
         {c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused)) for c in p.convolutions}
         for p in (first, second)

@@ -153,7 +153,7 @@ class PassLines:
     """
 
     def __init__(self, build: Build, mapper: NodeMapper) -> None:
-        self._build, self._known = build, mapper.known
+        self._build, self._model_names = build, mapper.model_names
         self.inputs: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
         self.complete = any("epilogue" in heading for heading, _ in build.headings)
@@ -167,7 +167,7 @@ class PassLines:
 
     @functools.cached_property
     def _names(self) -> set[str]:
-        return collect_printed_names(self._build, self._known)
+        return collect_printed_names(self._build, self._model_names)
 
     def shows_float(self, name: str) -> bool:
         """Return whether a node without a line is known to be float."""
@@ -360,7 +360,6 @@ def _fusing_passes(prediction: Prediction) -> dict[str, str]:
 
 
 def _describe_rule(conv: ConvOutcome, refusal: Refusal | None, pass_name: str | None) -> str:
-    """Describe the rule behind the prediction of a convolution."""
     if refusal is not None:
         return f"by {refusal.pass_name}: {refusal.reason}"
     return f"by {pass_name}" if pass_name is not None else f"as layer {conv.layer or conv.name}"
