@@ -30,9 +30,9 @@ from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands import cli
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
-from qdqtool.findings.coded import PROMISED
 from qdqtool.findings.codes import CODES, Code
 from qdqtool.findings.errors import KNOWN, KnownError
+from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.findings.ways import WAYS
 from qdqtool.ir.modelfile import save
 from qdqtool.trt.pipeline import cases
@@ -362,7 +362,7 @@ def finding_pages() -> dict[str, str]:
             f"[{c.code}]({c.code}.md)",
             c.severity.word,
             _cell(c.title),
-            "yes" if c.code in PROMISED else "",
+            "yes" if c.code in PROMISED_CODES else "",
         )
         for c in sorted(CODES.values(), key=lambda c: (order.index(c.severity), c.code))
     ]
@@ -385,7 +385,7 @@ def _finding(code: Code) -> str:
         ("In a log", code.log),
         ("What to change", code.fix),
     )
-    if code.code in PROMISED:
+    if code.code in PROMISED_CODES:
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
         parts.append(f"By itself, where no new data is needed:\n\n{command}")
     rows = [

@@ -114,7 +114,7 @@ def check_activations(
     from qdqtool.findings.report import Report
     from qdqtool.patterns.rewrites import remove_quantizers
     from qdqtool.patterns.view import View
-    from qdqtool.trt.faults import OutlierScales
+    from qdqtool.reasons.faults import OutlierScales
 
     index = load_full(model)
     view = View(index)

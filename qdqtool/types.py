@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 from qdqtool.errors import brief
 from qdqtool.util.files import InputFiles
 from qdqtool.util.outputs import save_answer
-from qdqtool.util.records import names_in, record
+from qdqtool.util.records import collect_names, record
 
 
 @dataclass(slots=True)
@@ -148,6 +148,10 @@ INSERTION_SCHEMA = "qdqtool/insertion/1"
 Json = dict[str, Any]
 
 
+FindingCode = str
+"""Code of a finding, a key of ``findings/codes.toml``."""
+
+
 class Precision(StrEnum):
     """Data type of a tensor.
 
@@ -263,29 +267,60 @@ class Event:
         }
 
 
+class FindingRule(NamedTuple):
+    """Code of the finding that a reason becomes.
+
+    Attributes:
+        code: The code.
+        when: Condition on the reason; None if the rule always applies. The first rule that applies counts.
+        is_attempted: Whether ``fix`` tries to change it.
+        is_promised: Whether findings say that ``fix`` can change it. Otherwise ``fix`` keeps a
+            change only if the simulation shows a gain.
+    """
+
+    code: FindingCode
+    when: Callable[[Any], object] | None = None
+    is_attempted: bool = False
+    is_promised: bool = False
+
+    def applies(self, reason: Refusal) -> bool:
+        """Return whether the rule's condition holds for a reason."""
+        return self.when is None or bool(self.when(reason))
+
+
+def fixable(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
+    """Return the rule of a code that ``fix`` can change without data."""
+    return FindingRule(code, when, is_attempted=True, is_promised=True)
+
+
+def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) -> FindingRule:
+    """Return the rule of a code that ``fix`` changes only if the simulation shows a gain."""
+    return FindingRule(code, when, is_attempted=True)
+
+
 @dataclass_transform(frozen_default=True)
 @record
 class Refusal:
-    """A missed optimization or a fault: why a pass, a check or a placement rejected a node.
+    """Reason of a finding: something that a pass, a check or a placement looked at and found unfit.
 
-    Each reason is a subclass (``qdqtool.trt.refusals``, ``qdqtool.trt.faults``, ...) with the nodes
-    and values that decided. Findings contain these records; ``qdqtool.findings.messages`` turns
-    them into text.
+    Each reason is a record class of its own in `qdqtool.reasons`, with the nodes and values that
+    decided. It declares the codes of the finding that it becomes, and writes the message.
 
     Attributes:
-        reason: Short and stable code of the class, for tests.
-        quotes: Whether the text contains the words of TensorRT.
-        apart: Fields that may differ between a model and a part of it although the finding is the
-            same: the size of a tensor, the pass, and fields that are not in the text.
-        nameless: Fields that contain no names of nodes or tensors.
-        pass_name: The pass, check or placement.
-        node: The rejected ONNX node.
+        reason: Short, stable code of the class that tests refer to.
+        quotes: Whether its message quotes TensorRT.
+        apart: Fields that do not distinguish findings, such as the size of a tensor.
+        rules: Codes of the finding that it becomes; the first rule that applies counts. Empty if it
+            becomes none.
+        pass_name: Pass or check that recorded it.
+        node: ONNX node that was looked at.
     """
 
     reason: ClassVar[str] = ""
     quotes: ClassVar[bool] = False
     apart: ClassVar[tuple[str, ...]] = ("pass_name", "elements")
     nameless: ClassVar[tuple[str, ...]] = ("pass_name", "op")
+    rules: ClassVar[tuple[FindingRule, ...]] = ()
 
     pass_name: str
     node: str
@@ -294,9 +329,17 @@ class Refusal:
         cls.reason = reason
         record(cls)
 
+    def message(self, finding: Finding, cause: Cause) -> str | tuple[str, str]:
+        """Return the message, and what to change if that differs from the general advice of the code.
+
+        Raises:
+            NotImplementedError: Reasons of this class become no findings.
+        """
+        raise NotImplementedError(type(self).__name__)
+
     def names(self) -> Iterator[str]:
         """Yield every name of a node or tensor in the record once."""
-        return iter(names_in(self))
+        return iter(collect_names(self))
 
 
 _EVIDENCE = tuple(Evidence)
@@ -688,94 +731,3 @@ class QuantizedTensor:
         return {
             name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")
         }
-
-
-FindingCode = Literal[
-    "ACT-INNER-Q",
-    "ACT-OUTLIER",
-    "ACT-PER-CHANNEL",
-    "ACT-SCALE",
-    "ADD-ACT",
-    "ADD-BOTH",
-    "ADD-OUT-FLOAT",
-    "BIAS-DQ",
-    "BN-UNFOLDED",
-    "BUILD-CRASHES",
-    "BUILD-FAILS",
-    "CH-ALIGN",
-    "CH-SMALL",
-    "CONCAT-SCALE",
-    "CONST-FP16",
-    "CONV3D-INT8",
-    "CONVERSION",
-    "CT-AXIS",
-    "CT-BN",
-    "CT-FLOAT",
-    "CT3D-FLOAT",
-    "DOUBLE-QDQ",
-    "DQ-3-INPUTS",
-    "DW-ADD",
-    "DW-SILU",
-    "EINSUM-FLOAT",
-    "FLAG-FP16",
-    "FLOAT-FP32",
-    "FLOAT-MIXED",
-    "FLOAT-SM75",
-    "FP8-OUTSIDE",
-    "GPU-DP4A",
-    "GPU-FUSION",
-    "GPU-JETSON",
-    "GPU-KERNELS",
-    "GPU-NO-FP16",
-    "GPU-NO-INT8",
-    "GPU-VERSION",
-    "GROUP-SLOW",
-    "HEAD-CONCAT",
-    "HEAD-QUANT",
-    "HEAD-SCORE",
-    "IN-BLOCKED",
-    "IN-FLOAT",
-    "INPUT-CONVERSION",
-    "KERNEL-LARGE",
-    "MATMUL-COMPUTED",
-    "MYELIN-REGION",
-    "NO-QDQ",
-    "NORM-FLOAT",
-    "NORM-PIECES",
-    "NOT-QUANTIZED",
-    "OPSET-AXIS",
-    "OUT-FLOAT",
-    "OUT-MIXED",
-    "PAD-SPLIT",
-    "PLUGIN-OUTSIDE",
-    "POOL-FLOAT",
-    "POOL-MIXED",
-    "POOL-SCALE",
-    "QOPERATOR",
-    "QTYPE",
-    "RESIDUAL-STREAM",
-    "SCALE-COUNT",
-    "SCALE-DEAD",
-    "SCALE-DYNAMIC",
-    "SCALE-FP16",
-    "SCALE-NONPOS",
-    "SCALE-RANK",
-    "SCALE-SHAPE1",
-    "SIBLING-SCALE",
-    "SILU-INNER-Q",
-    "SILU-NO-Q-AFTER",
-    "SKIP-FLOAT",
-    "SPLIT-SCALE",
-    "W-AXIS",
-    "W-NO-DQ",
-    "W-NONCONST",
-    "W-PER-TENSOR",
-    "W-Q-OUTPUT",
-    "W-SCALE",
-    "W-SHARED",
-    "WEIGHT-INDIRECT",
-    "WEIGHT-PREQUANT",
-    "ZP-NONZERO",
-    "ZP-UINT8",
-    "ZP-VOLUME",
-]

@@ -23,9 +23,9 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
     TraceCounts,
 )
-from qdqtool.findings.report import worded
-from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import ConsumerKind, TensorConsumer
+from qdqtool.findings.messages import describe_finding
+from qdqtool.reasons import simulation
+from qdqtool.reasons.tensors import ConsumerKind, TensorConsumer
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import (
     Cause,
@@ -49,14 +49,14 @@ thorough = settings(  # no shrinking: minutes for a failure that is expected; ad
 
 # The refusals of an output, as they decide: the first of them that was recorded.
 DECIDE = (
-    trt.BatchNormNotConstant,
-    trt.ConvTransposeBatchNorm,
-    trt.ResidualFloat,
-    trt.AddOutputNotQuantized,
-    trt.ActivationBeforeAdd,
-    trt.OutputDifferentScales,
-    trt.OutputManyConsumers,
-    trt.OutputNotQuantized,
+    simulation.BatchNormNotConstant,
+    simulation.ConvTransposeBatchNorm,
+    simulation.ResidualFloat,
+    simulation.AddOutputNotQuantized,
+    simulation.ActivationBeforeAdd,
+    simulation.OutputDifferentScales,
+    simulation.OutputManyConsumers,
+    simulation.OutputNotQuantized,
 )
 
 
@@ -91,23 +91,28 @@ def claimed_float(finding: Finding) -> set[str]:
     for cause in finding.causes:
         r = cause.refusal
         if isinstance(
-            r, (trt.OutputManyConsumers, trt.OutputNotQuantized, trt.AddOutputNotQuantized)
+            r,
+            (
+                simulation.OutputManyConsumers,
+                simulation.OutputNotQuantized,
+                simulation.AddOutputNotQuantized,
+            ),
         ):
             nodes |= {x.node for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.SUM)}
-        elif isinstance(r, trt.ResidualFloat):
+        elif isinstance(r, simulation.ResidualFloat):
             nodes.add(r.add)
         elif isinstance(
             r,
             (
-                trt.InputNotDequantized,
-                trt.WeightsNotDequantized,
-                trt.PoolingOneSide,
-                trt.ReduceNotPooling,
+                simulation.InputNotDequantized,
+                simulation.WeightsNotDequantized,
+                simulation.PoolingOneSide,
+                simulation.ReduceNotPooling,
             ),
         ):
             nodes.add(r.node)
         elif (
-            isinstance(r, trt.RemainingConversion)
+            isinstance(r, simulation.RemainingConversion)
             and r.quantize
             and not (cause.see or cause.also or r.requantizes)
         ):
@@ -198,7 +203,7 @@ def test_findings_agree_if_consumers_have_two_scales(move: str, target: str) -> 
     model = forked(move, (0.1, 0.2))
     prediction = qdqtool.predict(model, target)
     reasons = {conv.name: reason for conv, reason in written_float(prediction)}
-    assert reasons["c0"] is trt.OutputDifferentScales or move in OPEN
+    assert reasons["c0"] is simulation.OutputDifferentScales or move in OPEN
     assert disagreements(prediction) == []
     assert false_claims(prediction, model) == []
 
@@ -216,9 +221,9 @@ def test_false_claims_reports_a_wrong_finding() -> None:
     prediction = qdqtool.predict(model)
     assert false_claims(prediction, model) == []
     reader = TensorConsumer(ConsumerKind.OP, "moved", "MaxPool")
-    claim = trt.OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
+    claim = simulation.OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
     prediction.findings.append(
-        Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, worded)
+        Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, describe_finding)
     )
     assert false_claims(prediction, model) != []
 

@@ -12,14 +12,16 @@ import pytest
 import qdqtool
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.fixing import api, site
+from qdqtool.fixing import session, site
 from qdqtool.fixing.api import fix
+from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
+from qdqtool.reasons import simulation
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.trt import refusals, surroundings
+from qdqtool.trt import surroundings
 from qdqtool.trt.targets import TARGETS
 from tests.slow import slow_after
 from tools.growth.families import FAMILIES
@@ -61,7 +63,7 @@ def test_growth_of_quantizers_on_one_tensor() -> None:
 def test_paths_to_a_producer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surroundings, "STEPS", 5)
     found = qdqtool.predict(FAMILIES["MaxPool, read along"](60), target="trt8.5").refusals
-    origins = {r.name: r.origin for r in found if isinstance(r, refusals.RemainingConversion)}
+    origins = {r.name: r.origin for r in found if isinstance(r, simulation.RemainingConversion)}
     ways = [(len(o.path), o.op) for o in origins.values()]
     assert (1, "Conv") in ways and ways.count((5, "MaxPool")) > 4 and max(ways)[0] == 5
 
@@ -74,7 +76,7 @@ def test_estimate_pauses_garbage_collection() -> None:
         FAMILIES["convolutions"](6),
         "trt8.5",
         TimingOptions(gpu="T4"),
-        also=lambda *_: during.append(gc.isenabled()),
+        extend=lambda *_: during.append(gc.isenabled()),
     )
     after = gc.isenabled()
     if not was_enabled:
@@ -112,12 +114,12 @@ def test_growth_of_conversion_to_half(family: str) -> None:
 
 
 def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "_SHARED", 5)
+    monkeypatch.setattr(site, "MAX_REPORTS_OF_NAME", 5)
     model = FAMILIES["parts of a weight"](100)
     predicted = qdqtool.predict(model, target="trt8.5")
     codes = {str(f.code) for f in predicted.findings}
     view, target = View(Model(model)), TARGETS["trt8.5"]
-    sites = [s for step in api.STEPS for s in step.find_sites(view, target, predicted, codes)]
+    sites = [s for step in STEPS for s in step.find_sites(view, target, predicted, codes)]
     assert len(sites) >= 20 and max(len(s.answers) for s in sites) <= 5
 
 
@@ -129,7 +131,7 @@ def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) 
     """
     calls = []
     monkeypatch.setattr(
-        api, "predict", lambda *args: calls.append(1) or qdqtool.predict(args[0], args[1].name)
+        session, "predict", lambda *args: calls.append(1) or qdqtool.predict(args[0], args[1].name)
     )
     fix(FAMILIES[family](200), target="trt8.5")
     assert len(calls) <= 5

@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner
 
 from qdqtool.commands import cli
-from qdqtool.findings.messages import worded as worded_finding
+from qdqtool.findings.messages import describe_finding as worded_finding
 from qdqtool.formats.output import as_options, coloured, in_colour, worded, wrap
 from qdqtool.formats.predict_text import render
 from qdqtool.ir.modelfile import save
 from qdqtool.prediction import predict
-from qdqtool.trt.rtx.operands import CompilerFault, FaultKind, UnsupportedForm
+from qdqtool.reasons.compiler import CompilerFault, FaultKind, UnsupportedForm
 from qdqtool.types import Cause, Evidence, Finding, Severity
 from qdqtool.util import progress
 from qdqtool.util.said import said

@@ -204,8 +204,8 @@ def test_escapes_keep_the_meaning_of_json() -> None:
     everything = "".join(
         map(chr, [*range(0x250), *range(0x2000, 0x2100), 0xFEFF, 0xFFFF, 0x1F600, 0xE0041])
     )
-    assert json.loads(text.visible(json.dumps(everything, ensure_ascii=False))) == everything
-    assert not HIDDEN.search(text.visible(everything))
+    assert json.loads(text.escape_hidden(json.dumps(everything, ensure_ascii=False))) == everything
+    assert not HIDDEN.search(text.escape_hidden(everything))
     assert text.as_line(BREAK) == SHOWN and json.loads(f'"{text.as_line(BREAK)}"') == BREAK
     for encoding in ("ascii", "latin-1", "cp1252", "utf-16"):
         written = io.TextIOWrapper(io.BytesIO(), encoding)

@@ -9,12 +9,11 @@ import numpy as np
 import onnx
 
 import qdqtool
-from qdqtool.findings import left_float, messages
-from qdqtool.findings.coded import code_of
-from qdqtool.findings.messages import GpuFact, GpuLacks
+from qdqtool.findings import left_float, messages, obstacles
+from qdqtool.findings.rules import finding_code
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.prediction import predict
-from qdqtool.trt.faults import (
+from qdqtool.reasons.faults import (
     CHECK,
     ActivationFit,
     ActivationScales,
@@ -23,7 +22,8 @@ from qdqtool.trt.faults import (
     LargeKernel,
     OutlierScales,
 )
-from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.reasons.gpus import GpuFact, GpuLacks
+from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
@@ -227,12 +227,12 @@ def findings() -> tuple[tuple[str, list[Finding]], ...]:
     ]
     recorded = [
         Finding(
-            code_of(r),
+            finding_code(r),
             Severity.WARNING,
             r.node,
             (Cause(r),),
             Evidence.SEEN,
-            messages.worded,
+            messages.describe_finding,
             target="trt8.5",
         )
         for r in records()
@@ -251,7 +251,7 @@ def headlines() -> list[str]:
         *(listed for _, listed in findings()),
         [f for _, listed in findings() for f in listed],
     ]
-    return [text for text in dict.fromkeys(map(messages.obstacles, groups)) if text]
+    return [text for text in dict.fromkeys(map(obstacles.obstacles, groups)) if text]
 
 
 def comparisons(folder: Path) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 JsonValue: TypeAlias = (
     "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
@@ -63,7 +63,7 @@ class _SubscriptableRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published fields."""
-        return published(self)
+        return to_json_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,9 @@ class BuildFacts(_SubscriptableRecord):
     def as_json(self) -> dict[str, Any]:
         """Return the published fields."""
         ran = () if self.status is None else ("status", "message")
-        return published(self, "source", "files", "tensorrt", "device", "complete", "missing", *ran)
+        return to_json_fields(
+            self, "source", "files", "tensorrt", "device", "complete", "missing", *ran
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class Mismatch:
     def as_json(self) -> dict[str, Any]:
         """Return the published fields."""
         return {
-            **published(self, "kind", "name", "predicted", "built"),
+            **to_json_fields(self, "kind", "name", "predicted", "built"),
             "why": self.why,
             "line": self.line,
         }

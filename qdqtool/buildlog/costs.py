@@ -19,7 +19,7 @@ from qdqtool.buildlog.layers import find_precision, int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, static_shape
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.types import Json, Precision
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import ending
 
 _MAX_MACS = 1 << 80  # larger numbers are damage
@@ -84,12 +84,12 @@ class LayerCost:
         """Return the published fields."""
         return {
             "index": self.index,
-            **published(self.layer, "name", "type", "kind"),
+            **to_json_fields(self.layer, "name", "type", "kind"),
             "precision": str(self.precision),
-            **published(self.layer, "inputs", "outputs"),
-            **published(self, "macs", "input_bytes", "weight_bytes", "output_bytes"),
+            **to_json_fields(self.layer, "inputs", "outputs"),
+            **to_json_fields(self, "macs", "input_bytes", "weight_bytes", "output_bytes"),
             "bytes": self.total_bytes,
-            **published(
+            **to_json_fields(
                 self, "intensity", "ms", "share", "expected_ms", "best_ms", "times_expected"
             ),
         }
@@ -119,7 +119,7 @@ class LayerTotals:
 
     def as_json(self) -> Json:
         """Return the published fields."""
-        return published(self)
+        return to_json_fields(self)
 
 
 _GROUPS: dict[str, Callable[[LayerCost], str]] = {
@@ -195,12 +195,12 @@ class EngineReport:
         }
         return {
             "schema": ENGINE_SCHEMA,
-            **published(self, "build"),
+            **to_json_fields(self, "build"),
             "bindings": list(self.build.bindings),
             "total_ms": self.total_ms if self.has_times else None,
             "totals": totals,
             "layers": [row.as_json() for row in self.rows],
-            **published(self, "unmatched", "gpu", "implicit_int8"),
+            **to_json_fields(self, "unmatched", "gpu", "implicit_int8"),
         }
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, main_node
 from qdqtool.buildlog.types import BuiltTensor, LayerRole, Shape
 from qdqtool.types import Json
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -57,7 +57,7 @@ def _layer_json(cost: LayerCost | None) -> Json | None:
         return None
     return {
         "index": cost.index,
-        **published(cost.layer, "name", "type", "kind"),
+        **to_json_fields(cost.layer, "name", "type", "kind"),
         "inputs": [str(tensor.precision) for tensor in cost.layer.inputs],
         "outputs": [str(tensor.precision) for tensor in cost.layer.outputs],
         "ms": cost.ms,

@@ -10,7 +10,7 @@ from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
 from qdqtool.types import TOOL_VERSION, Json
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import counted
 
 _OUTPUT_FLAGS = (
@@ -100,7 +100,7 @@ def summarize(build: Build) -> Json:
             "nodes": len(build.parse.nodes) or None,
         },
         "milestones": [
-            {"what": m.name, **published(m, "layers", "line")} for m in build.milestones
+            {"what": m.name, **to_json_fields(m, "layers", "line")} for m in build.milestones
         ],
         "placement": dict(Counter(device for device, _, _ in build.placement)),
         "passes": summarize_passes(build),
@@ -110,20 +110,20 @@ def summarize(build: Build) -> Json:
         "merged": build.merged_layers,
         "tuning": _summarize_tuning(build),
         "seconds": dict(build.seconds),
-        "memory": published(build.memory),
+        "memory": to_json_fields(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _summarize_profile(build),
         "messages": [
             {
                 "level": "error" if m.level == "E" else "warning",
-                **published(m, "text", "line", "count"),
+                **to_json_fields(m, "text", "line", "count"),
             }
             for m in build.messages
         ],
         "names_only": build.names_only,
         "rerun": rerun_commands(build) if build.names_only else {},
         "notes": list(build.notes),
-        "lines": published(build.lines, "total", "timing", "unexplained"),
+        "lines": to_json_fields(build.lines, "total", "timing", "unexplained"),
     }
 
 
@@ -281,10 +281,10 @@ def _summarize_tuning(build: Build) -> Json:
         "chosen": dict(tactics.runners.most_common()),
         "added_reformats": len(build.reformats),
         "slowest": [
-            published(tuned, "name", "seconds", "tactics", "best_ms", "runner")
+            to_json_fields(tuned, "name", "seconds", "tactics", "best_ms", "runner")
             for tuned in layers[:MAX_SLOWEST]
         ],
-        "slowest_reformats": [published(tuned, "name", "best_ms") for tuned in reformats[:3]],
+        "slowest_reformats": [to_json_fields(tuned, "name", "best_ms") for tuned in reformats[:3]],
     }
 
 

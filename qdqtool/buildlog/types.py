@@ -16,7 +16,7 @@ from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.buildlog.names import NO_NAMES, FusedName, NameSet, is_copy, parse_layer_name
 from qdqtool.types import Event, Precision
 from qdqtool.util.notes import Note
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 Shape = tuple[int | None, ...]
 """Dimensions as printed (NCHW for images). None is a dynamic one, which TensorRT prints as -1."""
@@ -351,7 +351,7 @@ class BuiltTensor:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published fields."""
-        return published(self)
+        return to_json_fields(self)
 
 
 @dataclass(slots=True)
@@ -442,7 +442,7 @@ class BuiltLayer:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published fields."""
-        first = published(self, "name", "type", "kind", "inputs", "outputs", "tactic")
+        first = to_json_fields(self, "name", "type", "kind", "inputs", "outputs", "tactic")
         return {**first, "onnx": list(self.onnx_names), "origin": self.origin, "line": self.line}
 
 

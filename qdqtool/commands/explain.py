@@ -7,7 +7,7 @@ import click
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 
 @click.command("explain", cls=options.HelpCommand)
@@ -38,7 +38,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
     def further(width: int) -> str:
         return "" if building is None else "\n" + way_text(building, width)
 
-    extra = {} if building is None else {"for": published(building)}
+    extra = {} if building is None else {"for": to_json_fields(building)}
     text = " ".join(what).strip()
     if not text and building is not None:
         answer.write(lambda: extra, lambda width: further(width).lstrip())
@@ -74,6 +74,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
             parameter="what",
         )
     answer.write(
-        lambda: published(known) | extra, lambda width: error_text(known, width) + further(width)
+        lambda: to_json_fields(known) | extra,
+        lambda width: error_text(known, width) + further(width),
     )
     return 0

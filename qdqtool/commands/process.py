@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TextIO
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.process import INTERRUPTED, silence_stdout
-from qdqtool.util.text import encodable, visible
+from qdqtool.util.text import escape_hidden, escape_unencodable
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _MIN_ADDRESS_SPACE = 128 << 20  # bytes that Python, numpy and onnx need before the first array
@@ -110,7 +110,7 @@ class FilteredStream:
 
     def write(self, text: str) -> int:
         """Write text without hidden characters."""
-        self.unfiltered.write(encodable(visible(text), self.unfiltered))
+        self.unfiltered.write(escape_unencodable(escape_hidden(text), self.unfiltered))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -123,7 +123,7 @@ class FilteredStream:
 
 
 class FilteredErrorStream(FilteredStream):
-    """Filtered standard error. The work goes on if it cannot be written (full disk, closed pipe)."""
+    """Filtered standard error; the work goes on if it cannot be written (full disk)."""
 
     def write(self, text: str) -> int:
         """Write text, or drop it."""

@@ -31,15 +31,15 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.findings.coded import codes_of
-from qdqtool.findings.messages import obstacles
+from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.rules import finding_codes
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.timing.options import TimingOptions
-from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util import compression
@@ -242,7 +242,6 @@ def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[N
 
 
 def _one_sided_change(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
-    """Return the change of a node that one model lacks."""
     is_convolution = any(side is not None and side.precision is not None for side in (a, b))
     kind = ChangeKind.ONLY_IN_A if is_convolution else ChangeKind.LOST_QDQ
     if a is None:
@@ -295,7 +294,7 @@ class _ChangeExplainer:
         ):
             node.lost = self._fallback
         elif is_lost and node.b is not None and node.b.is_unsigned:
-            node.lost, node.finding = LossReason.FINDING, codes_of(UnsignedZeroPoint)[-1]
+            node.lost, node.finding = LossReason.FINDING, finding_codes(UnsignedZeroPoint)[-1]
         elif finding is not None:
             node.finding, message = finding.code, finding.message
             if node.lost == LossReason.UNKNOWN:
@@ -403,10 +402,9 @@ def _compare_with_build(
     sides = (engine, file) if build_first else (file, engine)
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
-    if is_float and build_first:
-        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
     if build_first:
         explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
+        result.notes += [Note(FLOAT_BUILD, code="of-float-model")] if is_float else []
     else:
         fallback = LossReason.FLOAT_BUILD if is_float else LossReason.UNEXPLAINED
         explainer = _ChangeExplainer(prediction, fallback, ("is predicted to write", "writes"))

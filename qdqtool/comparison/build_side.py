@@ -37,21 +37,27 @@ from qdqtool.verification.layer_mapping import (
 
 def summarize_build(report: EngineReport, name: str) -> SideSummary:
     """Return the totals of a build, by its own layers; ``name`` stands for its files."""
-    build = report.build
+    build, ms = report.build, _execution_time(report)
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     int8 = [layer for layer in layers if compute_precision(layer) in BYTES]
-    title = f"{name} ({build.title}{f' on {build.device}' if build.device else ''})"
-    side = SideSummary("build", title, bool(int8), len(layers), gpu=build.device or "")
+    plain = sum(layer.is_convolution for layer in layers)
+    summary = SideSummary(
+        "build",
+        title=f"{name} ({build.title}{f' on {build.device}' if build.device else ''})",
+        quantized=bool(int8),
+        convolutions=len(layers),
+        ms=ms,
+        measured=ms is not None,
+        gpu=build.device or "",
+        products=len(layers) - plain,
+        plain=plain,
+        gaps=find_truncations(build),
+    )
     if build.layers and not build.names_only:
-        side.int8 = len(int8)
-        side.int8_to_int8 = sum(output_precision(layer) == Precision.INT8 for layer in int8)
-        side.conversions = len(build.conversions)
-    side.plain = sum(layer.is_convolution for layer in layers)
-    side.products = len(layers) - side.plain
-    side.ms = _execution_time(report)
-    side.measured = side.ms is not None
-    side.gaps = find_truncations(build)
-    return side
+        summary.int8 = len(int8)
+        summary.int8_to_int8 = sum(output_precision(layer) == Precision.INT8 for layer in int8)
+        summary.conversions = len(build.conversions)
+    return summary
 
 
 def _execution_time(report: EngineReport) -> float | None:

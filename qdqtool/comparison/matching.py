@@ -144,10 +144,12 @@ def match(first_view: View, second_view: View) -> NodeMatching:
         _pair_single_nodes(colors, pairs)
     _pair_in_order(first, second, pairs)
     nodes = {n.index: n for n in second_view.model.nodes}
-    result = NodeMatching({i: nodes[j] for i, j in pairs.items()})
-    result.likeness = _likeness(first, second, pairs)
-    same = sum(first.name(i) == n.name for i, n in result.pairs.items())
-    result.by = "names" if 2 * same >= len(pairs) else "structure"
+    same = sum(first.name(i) == second.name(j) for i, j in pairs.items())
+    result = NodeMatching(
+        {i: nodes[j] for i, j in pairs.items()},
+        by="names" if 2 * same >= len(pairs) else "structure",
+        likeness=_likeness(first, second, pairs),
+    )
     _pair_nodes_without_weights(first, second, result, use_names)
     return result
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
-from qdqtool.findings.messages import obstacles
+from qdqtool.findings.obstacles import obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
@@ -73,7 +73,6 @@ def _add_prediction(nodes: dict[int, NodeSide], view: View, prediction: Predicti
 
 
 def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
-    """Read the Q/DQ of a node from the file."""
     dq = _find_dequantizer(view, node.input(0))
     side = NodeSide(node.name, node.op, data=dq is not None, scale=read_scales(view, dq))
     has_constant_weights = is_weighted and view.weights(node).folded
@@ -117,23 +116,29 @@ def read_scales(view: View, node: Node | None, with_axis: bool = True) -> Quanti
     return QuantizerScales(params.scale, axis, params.precision, zeros)
 
 
-def summarize_model(model: ModelSide) -> SideSummary:
+def summarize_model(side: ModelSide) -> SideSummary:
     """Return the totals of a model."""
-    view, prediction = model.view, model.prediction
+    view, prediction = side.view, side.prediction
     weighted = [n for n in view.weighted if n.output in view.varying]
-    side = SideSummary("model", model.title, qdq.is_quantized(view.model), len(weighted))
-    side.products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
-    side.plain = len(weighted) - side.products
+    products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+    summary = SideSummary(
+        "model",
+        side.title,
+        qdq.is_quantized(view.model),
+        convolutions=len(weighted),
+        products=products,
+        plain=len(weighted) - products,
+    )
     if prediction is None:
-        return side
-    summary = prediction.summary()
-    side.convolutions, side.conversions = summary["convolutions"] or 0, summary["conversions"]
+        return summary
     # Not from the prediction, which counts convolutions that are quantized to UINT8 as INT8.
-    side.count_int8(model.nodes.values())
-    side.products = summary["matrix_products"]
-    side.plain = sum(not c.is_product for c in prediction.convolutions)
-    side.target, side.obstacle = prediction.target, obstacles(prediction.findings)
-    side.compute_capabilities = prediction.compute_capabilities
+    summary.count_int8(side.nodes.values())
+    summary.convolutions = len(prediction.convolutions)
+    summary.products = prediction.summary()["matrix_products"]
+    summary.plain = sum(not c.is_product for c in prediction.convolutions)
+    summary.conversions, summary.target = prediction.conversions, prediction.target
+    summary.compute_capabilities = prediction.compute_capabilities
+    summary.obstacle = obstacles(prediction.findings)
     if prediction.time is not None:
-        side.ms, side.gpu = prediction.time["total_ms"], prediction.time["gpu"]
-    return side
+        summary.ms, summary.gpu = prediction.time["total_ms"], prediction.time["gpu"]
+    return summary

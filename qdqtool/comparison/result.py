@@ -16,8 +16,8 @@ from qdqtool.buildlog.types import Gap, GapKind, Section
 from qdqtool.types import BYTES, TOOL_VERSION, Json, Precision
 from qdqtool.util.files import InputFiles
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import Saved
-from qdqtool.util.records import published
+from qdqtool.util.outputs import SavableResult
+from qdqtool.util.records import to_json_fields
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.engine_comparison import EngineComparison
@@ -98,7 +98,7 @@ class QuantizerScales:
             "count": self.count,
             "least": least,
             "greatest": greatest,
-            **published(self, "axis", "type", "valid"),
+            **to_json_fields(self, "axis", "type", "valid"),
         }
 
 
@@ -156,11 +156,11 @@ class NodeSide:
     def as_json(self) -> Json:
         """Return the JSON fields."""
         return {
-            **published(self, "name", "op", "precision", "inputs", "output"),
-            "quantized": published(self, "data", "weights"),
-            **published(self, "scale", "weights_scale"),
+            **to_json_fields(self, "name", "op", "precision", "inputs", "output"),
+            "quantized": to_json_fields(self, "data", "weights"),
+            **to_json_fields(self, "scale", "weights_scale"),
             "other_scales": {str(i): s.as_json() for i, s in self.other_scales.items()},
-            **published(self, "fused", "layer", "ms"),
+            **to_json_fields(self, "fused", "layer", "ms"),
         }
 
 
@@ -218,7 +218,7 @@ class NodeChange:
     def as_json(self) -> Json:
         """Return the JSON fields."""
         return {
-            **published(self, "name", "a", "b", "changes", "lost", "finding", "why"),
+            **to_json_fields(self, "name", "a", "b", "changes", "lost", "finding", "why"),
             "scale_factor": self.factor,
             "weights_scale_factor": self.weights_factor,
             "change_ms": self.change_ms,
@@ -279,7 +279,7 @@ class SideSummary:
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
-        fields = published(
+        fields = to_json_fields(
             self,
             "kind",
             "title",
@@ -302,7 +302,7 @@ class SideSummary:
 
 
 @dataclass(slots=True)
-class Comparison(Saved):
+class Comparison(SavableResult):
     """Two sides and their differences.
 
     Attributes:
@@ -416,11 +416,11 @@ class Comparison(Saved):
         return {
             "schema": COMPARISON_SCHEMA,
             "tool": TOOL_VERSION,
-            **published(self, "a", "b"),
+            **to_json_fields(self, "a", "b"),
             "summary": self.summary(),
             "nodes": [n.as_json() for n in self.changed],
             "layers": self.engines.as_json() if self.engines is not None else None,
-            **published(self, "notes", "ok"),
+            **to_json_fields(self, "notes", "ok"),
         }
 
 

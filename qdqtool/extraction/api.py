@@ -160,7 +160,6 @@ class ExtractionJob:
         return list(anchors.values()) or list(self.model.ordered[:1])
 
     def _find(self, name: str) -> Node | None:
-        """Return the node of a name, or the producer of the tensor."""
         try:
             return self.model.node(name)
         except KeyError:
@@ -237,7 +236,6 @@ class ExtractionJob:
         return predict(self._as_model(proto), self.target)
 
     def _set_part(self, part: ModelPart) -> None:
-        """Make a part the extract, with its weights."""
         self.proto = load_full(self._as_model(self.cutter.build(part))).proto
 
     def _select_common_invariants(self) -> None:
@@ -333,17 +331,30 @@ class ExtractionJob:
     def _report_end(self, shrinker: ModelShrinker, limit: int) -> None:
         tries = shrinker.tried
         if self.is_interrupted:
-            text = f"interrupted after {tries} tries; more may make it smaller"
-            self.notes.append(Note(text, code="interrupted", tries=tries))
-        if shrinker.exhausted and tries >= limit:
-            text = f"stopped after {tries} tries; a higher `limit` may make it smaller"
-            self.notes.append(Note(text, code="stopped", tries=tries))
-        elif shrinker.exhausted:
-            text = (
-                f"stopped after {tries} tries, a minute or two for a model that is large or has "
-                "many nodes; set `limit` to continue"
+            self.notes.append(
+                Note(
+                    f"interrupted after {tries} tries; more may make it smaller",
+                    code="interrupted",
+                    tries=tries,
+                )
             )
-            self.notes.append(Note(text, code="stopped-early", tries=tries))
+        if shrinker.exhausted and tries >= limit:
+            self.notes.append(
+                Note(
+                    f"stopped after {tries} tries; a higher `limit` may make it smaller",
+                    code="stopped",
+                    tries=tries,
+                )
+            )
+        elif shrinker.exhausted:
+            self.notes.append(
+                Note(
+                    f"stopped after {tries} tries, a minute or two for a model that is large or "
+                    "has many nodes; set `limit` to continue",
+                    code="stopped-early",
+                    tries=tries,
+                )
+            )
 
     def _raise_nothing_left(self, options: ShrinkOptions) -> None:
         if self.check is None:
@@ -503,11 +514,13 @@ def extract(
         if options.minimize or selection.is_empty:
             job.minimize(options, keep_interrupted)
         elif job.is_whole:
-            text = (
-                "the part alone does not build like the whole model, so the whole model was kept: "
-                "use `minimize`"
+            job.notes.append(
+                Note(
+                    "the part alone does not build like the whole model, so the whole model was "
+                    "kept: use `minimize`",
+                    code="whole-kept",
+                )
             )
-            job.notes.append(Note(text, code="whole-kept"))
     extraction = job.finish(options)
     extraction.source, extraction.read = index.path, read
     return extraction

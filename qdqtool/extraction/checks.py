@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 import onnx
@@ -208,17 +207,6 @@ class BuilderCheck:
         if self._process is not None:
             self._process.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> BuilderCheck:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class CommandCheck:

@@ -1,4 +1,4 @@
-"""Parts of a model: nodes, constants, types, opsets and metadata are those of the whole model."""
+"""Parts of a model, with its constants, types, opsets and metadata."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -121,7 +121,6 @@ class ModelCutter:
         return nodes
 
     def _sort(self, nodes: Iterable[int]) -> list[Node]:
-        """Return nodes in topological order, at a cost that depends on their number only."""
         return [self.model.nodes[i] for i in sorted(nodes, key=self._node_order.__getitem__)]
 
     def _find_outputs(self, inside: set[int], every_output: bool) -> Iterator[str]:
@@ -265,7 +264,7 @@ class ModelCutter:
         return proto
 
     def sketch(self, part: ModelPart) -> Model:
-        """Return a part for prediction, which takes types and large constants from the whole model.
+        """Return a part for prediction that shares types and constants with the whole model.
 
         Raises:
             ModelError: The type of an input is unknown.

@@ -65,20 +65,20 @@ class Invariants:
         )
 
 
-def has_same_types(one: ConvOutcome, other: ConvOutcome) -> bool:
+def has_same_types(outcome: ConvOutcome, other: ConvOutcome) -> bool:
     """Check whether two outcomes have the same data types. FLOAT agrees with any float type."""
     return (
-        one.op == other.op
-        and one.weights == other.weights
-        and one.precision.agrees(other.precision)
-        and one.output.agrees(other.output)
-        and len(one.inputs) == len(other.inputs)
-        and all(a.agrees(b) for a, b in zip(one.inputs, other.inputs, strict=True))
+        outcome.op == other.op
+        and outcome.weights == other.weights
+        and outcome.precision.agrees(other.precision)
+        and outcome.output.agrees(other.output)
+        and len(outcome.inputs) == len(other.inputs)
+        and all(a.agrees(b) for a, b in zip(outcome.inputs, other.inputs, strict=True))
     )
 
 
 def choose_finding(prediction: Prediction, text: str, node: str | None) -> Finding:
-    """Return the finding of ``CODE`` or ``CODE:n``, counted from 1 in the order of ``predict``.
+    """Return the finding of ``CODE`` or ``CODE:n``, counted from 1 as by ``predict``.
 
     Args:
         prediction: Prediction with the findings.

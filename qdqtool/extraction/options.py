@@ -81,7 +81,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class ShrinkOptions:
-    """How a part is made smaller, and what has to stay the same.
+    """Reduction of a part, and the behavior that stays the same.
 
     Attributes:
         minimize: Whether to remove nodes, channels, pixels and weights.

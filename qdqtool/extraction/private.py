@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from onnx import numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.extraction.invariants import Invariants
+from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
@@ -32,7 +33,7 @@ from qdqtool.proto.external_data import all_tensors, location_of, to_array
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import FindingCode, Precision, Prediction
+from qdqtool.types import Precision, Prediction
 from qdqtool.util.records import record
 from qdqtool.util.tables import make_entry, read_sections
 
@@ -93,7 +94,6 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
 def _mask_tensor(
     tensor: onnx.TensorProto, ratio: Callable[[Array], Array | float], random: np.random.Generator
 ) -> None:
-    """Replace the numbers of weights, or of a large table."""
     if tensor.data_type in _WEIGHT_TYPES and tensor.dims:
         value = to_array(tensor)
         tensor.CopyFrom(_make_tensor(_draw_like(value, ratio(value), random), tensor.name))
@@ -166,7 +166,7 @@ def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> 
 def _draw_numbers(
     values: list[float], random: np.random.Generator, shift: float, ordered: bool
 ) -> dict[float, float]:
-    """Return the new number of each old one, with its sign; zeros, NaN and infinities are left."""
+    """Return the new number of each old one, except for zeros, NaN and infinities."""
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
         return {}
@@ -261,11 +261,11 @@ def is_public(text: str) -> bool:
 @functools.cache
 def _vocabulary() -> frozenset[str]:
     words = public_words()
-    known = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
+    vocabulary = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
     for schema in onnx.defs.get_all_schemas_with_history():
-        known.update((schema.name, *schema.attributes))
-        known.update(i.name for i in (*schema.inputs, *schema.outputs))
-    return frozenset(known)
+        vocabulary.update((schema.name, *schema.attributes))
+        vocabulary.update(i.name for i in (*schema.inputs, *schema.outputs))
+    return frozenset(vocabulary)
 
 
 def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
@@ -282,7 +282,6 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
 
 @functools.cache
 def _runtime_operators() -> dict[str, frozenset[str]]:
-    """Return the operators that onnxruntime adds, with their attributes."""
     runtime = load_onnxruntime().capi.onnxruntime_pybind11_state
     return {
         s.name: frozenset(s.attributes)
@@ -334,6 +333,7 @@ _CLEARED = frozenset(
     }
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
+_UNNAMED_PREFIX = "node_of_"  # of TensorRT's name for a node without one, before its output
 _LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
 _COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers of any text
 # Words in the report of every model.
@@ -343,7 +343,7 @@ _REPORT_WORDS = frozenset(
         "extract.onnx",
         *TARGETS,
         *(p.value for p in Precision),
-        *get_args(FindingCode),
+        *CODES,
     }
 )
 
@@ -394,6 +394,8 @@ class PrivateNames:
         parts = _LAYER_SEPARATOR.split(name)
         if name not in self.names and len(parts) > 1:
             return "".join(p if i % 2 else self.rename_layer(p) for i, p in enumerate(parts))
+        if name not in self.names and name.startswith(_UNNAMED_PREFIX):
+            return _UNNAMED_PREFIX + self.rename_layer(name.removeprefix(_UNNAMED_PREFIX))
         end = len(name) if name in self.names else _find_copy_suffix(name)
         return self.names.get(name[:end], name[:end]) + name[end:]
 
@@ -403,8 +405,8 @@ class PrivateNames:
         if names:
             pattern = "|".join(map(re.escape, names))
             text = re.sub(
-                rf"(?<![\w/.])(?:{pattern})(?=_clone_\d|[^\w/]|$)",
-                lambda match: self.names[match[0]],
+                rf"(?<![\w/.])({_UNNAMED_PREFIX})?({pattern})(?=_clone_\d|[^\w/]|$)",
+                lambda match: (match[1] or "") + self.names[match[2]],
                 text,
             )
         return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)
@@ -599,7 +601,6 @@ def _replace_text(
     names: PrivateNames,
     attributes: frozenset[str] | None,
 ) -> Any:
-    """Return the new text of a field of a message."""
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
         if isinstance(message, onnx.AttributeProto) and attributes is not None:

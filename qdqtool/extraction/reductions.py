@@ -61,7 +61,6 @@ def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.M
 
 
 def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
-    """Check whether onnx infers the types of a node's outputs, unlike those of plugins."""
     if any(f.name == node.op_type and f.domain == node.domain for f in proto.functions):
         return True
     version = next((o.version for o in proto.opset_import if o.domain in STANDARD), 1)
@@ -340,7 +339,7 @@ def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -
 
 
 def _factors(sizes: list[int]) -> list[int]:
-    """Return powers of two, small odd numbers and the sizes up to the largest, in falling order."""
+    """Return powers of two, small odd numbers and the sizes, in falling order."""
     largest = sizes[0] if sizes else 1
     factors = {2**i for i in range(1, largest.bit_length())} | {3, 5, 7} | set(sizes)
     return sorted((f for f in factors if 1 < f <= largest), reverse=True)

@@ -204,16 +204,16 @@ def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> li
         return ["The build shows no mismatch at the nodes of the extract."]
     lines = ["| what | where | expected | seen |", "|---|---|---|---|"]
     for mismatch in mismatches[:_MAX_ROWS]:
-        sides = [_describe_side(mismatch.get(k), private is not None) for k in _SIDES]
+        sides = [
+            _describe_side(mismatch.get(side), private is not None)
+            for side in ("predicted", "built")
+        ]
         kind = str(mismatch.get("kind", ""))
         cells = [kind if kind in set(MismatchKind) else "", _code(rename(mismatch)), *sides]
         lines.append(f"| {' | '.join(cells)} |")
     if len(mismatches) > _MAX_ROWS:
         lines += ["", f"and {len(mismatches) - _MAX_ROWS} more"]
     return lines
-
-
-_SIDES = ("predicted", "built")
 
 
 def _describe_side(fields: Any, types_only: bool) -> str:
@@ -229,8 +229,10 @@ def _describe_side(fields: Any, types_only: bool) -> str:
 
 
 def _versions(verification: dict[str, Any] | None) -> list[str]:
-    system = f"{platform.system()} {platform.machine()}"
-    lines = [f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, {system}"]
+    lines = [
+        f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}"
+    ]
     versions = []
     for package in _PACKAGES:
         try:

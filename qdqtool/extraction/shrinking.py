@@ -97,7 +97,6 @@ class ModelShrinker:
                     progress = progress or is_smaller
 
     def _try_candidates(self, reduction: Reduction) -> Iterator[bool]:
-        """Try the candidates of a reduction until one holds or a limit is reached."""
         reads_constants = reduction in READING_CONSTANTS
         arguments = [self._find_constant] if reads_constants else []
         candidates = reduction(self._light, *arguments)
@@ -105,7 +104,7 @@ class ModelShrinker:
             if self.tried >= self._limit:
                 self.exhausted = True
                 return
-            holds = self._try(candidate, _stored_size(candidate) if reads_constants else 0)
+            holds = self._try(candidate, _constant_size(candidate) if reads_constants else 0)
             del candidate  # each may be as large as the model
             if holds is not None and not self.exhausted:
                 yield holds
@@ -150,7 +149,7 @@ class ModelShrinker:
             return None
         self._digests.add(digest)
         complete = attach_constants(typed, constants)
-        if not self._spend(len(complete.graph.node), _stored_size(complete)):
+        if not self._spend(len(complete.graph.node), _constant_size(complete)):
             return None
         self.tried += 1
         try:
@@ -178,7 +177,7 @@ def _digest(proto: onnx.ModelProto) -> bytes:
     return hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
 
 
-def _stored_size(proto: onnx.ModelProto) -> int:
+def _constant_size(proto: onnx.ModelProto) -> int:
     """Return the bytes of the initializers with data, without serializing them."""
     return sum(stored_bytes(t) for t in proto.graph.initializer if has_data(t))
 

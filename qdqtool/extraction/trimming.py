@@ -169,7 +169,6 @@ class PartTrimmer:
         return None
 
     def _find_connected(self, nodes: frozenset[int]) -> set[int]:
-        """Return the anchors and those of the nodes that are connected with them."""
         indices = {n.index for n in self._anchors}
         stack = list(self._anchors)
         while stack:

@@ -10,30 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qdqtool.findings.coded import (
-    ScalesAround,
-    before_norm,
-    crossed,
-    crossed_by,
-    float_sum,
-    left_float,
-    shared_pool,
-    with_own,
-)
-from qdqtool.findings.messages import floats_of, known_scale, quantizers_of
-from qdqtool.findings.outputs import behind_pool
-from qdqtool.trt import faults
-from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import (
-    ConsumerKind,
+from qdqtool.reasons import faults, simulation
+from qdqtool.reasons.compiler import IntegersLost, LossCause, ScalesJoined
+from qdqtool.reasons.simulation import (
     RemainingConversion,
+    ScalesAround,
+    find_float_sum,
+    find_shared_pooling,
+    is_before_normalization,
+    is_left_float,
+    quantizers_after_pooling,
+    quantizers_with_own,
+)
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
     Scale,
     TensorConsumer,
     TensorOrigin,
+    find_shareable_quantizer,
+    float_consumers,
+    operator_between,
+    operator_between_quantizers,
+    quantizer_consumers,
 )
-from qdqtool.trt.rtx.operands import IntegersLost, LossCause, ScalesJoined
 from qdqtool.types import Cause, Finding, Precision, Refusal
-from qdqtool.util.records import contents, nearest
+from qdqtool.util.records import field_values, nearest
 
 Key = tuple[Any, ...]
 
@@ -72,7 +73,7 @@ def _cause(finding: Finding, cause: Cause) -> Key:
 
 def _values(refusal: Refusal) -> Key:
     """The values of a refusal, apart from those that a part may have otherwise."""
-    named = zip(refusal._fields, contents(refusal), strict=True)  # type: ignore[attr-defined]
+    named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
     return type(refusal), *(_value(v) for name, v in named if name not in refusal.apart)
 
 
@@ -108,7 +109,7 @@ def _named(quantizer: TensorConsumer | None) -> Key:
 # What is told of a class, where that depends on its values -----------------------------------------------------------
 
 
-def _input(finding: Finding, cause: Cause, r: trt.InputNotDequantized) -> Key:
+def _input(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> Key:
     if not r.weights_quantized:
         return (bool(r.dq),)
     if not r.dq:
@@ -118,54 +119,60 @@ def _input(finding: Finding, cause: Cause, r: trt.InputNotDequantized) -> Key:
     return r.dq, r.tensor, r.blocker or (r.producer, r.op)
 
 
-def _output(finding: Finding, cause: Cause, r: trt.OutputNotQuantized) -> Key:
+def _output(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized) -> Key:
     if finding.code == "POOL-FLOAT":
         return r.node, *map(_pooling_behind, cause.also)
-    if before_norm(r) and r.node in finding.convolutions:
+    if is_before_normalization(r) and r.node in finding.convolutions:
         return r.node, _readers(r.readers)
-    for q in quantizers_of(r.readers):
+    for q in quantizer_consumers(r.readers):
         return r.node, q.node, q.path
-    return r.node, _readers(r.readers), left_float(r)
+    return r.node, _readers(r.readers), is_left_float(r)
 
 
 def _pooling_behind(refusal: Refusal) -> Key:
     """Of an average behind a result: what it is, or the Q behind it; without one it says nothing."""
-    if not isinstance(refusal, trt.PoolingOneSide):
+    if not isinstance(refusal, simulation.PoolingOneSide):
         return _values(refusal)
-    return tuple(q.node for q in quantizers_of(refusal.readers)[:1])
+    return tuple(q.node for q in quantizer_consumers(refusal.readers)[:1])
 
 
-def _pooling(finding: Finding, cause: Cause, r: trt.PoolingOneSide) -> Key:
-    behind = [q.node for q in quantizers_of(r.readers)]
+def _pooling(finding: Finding, cause: Cause, r: simulation.PoolingOneSide) -> Key:
+    behind = [q.node for q in quantizer_consumers(r.readers)]
     return (r.origin.node, *behind[:1]) if r.quantized_input else ("", *behind)
 
 
-def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Key:
-    add, pool = float_sum(r), shared_pool(r)
+def _many(finding: Finding, cause: Cause, r: simulation.OutputManyConsumers) -> Key:
+    add, pool = find_float_sum(r), find_shared_pooling(r)
     if pool is not None:
         return (
             r.node,
             pool,
             _readers(r.readers),
-            () if add is None else _named(known_scale(behind_pool(r))),
+            () if add is None else _named(find_shareable_quantizer(quantizers_after_pooling(r))),
         )
     if add is not None:
-        quantizers = quantizers_of(r.readers)
-        return r.node, add.node, r.tensor, _readers(quantizers), _named(known_scale(quantizers))
+        quantizers = quantizer_consumers(r.readers)
+        return (
+            r.node,
+            add.node,
+            r.tensor,
+            _readers(quantizers),
+            _named(find_shareable_quantizer(quantizers)),
+        )
     return r.node, _readers(r.readers)
 
 
-def _residual(finding: Finding, cause: Cause, r: trt.ResidualFloat) -> Key:
+def _residual(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -> Key:
     others = [x for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
-    shared = _named(known_scale(r.quantizers))
+    shared = _named(find_shareable_quantizer(r.quantizers))
     return r.node, cause.fused, r.add, r.tensor, _value(r.residual), shared, _readers(others)
 
 
-def _sum(finding: Finding, cause: Cause, r: trt.AddOutputNotQuantized) -> Key:
-    return r.node, r.add, r.residual.node, _readers(floats_of(r.readers) or r.readers)
+def _sum(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized) -> Key:
+    return r.node, r.add, r.residual.node, _readers(float_consumers(r.readers) or r.readers)
 
 
-def _different(finding: Finding, cause: Cause, r: trt.OutputDifferentScales) -> Key:
+def _different(finding: Finding, cause: Cause, r: simulation.OutputDifferentScales) -> Key:
     return r.node if r.node in finding.convolutions else "", *_scales(cause, r.tensor, r.readers)
 
 
@@ -183,10 +190,10 @@ def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Key:
 
 def _scales(cause: Cause, tensor: str, readers: Sequence[TensorConsumer]) -> Key:
     """Scales that differ: those of a Concat's parts and how far apart all are, or who has them."""
-    quantizers = quantizers_of(readers)
+    quantizers = quantizer_consumers(readers)
     for parts in cause.also:
         return _values(parts), _extent([q.scale for q in quantizers])
-    return "" if crossed_by(readers) else tensor, _readers(quantizers)
+    return "" if operator_between_quantizers(readers) else tensor, _readers(quantizers)
 
 
 def _extent(scales: Sequence[Scale]) -> Key:
@@ -204,7 +211,7 @@ def _conversion(finding: Finding, cause: Cause, r: RemainingConversion) -> Key:
 def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
     if not r.requantizes:
         return r.origin.tensor, *_scales(cause, "", r.siblings)
-    own = with_own(r)
+    own = quantizers_with_own(r)
     if finding.code == "CONCAT-SCALE" and (
         cause.also or len({q.scale for q in own if q.scale is not None}) > 1
     ):
@@ -214,7 +221,7 @@ def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
         r.pair,
         r.first_scale,
         r.scale,
-        None if finding.code == "DOUBLE-QDQ" else crossed(r.passed),
+        None if finding.code == "DOUBLE-QDQ" else operator_between(r.passed),
     )
 
 
@@ -227,22 +234,22 @@ def _why(cause: Cause, r: RemainingConversion) -> Key:
     if not r.quantize:
         return _readers(r.behind)
     for refusal in cause.also:
-        if isinstance(refusal, trt.OutputScale):
+        if isinstance(refusal, simulation.OutputScale):
             return type(refusal), origin.node
         readers = getattr(refusal, "readers", ())
-        blocked = isinstance(refusal, trt.ManyConsumers | trt.ConcatReadElsewhere)
-        return type(refusal), refusal.node, _readers(floats_of(readers)) if blocked else ()
+        blocked = isinstance(refusal, simulation.ManyConsumers | simulation.ConcatReadElsewhere)
+        return type(refusal), refusal.node, _readers(float_consumers(readers)) if blocked else ()
     return origin.node, origin.op, origin.int8
 
 
 _TOLD: dict[type[Refusal], Callable[[Finding, Cause, Any], Key]] = {
-    trt.InputNotDequantized: _input,
-    trt.OutputNotQuantized: _output,
-    trt.OutputManyConsumers: _many,
-    trt.OutputDifferentScales: _different,
-    trt.ResidualFloat: _residual,
-    trt.AddOutputNotQuantized: _sum,
-    trt.PoolingOneSide: _pooling,
+    simulation.InputNotDequantized: _input,
+    simulation.OutputNotQuantized: _output,
+    simulation.OutputManyConsumers: _many,
+    simulation.OutputDifferentScales: _different,
+    simulation.ResidualFloat: _residual,
+    simulation.AddOutputNotQuantized: _sum,
+    simulation.PoolingOneSide: _pooling,
     RemainingConversion: _conversion,
     ScalesAround: _around,
     faults.ChannelNumbers: _channels,

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from qdqtool.findings import outputs
-from qdqtool.findings.coded import codes_of
 from qdqtool.findings.report import Diagnosis, Known, Report
-from qdqtool.trt import refusals as trt
-from qdqtool.trt.faults import FusedByMyelin
+from qdqtool.findings.rules import finding_codes
+from qdqtool.reasons import simulation
+from qdqtool.reasons.faults import FusedByMyelin
 from qdqtool.types import Cause, Evidence, FindingCode, Prediction, Refusal
 from qdqtool.util.records import nearest
 
 FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
     **dict.fromkeys(
         (
-            trt.FloatTypesDiffer,
-            trt.Deconvolution3D,
-            trt.ScaleComputed,
-            trt.ActivationPerChannel,
-            trt.NonzeroZeroPoint,
+            simulation.FloatTypesDiffer,
+            simulation.Deconvolution3D,
+            simulation.ScaleComputed,
+            simulation.ActivationPerChannel,
+            simulation.NonzeroZeroPoint,
         ),
         (),
     ),
-    trt.OutsideRules: ("FP8-OUTSIDE",),
-    trt.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
-    trt.WeightsAxis: ("OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"),
-    trt.WeightsNotConstant: ("WEIGHT-INDIRECT",),
+    simulation.OutsideRules: ("FP8-OUTSIDE",),
+    simulation.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    simulation.WeightsAxis: (
+        "OPSET-AXIS",
+        "SCALE-COUNT",
+        "SCALE-RANK",
+        "W-NONCONST",
+        "WEIGHT-INDIRECT",
+    ),
+    simulation.WeightsNotConstant: ("WEIGHT-INDIRECT",),
 }
 """What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks report it, and the
 layer's refusal makes no finding of its own. With it the codes of what they may come to first.
@@ -38,14 +44,14 @@ def explain(prediction: Prediction, report: Report) -> None:
     Findings of the lint are in the report already, so that others can refer to them.
     """
     known = Known(prediction, report)
-    for both in known.every(trt.ResidualBothQuantized):
+    for both in known.every(simulation.ResidualBothQuantized):
         outcome = known.outcomes.get(both.node)
         if outcome is not None and outcome.is_int8:
             known.add(Diagnosis(both.add, Cause(both), both.elements, (both.node,)))
-    for pair in known.every(trt.InsideActivation):
+    for pair in known.every(simulation.InsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)
-    for pad in known.every(trt.BehindPad):
+    for pad in known.every(simulation.BehindPad):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
         if outcome.int8_in_int8_out:
@@ -57,15 +63,15 @@ def explain(prediction: Prediction, report: Report) -> None:
             else next((type(r) for r in refused if isinstance(r, _FAULTY)), None)
         )
         if fault is not None:
-            known.refer(outcome.name, (*codes_of(fault), *(nearest(FAULTS, fault) or ())))
+            known.refer(outcome.name, (*finding_codes(fault), *(nearest(FAULTS, fault) or ())))
             continue
         found = None if outcome.is_int8 else outputs.of_inputs(known, refused)
         found = found or outputs.diagnose(known, refused)
         if found is not None:
             known.add(found, (outcome.name,))
-    for stays in known.every(trt.RemainingConversion):
+    for stays in known.every(simulation.RemainingConversion):
         outputs.explain(known, stays)
-    for parts in known.every(trt.ConcatScales):
+    for parts in known.every(simulation.ConcatScales):
         known.add(
             Diagnosis(parts.node, Cause(parts), parts.elements)
         )  # where no convolution pays for it

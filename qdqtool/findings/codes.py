@@ -9,7 +9,7 @@ from typing import Any
 
 from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
 from qdqtool.types import Evidence, Severity
-from qdqtool.util.records import record, replaced
+from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
@@ -83,7 +83,7 @@ class Code:
         held = next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
         if held is None or known == base:
             return held
-        return replaced(held, evidence=held.evidence.weaker(TARGETS[base].evidence))
+        return replace_fields(held, evidence=held.evidence.weaker(TARGETS[base].evidence))
 
     def severity_on(self, target: str) -> Severity:
         held = self.on(target)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from qdqtool.findings.coded import code_of, codes_of
 from qdqtool.findings.report import Report
+from qdqtool.findings.rules import finding_code, finding_codes
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
-from qdqtool.trt import faults
-from qdqtool.trt import refusals as trt
-from qdqtool.trt.rtx.operands import (
+from qdqtool.reasons import faults, simulation
+from qdqtool.reasons.compiler import (
     CompilerFault,
     IntegersLost,
     LossCause,
@@ -22,9 +21,9 @@ REFUSALS: tuple[type[Refusal], ...] = (
     IntegersLost,
     ScalesJoined,
     CompilerFault,
-    trt.InputNotDequantized,
-    trt.WeightsNotDequantized,
-    trt.NonzeroZeroPoint,
+    simulation.InputNotDequantized,
+    simulation.WeightsNotDequantized,
+    simulation.NonzeroZeroPoint,
     faults.FloatDeconvolution,
     faults.IntegerOperator,
     faults.MisreadConstant,
@@ -42,7 +41,7 @@ _AT_NODE = (
     LossCause.JOIN_SCALE,
     LossCause.PAD,
 )  # reported there
-CODES = frozenset(code for kind in REFUSALS for code in codes_of(kind))
+CODES = frozenset(code for kind in REFUSALS for code in finding_codes(kind))
 """The codes that say what the compiler does; what the model alone shows has others there."""
 _OF_PAIR = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # what a pair's scale costs all that read it
 
@@ -51,7 +50,7 @@ def explain(prediction: Prediction, report: Report, view: View) -> None:
     """Adds a finding for every refusal of a prediction for TensorRT-RTX; what is wrong with a pair is told once."""
     convolutions = {c.name for c in prediction.convolutions}
     for r in prediction.refusals:
-        code = code_of(r)
+        code = finding_code(r)
         lost = r if isinstance(r, IntegersLost) else None
         quantizer = _quantizer(view, lost.dq if lost is not None and code in _OF_PAIR else r.node)
         at = r.node if quantizer is None else quantizer.name

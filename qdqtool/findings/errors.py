@@ -16,7 +16,7 @@ from pathlib import Path
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parse_layer_name
 from qdqtool.types import Json
-from qdqtool.util.records import record, replaced
+from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import make_entry, read_sections
 
 HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
@@ -389,11 +389,11 @@ def for_node(entry: KnownError, text: str) -> KnownError:
     if node is None:
         return entry
     if node.kind.id == "convolution" and node.quantized:
-        return replaced(
+        return replace_fields(
             entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}"
         )
     if node.kind is _OTHER and not node.quantized:
-        return replaced(
+        return replace_fields(
             entry,
             cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
             unknown="What kind of node it is; the advice is the one for convolutions.",
@@ -401,7 +401,7 @@ def for_node(entry: KnownError, text: str) -> KnownError:
     advice = node.kind if node.kind.cause else KINDS["plain"]
     ends = " to ".join(map(short, node.ends)) or "its first to its last node"
     words = advice.cause.format(name=short(node.name), kind=node.kind.what, ends=ends)
-    return replaced(
+    return replace_fields(
         entry,
         title=f"No kernel for {node.kind.what}",
         cause=words,

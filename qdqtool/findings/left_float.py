@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.errors import ModelError
-from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, FloatDeconvolution, LargeKernel
-from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, FloatDeconvolution, LargeKernel
+from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.types import Json, Refusal
-from qdqtool.util.records import nearest, record, replaced
+from qdqtool.util.records import nearest, record, replace_fields
 from qdqtool.util.said import Parameter, said
 from qdqtool.util.text import counted
 
@@ -292,6 +292,6 @@ def nothing_to_quantize(
 
 def _nameless(refusal: Refusal) -> Refusal:
     """The same of no node in particular."""
-    return replaced(
+    return replace_fields(
         refusal, **{name: "" for name in ("node", "weight", "add") if hasattr(refusal, name)}
     )

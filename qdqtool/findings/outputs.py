@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtool.findings.coded import (
-    ScalesAround,
-    average_behind,
-    crossed,
-    crossed_by,
-    float_sum,
-    shared_pool,
-    with_own,
-)
-from qdqtool.findings.messages import floats_of, known_scale, quantizers_of
 from qdqtool.findings.report import Diagnosis, Known, See
 from qdqtool.ir.operators import CUTS, JOINS, SUMS
-from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import (
-    ConsumerKind,
+from qdqtool.reasons import simulation
+from qdqtool.reasons.simulation import (
     OutputManyConsumers,
     OutputNotQuantized,
     RemainingConversion,
+    ScalesAround,
+    find_float_sum,
+    find_shared_pooling,
+    find_single_average,
+    quantizers_with_own,
+)
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
     TensorConsumer,
+    find_shareable_quantizer,
+    float_consumers,
+    operator_between,
+    operator_between_quantizers,
+    quantizer_consumers,
 )
 from qdqtool.trt.surroundings import have_different_scales
 from qdqtool.types import Cause, Precision, Refusal
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 # Inputs --------------------------------------------------------------------------------------------------------------
 
@@ -34,12 +36,16 @@ from qdqtool.util.records import replaced
 def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     """Why a convolution runs in float, from the refusal of the pass that would have quantized it; None where none."""
     for r in refusals:
-        if isinstance(r, trt.InputNotDequantized):
-            shared = known.first(trt.ManyConsumers, r.dq) if r.weights_quantized and r.dq else None
+        if isinstance(r, simulation.InputNotDequantized):
+            shared = (
+                known.first(simulation.ManyConsumers, r.dq)
+                if r.weights_quantized and r.dq
+                else None
+            )
             return Diagnosis(
                 r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,)
             )
-        if isinstance(r, trt.InMyelin | trt.WeightsNotDequantized):
+        if isinstance(r, simulation.InMyelin | simulation.WeightsNotDequantized):
             return Diagnosis(r.node, Cause(r), getattr(r, "elements", None), (r.node,))
     return None
 
@@ -49,17 +55,17 @@ def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
 
 def of_readers(
     known: Known,
-    r: trt.OutputDifferentScales | ScalesAround,
+    r: simulation.OutputDifferentScales | ScalesAround,
     readers: Sequence[TensorConsumer],
     convolutions: tuple[str, ...],
 ) -> Diagnosis:
     """The diagnosis of different scales of a tensor's Qs; a Concat's refusal says what scales its parts have."""
-    between = crossed_by(readers)
+    between = operator_between_quantizers(readers)
     tensor = (
         r.origin.tensor if isinstance(r, RemainingConversion) and not r.requantizes else r.tensor
     )
     parts = (
-        known.first(trt.ConcatScales, between.node)
+        known.first(simulation.ConcatScales, between.node)
         if between is not None and between.op in JOINS
         else None
     )
@@ -77,14 +83,14 @@ def of_readers(
 # What keeps a layer's own fusions apart (BatchNormalization, Add, activation), then what the readers decide: the first
 # is reported.
 OUTPUT: tuple[type[Refusal], ...] = (
-    trt.BatchNormNotConstant,
-    trt.ConvTransposeBatchNorm,
-    trt.ResidualFloat,
-    trt.AddOutputNotQuantized,
-    trt.ActivationBeforeAdd,
-    trt.ActivationJoined,
-    trt.OutputScale,
-    trt.OutputDifferentScales,
+    simulation.BatchNormNotConstant,
+    simulation.ConvTransposeBatchNorm,
+    simulation.ResidualFloat,
+    simulation.AddOutputNotQuantized,
+    simulation.ActivationBeforeAdd,
+    simulation.ActivationJoined,
+    simulation.OutputScale,
+    simulation.OutputDifferentScales,
     OutputManyConsumers,
     OutputNotQuantized,
 )
@@ -96,30 +102,30 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     if r is None:
         return None
     concerned = known.concerned(r.node)
-    if isinstance(r, trt.OutputDifferentScales):
+    if isinstance(r, simulation.OutputDifferentScales):
         return of_readers(known, r, r.readers, concerned)
     if isinstance(r, OutputManyConsumers):
         return _many(known, r, concerned)
     if isinstance(r, OutputNotQuantized):
         return _not_quantized(known, r, concerned)
     node, fused, gains, automatic = r.node, False, True, True
-    if isinstance(r, trt.BatchNormNotConstant):
+    if isinstance(r, simulation.BatchNormNotConstant):
         node = r.batchnorm
-    elif isinstance(r, trt.ResidualFloat):
+    elif isinstance(r, simulation.ResidualFloat):
         outcome = known.outcomes.get(r.node)
         node, fused = r.add, outcome is not None and r.add in outcome.fused
         gains = wanted(
             r.readers
         )  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
         automatic = _has_scale(known, r.add)
-    elif isinstance(r, trt.AddOutputNotQuantized | trt.ActivationBeforeAdd):
+    elif isinstance(r, simulation.AddOutputNotQuantized | simulation.ActivationBeforeAdd):
         node, gains = r.add, wanted(r.readers)
     return Diagnosis(
         node,
         Cause(r, fused=fused),
         getattr(r, "elements", None),
         concerned,
-        joined=isinstance(r, trt.ResidualFloat),
+        joined=isinstance(r, simulation.ResidualFloat),
         gains=gains,
         automatic=automatic,
     )
@@ -129,7 +135,7 @@ def _has_scale(known: Known, add: str, shares: bool = False) -> bool:
     """Whether a Q has the scale that a sum lacks: on the residual of one that a convolution could take in, else
     ``shares``."""
     residual = known.residuals.get(add)
-    return shares if residual is None else known_scale(residual.quantizers) is not None
+    return shares if residual is None else find_shareable_quantizer(residual.quantizers) is not None
 
 
 def wanted(readers: Sequence[TensorConsumer]) -> bool:
@@ -139,11 +145,11 @@ def wanted(readers: Sequence[TensorConsumer]) -> bool:
 
 def behind_pool(r: OutputManyConsumers) -> list[TensorConsumer]:
     """The Qs that read the result of that pooling, as seen from there."""
-    return [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
+    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.readers)]
 
 
 def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
-    add, pool = float_sum(r), shared_pool(r)
+    add, pool = find_float_sum(r), find_shared_pooling(r)
     if pool is not None:
         return Diagnosis(
             pool.node,
@@ -151,7 +157,7 @@ def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> D
             r.elements,
             concerned,
             gains=add is not None and wanted(r.readers),
-            automatic=known_scale(behind_pool(r)) is not None,
+            automatic=find_shareable_quantizer(behind_pool(r)) is not None,
         )
     if add is not None:
         return Diagnosis(
@@ -163,37 +169,45 @@ def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> D
             gains=wanted(r.readers),
             automatic=_has_scale(known, add.node, add.shares),
         )
-    first = (floats_of(r.readers) or r.readers)[0]  # the float one may be farther than was looked
+    first = (float_consumers(r.readers) or r.readers)[
+        0
+    ]  # the float one may be farther than was looked
     node = first.node if first.kind != ConsumerKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
 
 
 def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ...]) -> Diagnosis:
-    average = average_behind(r)
+    average = find_single_average(r)
     if average is not None:
-        found = known.first(trt.ReduceNotPooling, average.node) or known.first(
-            trt.PoolingOneSide, average.node
+        found = known.first(simulation.ReduceNotPooling, average.node) or known.first(
+            simulation.PoolingOneSide, average.node
         )
         also = () if found is None else (found,)
         # With none behind it, the pooling's result is converted back.
-        gains = isinstance(found, trt.ReduceNotPooling) or (
-            isinstance(found, trt.PoolingOneSide) and bool(quantizers_of(found.readers))
+        gains = isinstance(found, simulation.ReduceNotPooling) or (
+            isinstance(found, simulation.PoolingOneSide)
+            and bool(quantizer_consumers(found.readers))
         )
-        size = found.elements if isinstance(found, trt.ReduceNotPooling) else r.elements
+        size = found.elements if isinstance(found, simulation.ReduceNotPooling) else r.elements
         return Diagnosis(average.node, Cause(r, also), size, concerned, gains=gains)
     plain = Diagnosis(r.node, Cause(r), r.elements, concerned)
     if r.activation is None or plain.code != "SILU-NO-Q-AFTER":
         return plain
-    return replaced(plain, node=r.activation.node, gains=wanted(r.readers))
+    return replace_fields(plain, node=r.activation.node, gains=wanted(r.readers))
 
 
 def of_average(known: Known, node: str) -> Diagnosis | None:
     """An average that runs in float, and why; None for another node."""
-    r = known.first(trt.PoolingOneSide, node) or known.first(trt.ReduceNotPooling, node)
+    r = known.first(simulation.PoolingOneSide, node) or known.first(
+        simulation.ReduceNotPooling, node
+    )
     if r is None:
         return None
     return Diagnosis(
-        r.node, Cause(r), r.elements, gains=isinstance(r, trt.ReduceNotPooling) or r.quantized_input
+        r.node,
+        Cause(r),
+        r.elements,
+        gains=isinstance(r, simulation.ReduceNotPooling) or r.quantized_input,
     )
 
 
@@ -230,10 +244,10 @@ def _stays(
 
 def _beside(known: Known, stays: RemainingConversion) -> tuple[See, ...]:
     """The finding about Qs of other scales on the same tensor; empty where there is none."""
-    if not have_different_scales(quantizers_of(stays.siblings)):
+    if not have_different_scales(quantizer_consumers(stays.siblings)):
         return ()
     maker = (stays.origin.convolution,) if stays.origin.convolution else ()
-    found = of_readers(known, ScalesAround.of(stays), stays.siblings, maker)
+    found = of_readers(known, ScalesAround.from_conversion(stays), stays.siblings, maker)
     if not known.report.has(found.code, found.node) and not known.add(found):
         return ()
     return ((found.code, found.node),)
@@ -244,7 +258,7 @@ def _why_q(known: Known, stays: RemainingConversion) -> tuple[tuple[See, ...], R
     origin = stays.origin
     seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
     # Other Qs on the tensor are worth a word also where no convolution makes it: of a sum, or of parts of a tensor.
-    cut = any(s.op in (*JOINS, *CUTS) for q in quantizers_of(stays.siblings) for s in q.path)
+    cut = any(s.op in (*JOINS, *CUTS) for q in quantizer_consumers(stays.siblings) for s in q.path)
     scale = _beside(known, stays) if seen or origin.convolution or cut or origin.op in SUMS else ()
     if seen or scale:
         return tuple(dict.fromkeys((*seen, *scale))), None
@@ -252,30 +266,35 @@ def _why_q(known: Known, stays: RemainingConversion) -> tuple[tuple[See, ...], R
     if average is not None:
         known.add(average, (average.node,))
         return known.see(average.node), average.cause.refusal
-    own = known.first(trt.OutputScale, origin.node)
+    own = known.first(simulation.OutputScale, origin.node)
     if own is not None:
         return (), own
     blocked = stays.blocked  # that says why where it is an operator, or readers as float
-    read_elsewhere = isinstance(blocked, trt.ManyConsumers | trt.ConcatReadElsewhere) and floats_of(
-        blocked.readers
-    )
-    if read_elsewhere or isinstance(blocked, trt.NotCommuting):
+    read_elsewhere = isinstance(
+        blocked, simulation.ManyConsumers | simulation.ConcatReadElsewhere
+    ) and float_consumers(blocked.readers)
+    if read_elsewhere or isinstance(blocked, simulation.NotCommuting):
         return (), blocked
     return (known.see(origin.quantizer) if origin.quantizer else ()), None
 
 
 def _requantized(known: Known, stays: RemainingConversion) -> None:
-    between = crossed(stays.passed)
+    between = operator_between(stays.passed)
     joined = (
         between is not None
         and between.op in JOINS
-        and (known.first(trt.ConcatScales, between.node) or have_different_scales(with_own(stays)))
+        and (
+            known.first(simulation.ConcatScales, between.node)
+            or have_different_scales(quantizers_with_own(stays))
+        )
     )
     if joined:
-        found = of_readers(known, ScalesAround.of(stays), with_own(stays), ())
+        found = of_readers(
+            known, ScalesAround.from_conversion(stays), quantizers_with_own(stays), ()
+        )
     else:
         node = stays.node if between is None else between.node
-        found = Diagnosis(node, Cause(ScalesAround.of(stays)), stays.elements)
+        found = Diagnosis(node, Cause(ScalesAround.from_conversion(stays)), stays.elements)
     known.add(found, (stays.node,))
     _stays(known, stays, ((found.code, found.node),))
 
@@ -284,7 +303,7 @@ def _dequantize(known: Known, stays: RemainingConversion) -> None:
     inner = known.see(stays.pair) if stays.pair else ()
     for reader in stays.behind:
         found = of_average(known, reader.node)
-        add = known.first(trt.AddOutputNotQuantized, reader.node)
+        add = known.first(simulation.AddOutputNotQuantized, reader.node)
         if found is None and add is not None:
             found = diagnose(known, (add,))
         if found is not None:

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from qdqtool.findings.coded import PROMISED, ScalesAround, code_of, fixed
-from qdqtool.trt.refusals import (
+from qdqtool.findings.rules import PROMISED_CODES, attempted_reasons, finding_code
+from qdqtool.reasons.simulation import (
     AddOutputNotQuantized,
     RemainingConversion,
     ResidualFloat,
-    TensorSize,
+    ScalesAround,
 )
+from qdqtool.reasons.tensors import TensorSize
 from qdqtool.types import (
     Cause,
     ConvOutcome,
@@ -36,11 +37,11 @@ def title_of(code: FindingCode) -> str:
     return codes.get(code).title
 
 
-def worded(finding: Finding) -> tuple[str, str]:
-    """The message and the fix of a finding; the words are loaded with the first that is asked for."""
+def describe_finding(finding: Finding) -> tuple[str, str]:
+    """Return the message and the fix of a finding. The table of codes is loaded with the first."""
     from qdqtool.findings import messages
 
-    return messages.worded(finding)
+    return messages.describe_finding(finding)
 
 
 class Report:
@@ -89,7 +90,7 @@ class Report:
         """
         if isinstance(cause, Refusal):
             cause = Cause(cause)
-        code = code_of(cause.refusal)
+        code = finding_code(cause.refusal)
         holds, severity = self._entry(code)
         if holds is None or code in self.left_out:
             return False
@@ -116,14 +117,16 @@ class Report:
             place,
             (cause,),
             holds.evidence.weaker(evidence),
-            worded,
+            describe_finding,
             target=self.target,
             way=self.way,
             convolutions=self._new(code, place, convolutions),
             values=values,
             gains=gains,
         )
-        finding.automatic = code in PROMISED and gains and automatic and bool(fixed(finding))
+        finding.automatic = (
+            code in PROMISED_CODES and gains and automatic and bool(attempted_reasons(finding))
+        )
         self._known[code, place] = finding
         self.findings.append(finding)
         return True
@@ -190,7 +193,7 @@ class Diagnosis:
     @property
     def code(self) -> FindingCode:
         """The finding code."""
-        return code_of(self.cause.refusal)
+        return finding_code(self.cause.refusal)
 
 
 class Known:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.reasons.text import Message
 from qdqtool.trt.targets import Target, target_named, version_numbers
-from qdqtool.types import Json
+from qdqtool.types import Cause, Finding, FindingRule, Json, Refusal
 from qdqtool.util.records import record
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
@@ -141,3 +142,12 @@ def fp16_words(way: str | None) -> tuple[str, str]:
         "what is not quantized runs in FP32 unless the builder gets --fp16 as well.",
         f"{WAYS['trtexec'].weak} ... (--for gives them for {', '.join(w for w in WAYS if w != 'trtexec')}).",
     )
+
+
+class FloatFlag(Refusal):
+    """A network whose unquantized part needs the builder's permission to run in FP16."""
+
+    rules = (FindingRule("FLAG-FP16"),)
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return fp16_words(finding.way)

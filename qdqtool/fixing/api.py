@@ -11,7 +11,7 @@ import onnx
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.coded import TRIED
+from qdqtool.findings.rules import ATTEMPTED_CODES
 from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
@@ -183,7 +183,6 @@ def fix(
 
 
 def _resolve_codes(texts: Sequence[str]) -> set[str]:
-    """Return the finding codes that a user named."""
     resolved: set[str] = set()
     for text in texts:
         entry = codes.find(text)
@@ -193,7 +192,7 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
                 code="unknown-finding-code",
                 parameter="only",
             )
-        if entry.code not in TRIED:
+        if entry.code not in ATTEMPTED_CODES:
             raise QdqtoolError(
                 f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'",
                 code="no-automatic-fix",

@@ -125,7 +125,9 @@ class OutputError:
 
 
 def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPart]:
-    """Return the parts of all outputs that Concats join, found with one run of the float network.
+    """Return the parts of all outputs that Concats join.
+
+    They are found with one run of the float network.
 
     Args:
         floats: The network without activation quantizers.
@@ -197,7 +199,6 @@ def _compute_tensors(model: Model, tensors: list[str], inputs: Arrays, run: Run)
 
 
 def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
-    """Return the nodes between the parts and the output, in topological order."""
     indices: set[int] = set()
     stack = [output]
     while stack:

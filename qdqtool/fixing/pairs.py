@@ -1,4 +1,4 @@
-"""Fixes that remove, move or add Q/DQ pairs with a known scale, or give several pairs one scale."""
+"""Fixes that remove, move or add Q/DQ pairs, or give several pairs one scale."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings import messages
-from qdqtool.findings.messages import number
 from qdqtool.fixing.site import (
     FixSite,
     collect_names,
     find_nodes,
     find_refused_nodes,
     list_sites,
+    map_refused_nodes,
     select_refusals,
 )
 from qdqtool.fixing.weights import make_dequantizer
@@ -29,8 +28,9 @@ from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passa
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, adds_computed
-from qdqtool.trt.faults import ConcatAfterHead, HeadQuantized, ScaleDead
-from qdqtool.trt.refusals import InsideActivation, ResidualBothQuantized, ResidualFloat
+from qdqtool.reasons.faults import ConcatAfterHead, ScaleDead
+from qdqtool.reasons.simulation import InsideActivation, ResidualBothQuantized, ResidualFloat
+from qdqtool.reasons.text import MOST_SHARED, format_number, list_names
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.notes import Note
@@ -55,9 +55,9 @@ def find_pairs_inside_activations(
             sites.append(site)
         second = r.node if r.gate else r.second
         if second:
-            what = f"{second} removed from between {r.activation} and its Mul"
+            description = f"{second} removed from between {r.activation} and its Mul"
             apply = _make_pair_removal(view, view.model.node(second))
-            sites.append(FixSite(second, what, apply, (r.node,)))
+            sites.append(FixSite(second, description, apply, (r.node,)))
     return sites
 
 
@@ -72,13 +72,13 @@ def _activation_input_site(view: View, q: Node, activation: Node) -> FixSite | N
     last = next((n for n in consumers if operator_of(n).operation == "PROD"), activation)
     following = view.model.consumers(last.output)
     if view.model.is_output(last.output) or all(qdq.is_q(n) for n in following):
-        what = f"{q.name} and its DequantizeLinear removed"
-        return FixSite(q.name, what, _make_pair_removal(view, q))
+        description = f"{q.name} and its DequantizeLinear removed"
+        return FixSite(q.name, description, _make_pair_removal(view, q))
     scale = _scale_within_bounds(view, q, last.output)
-    what = f"{q.name} moved behind {last.name}"
+    description = f"{q.name} moved after {last.name}"
     if scale is not None:
-        what += f", with scale {number(float(scale))} for its range"
-    return FixSite(q.name, what, _make_pair_move(view, q, last, scale))
+        description += f", with scale {format_number(float(scale))} for its range"
+    return FixSite(q.name, description, _make_pair_move(view, q, last, scale))
 
 
 def _make_pair_move(
@@ -139,8 +139,8 @@ def find_pairs_on_convolution_side(
     sites: list[FixSite] = []
     for r in select_refusals(ResidualBothQuantized, refusals):
         q = view.model.node(r.quantizer)
-        what = f"{q.name} and its DequantizeLinear removed between {r.node} and {r.add}"
-        sites.append(FixSite(r.add, what, _make_pair_removal(view, q)))
+        description = f"{q.name} and its DequantizeLinear removed between {r.node} and {r.add}"
+        sites.append(FixSite(r.add, description, _make_pair_removal(view, q)))
     return sites
 
 
@@ -193,20 +193,16 @@ def _find_quantizers_of_inputs(
     return quantizers
 
 
-def find_pairs_after_pads(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-    """Return sites that move a pair before a Pad that a Q can pass (of zeros, or a copying one)."""
-    return list_sites(_pad_site(view, conv) for conv in find_refused_nodes(view, refusals))
-
-
-def _pad_site(view: View, conv: Node) -> FixSite | None:
+@map_refused_nodes
+def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
+    """Return a site that moves a pair before a Pad that a Q can pass: of zeros, or copying."""
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None or pair[1] is None:
         return None
     dq, q = pair[0], pair[1]
     pad = view.model.producer(q.input(0))
-    if pad is None or operator_of(pad).kind != LayerKind.PADDING:
-        return None
-    if passage(view.model, pad) is None:
+    is_padding = pad is not None and operator_of(pad).kind == LayerKind.PADDING
+    if pad is None or not is_padding or passage(view.model, pad) is None:
         return None
     for tensor in (pad.output, q.output, dq.output):
         if len(view.model.consumers(tensor)) != 1 or view.model.is_output(tensor):
@@ -222,16 +218,15 @@ def _pad_site(view: View, conv: Node) -> FixSite | None:
         editor.remove(q)
         editor.remove(dq)
 
-    return FixSite(conv.name, f"{q.name} moved in front of {pad.name}", apply)
+    return FixSite(conv.name, f"{q.name} moved before {pad.name}", apply)
 
 
-def find_quantized_heads(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-    """Return sites that make box outputs and DFL float, or all last convolutions without a DFL."""
-    heads = select_refusals(HeadQuantized, refusals)
-    return list_sites(_head_site(view, conv) for conv in find_refused_nodes(view, heads))
+@map_refused_nodes
+def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
+    """Return a site that makes a convolution of the head float.
 
-
-def _head_site(view: View, conv: Node) -> FixSite | None:
+    They are those of the boxes and the DFL, or all last convolutions without a DFL.
+    """
     pair, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
     if pair is None or pair[1] is None or weights.dq is None or weights.after:
         return None
@@ -251,7 +246,7 @@ def _head_site(view: View, conv: Node) -> FixSite | None:
 
 
 def find_pairs_after_head(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-    """Return sites that remove the pairs after a head whose boxes and scores share one scale.
+    """Return sites that remove pairs after a head whose boxes and scores share a scale.
 
     Pairs between the last convolutions and the Concat are removed too, because a step of boxes in
     pixels is several pixels. The pair before the convolution of a DFL remains, as it quantizes that
@@ -282,13 +277,13 @@ def _head_tail_site(view: View, pairs: list[Node]) -> FixSite:
         for q in pairs:
             editor.remove_pairs(q, _dequantizers(view, q))
 
-    names = messages.names((q.name for q in pairs), _NAMES_SHOWN)
-    what = f"{len(pairs)} Q/DQ pairs removed behind the last layers of the head ({names})"
-    return FixSite(pairs[0].name, what, apply, [q.name for q in pairs])
+    names = list_names((q.name for q in pairs), _NAMES_SHOWN)
+    description = f"{len(pairs)} Q/DQ pairs removed after the last layers of the head ({names})"
+    return FixSite(pairs[0].name, description, apply, [q.name for q in pairs])
 
 
 def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set[int]:
-    """Return indices of the nodes connected with one without a layer with weights, except a DFL."""
+    """Return nodes connected with one by nodes without weights, a DFL included."""
     indices = {start.index}
     stack = [start]
     while stack:
@@ -353,14 +348,14 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
     lost = math.log2(largest / smallest) if smallest > 0 else math.inf
     bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
-    before = messages.names(map(number, known), 12)
-    names = messages.names((q.name for q in quantizers), _NAMES_SHOWN)
-    what = (
-        f"one scale {number(largest)} instead of {before} for {len(quantizers)} quantizers "
+    before = list_names(map(format_number, known), 12)
+    names = list_names((q.name for q in quantizers), _NAMES_SHOWN)
+    description = (
+        f"one scale {format_number(largest)} instead of {before} for {len(quantizers)} quantizers "
         f"({names}){bits}"
     )
     skip_reason = ""
-    if smallest < largest * messages.MOST_SHARED:
+    if smallest < largest * MOST_SHARED:
         tensor = quantizers[known.index(smallest)].input(0)
         skip_reason = Note(
             f"one scale would cost '{tensor}' {lost:.1f} bits of its precision, and a fix gives up "
@@ -368,7 +363,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
             code="scale-too-coarse",
             bits=lost,
         )
-    return FixSite(quantizers[0].name, what, apply, places, skip_reason=skip_reason)
+    return FixSite(quantizers[0].name, description, apply, places, skip_reason=skip_reason)
 
 
 def _scalar_scale(params: QuantParams) -> float | None:

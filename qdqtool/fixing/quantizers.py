@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings.messages import number
 from qdqtool.fixing.pairs import find_pairs_after_head
 from qdqtool.fixing.site import (
     FixSite,
@@ -27,7 +26,8 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.trt.faults import ScaleDead
+from qdqtool.reasons.faults import ScaleDead
+from qdqtool.reasons.text import format_number
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
 
@@ -55,7 +55,6 @@ def find_asymmetric_quantizers(
 
 
 def _weight_dqs(view: View) -> set[int]:
-    """Return the indices of the DQs of weights."""
     dqs = (view.weights(n).dq for n in view.weighted)
     return {dq.index for dq in dqs if dq is not None}
 
@@ -116,16 +115,16 @@ def _symmetric_site(
     nodes = [n for n in (q, *dqs) if n is not None]
     is_asymmetric = params.precision == Precision.UINT8 or bool(np.any(params.zero_point != 0))
     scale = params.scale
-    what = f"{head.name}: zero point of int8 zeros"
+    description = f"{head.name}: zero point of int8 zeros"
     if is_asymmetric:
         key = params.key or head.index  # the key is None if a scale is NaN
         if key not in scales:
             scales[key] = _make_symmetric(params)
         scale = scales[key]
-        old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
-        what = f"{head.name}: int8, zero point 0, scale {old}"
+        old = format_number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
+        description = f"{head.name}: int8, zero point 0, scale {old}"
         if not np.array_equal(scale, params.scale):
-            what += f" -> {number(float(scale[0]))}"
+            description += f" -> {format_number(float(scale[0]))}"
 
     def apply(editor: Editor) -> None:
         if q is None and is_asymmetric:
@@ -133,7 +132,7 @@ def _symmetric_site(
         for node in nodes:
             _set_scale(view, editor, node, scale)
 
-    return FixSite(head.name, what, apply, [n.name for n in nodes])
+    return FixSite(head.name, description, apply, [n.name for n in nodes])
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:
@@ -187,9 +186,9 @@ def find_nonpositive_scales(
         head = q or dqs[0]
         old = view.params(head).scale
         if old is not None:
-            what = f"{head.name}: scales made positive"
+            description = f"{head.name}: scales made positive"
             apply = _make_scale_change(view, q, dqs, old)
-            sites.append(FixSite(head.name, what, apply, [n.name for n in dqs]))
+            sites.append(FixSite(head.name, description, apply, [n.name for n in dqs]))
     return sites
 
 
@@ -251,11 +250,11 @@ def _dead_scale_site(view: View, q: Node, refusal: ScaleDead) -> FixSite | None:
         for node in nodes:
             _set_scale(view, editor, node, scale)
 
-    what = (
-        f"{q.name}: scale {number(refusal.scale)} -> {number(float(scale[0]))}, which holds all "
+    description = (
+        f"{q.name}: scale {format_number(refusal.scale)} -> {format_number(float(scale[0]))}, which holds all "
         f"that {refusal.parts[0].op} can give"
     )
-    return FixSite(q.name, what, apply, [n.name for n in nodes])
+    return FixSite(q.name, description, apply, [n.name for n in nodes])
 
 
 def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> FloatArray:
@@ -287,12 +286,12 @@ def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> 
         for node in (q, *dqs):
             editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
 
-    what = f"{q.name}: one scalar scale, {number(scale)}"
-    return FixSite(q.name, what, apply, [n.name for n in dqs])
+    description = f"{q.name}: one scalar scale, {format_number(scale)}"
+    return FixSite(q.name, description, apply, [n.name for n in dqs])
 
 
 def to_half(model: Model, target: Target) -> Model | None:
-    """Return the model with its float part in FP16, None if the target chooses the type itself.
+    """Return the model with its float part in FP16, None if the target chooses types.
 
     Raises:
         ModelError: The opset cannot be raised to 19.

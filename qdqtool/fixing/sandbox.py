@@ -175,7 +175,6 @@ class Sandbox:
 def _exchange(
     process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, seconds: float, memory: int
 ) -> Arrays:
-    """Send a request to the worker and return its answer."""
     assert process.stdin is not None and process.stdout is not None
     arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
     for name, array in arrays.items():

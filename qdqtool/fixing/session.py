@@ -1,4 +1,4 @@
-"""Fixes of one model: each is applied, predicted, run, and kept or refused with the reason."""
+"""Fixes of one model, each of which is predicted, run, and kept or refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.coded import fixed
+from qdqtool.findings.rules import attempted_reasons
 from qdqtool.fixing import gains, quantizers
 from qdqtool.fixing.compare import Arrays
 from qdqtool.fixing.judge import OutputJudge
@@ -16,7 +16,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.trt import faults
+from qdqtool.reasons import faults
 from qdqtool.trt.targets import Target
 from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.notes import Note
@@ -48,21 +48,6 @@ class FixAttempt:
     def as_json(self) -> Json:
         """Return the attempt as JSON object."""
         return {"code": self.code, "node": self.node, "what": self.what, "why_not": self.why_not}
-
-
-@dataclass(frozen=True)
-class _StepPrediction:
-    """Prediction of a model with the changes of a step.
-
-    Attributes:
-        step: The step.
-        places: Places of the changes.
-        prediction: Prediction of the changed model.
-    """
-
-    step: FixStep
-    places: list[Place]
-    prediction: Prediction
 
 
 def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set[int]]]:
@@ -110,8 +95,9 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
         self._refused_steps: list[tuple[FixStep, set[str]]] = []
-        # Last attempt of the first refused step, unless the model was changed since.
-        self._first_attempt: _StepPrediction | None = None
+        # Step, places and prediction of the last attempt of the first refused step, unless the
+        # model was changed since.
+        self._first_attempt: tuple[FixStep, list[Place], Prediction] | None = None
         self._attempt_places: dict[Place, Place] = {}  # by the place of the finding
 
     def is_due(self, step: FixStep) -> bool:
@@ -128,40 +114,40 @@ class FixSession:
         with the number of places.
         """
         refused: dict[Place, FixAttempt] = {}
-        kept: set[Place] = set()
+        done: set[Place] = set()
         suspects: list[Place] = []  # at least one of them is at fault
         reason: Note | None = None
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
         while True:
             sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
-            sites = [s for s in sites if s.place not in refused and s.place not in kept]
+            sites = [s for s in sites if s.place not in refused and s.place not in done]
             if not sites:
                 break
             for site in sites:
                 self._attempt_places.update(dict.fromkeys(site.answers, site.place))
             skipped = [s for s in sites if s.skip_reason]
             if skipped:
-                refused.update((s.place, _refuse(s, s.skip_reason)) for s in skipped)
+                refused.update((s.place, _make_attempt(s, s.skip_reason)) for s in skipped)
                 continue
             if tries == limit:
                 reason = _describe_limit(limit, reason)
-                refused.update((s.place, _refuse(s, reason)) for s in sites)
+                refused.update((s.place, _make_attempt(s, reason)) for s in sites)
                 break
             tries += 1
             half = suspects[: max(1, len(suspects) // 2)]
-            chosen = [s for s in sites if s.place in half] or sites
-            reason, culprits = self._attempt(chosen, step)
+            selection = [s for s in sites if s.place in half] or sites
+            reason, culprits = self._attempt(selection, step)
             if reason is None:
-                kept.update(s.place for s in chosen)
-                suspects = [place for place in suspects if place not in kept]
-                if chosen is sites:
+                done.update(s.place for s in selection)
+                suspects = [place for place in suspects if place not in done]
+                if selection is sites:
                     break
                 continue
-            culprits = self._narrow_culprits(chosen, reason, culprits)
+            culprits = self._narrow_culprits(selection, reason, culprits)
             for number, why in culprits.items():
-                refused[chosen[number].place] = _refuse(chosen[number], why)
-            suspects = [] if culprits else [s.place for s in chosen]
+                refused[selection[number].place] = _make_attempt(selection[number], why)
+            suspects = [] if culprits else [s.place for s in selection]
         if refused:
             self._refused_steps.append((step, codes))
             self.refused += refused.values()
@@ -189,11 +175,10 @@ class FixSession:
             return Note(str(error), code=error.code), {}
         prediction = predict(candidate, self.target)
         if not self._refused_steps:
-            places = [s.place for s in sites]
-            self._first_attempt = _StepPrediction(step, places, prediction)
+            self._first_attempt = step, [s.place for s in sites], prediction
         objection = gains.find_objection(self.prediction, prediction, step)
         if objection is None:
-            return self._keep(candidate, prediction, [_accept(s) for s in sites], step), {}
+            return self._keep(candidate, prediction, [_make_attempt(s) for s in sites], step), {}
         culprits = gains.find_culprits(
             self.model, candidate, edited, self.prediction, prediction, step
         )
@@ -219,12 +204,12 @@ class FixSession:
                 continue
             first = None if steps else self._first_attempt
             places = [s.place for s in sites]
-            if first is not None and (first.step, first.places) == (step, places):
-                prediction = first.prediction
+            if first is not None and first[:2] == (step, places):
+                prediction = first[2]
             else:
                 prediction = predict(candidate, self.target)
             model = candidate
-            attempts += [_accept(s) for s in sites]
+            attempts += [_make_attempt(s) for s in sites]
             steps.append(step)
         if not attempts:
             return
@@ -234,15 +219,15 @@ class FixSession:
             costs_speed=any(step.costs_speed for step in steps),
         )
         if self._keep_if_better(model, prediction, attempts, criteria) is None:
-            kept = {(a.code, a.node) for a in attempts}
-            self.refused = [a for a in self.refused if (a.code, a.node) not in kept]
+            applied = {(a.code, a.node) for a in attempts}
+            self.refused = [a for a in self.refused if (a.code, a.node) not in applied]
 
     def try_model_step(self, step: ModelStep) -> None:
         """Try a rewrite of the whole model."""
         findings = [f for f in self.prediction.findings if step.select_causes(f)]
         if not findings:
             return
-        attempt = FixAttempt(findings[0].code, "", step.what)
+        attempt = FixAttempt(findings[0].code, "", step.description)
         try:
             candidate = step.convert(self.model, self.target)
         except ModelError as error:
@@ -265,7 +250,6 @@ class FixSession:
         attempts: list[FixAttempt],
         criteria: FixCriteria,
     ) -> Note | None:
-        """Keep a changed model if it is better and computes the same, or return why not."""
         objection = gains.find_objection(self.prediction, prediction, criteria)
         if objection is not None:
             return objection.reason
@@ -290,14 +274,14 @@ class FixSession:
         """Add a note for each requested code without finding, and a reason for each place left."""
         present: set[str] = {f.code for f in self.before.findings}
         present.update(a.code for a in (*self.applied, *self.refused))
-        for code in sorted(set(codes) - present):
-            self.notes.append(
-                Note(
-                    f"{code} does not occur in this model for {self.target.name}",
-                    code="code-not-found",
-                    finding=code,
-                )
+        self.notes += [
+            Note(
+                f"{code} does not occur in this model for {self.target.name}",
+                code="code-not-found",
+                finding=code,
             )
+            for code in sorted(set(codes) - present)
+        ]
         refused = {(a.code, a.node) for a in self.refused}
         for finding in self.prediction.findings:
             place = self._attempt_places.get((finding.code, finding.node))
@@ -313,16 +297,22 @@ class FixSession:
             self.judge.run_reference()  # also if there was nothing to try
         errors = self.judge.list_errors()
         grown = [e for e in errors if e.grew]
-        for e in grown:
-            text = f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}"
-            self.notes.append(Note(text, code="error-grew"))
-        for e in errors:
-            if e.lost:
-                text = (
-                    f"{e.title} has the same value everywhere, unlike in the float network: its "
-                    "information is lost"
-                )
-                self.notes.append(Note(text, code="output-lost"))
+        self.notes += [
+            Note(
+                f"the error of {e.title} grew from {e.before:.2%} to {e.after:.2%}",
+                code="error-grew",
+            )
+            for e in grown
+        ]
+        self.notes += [
+            Note(
+                f"{e.title} has the same value everywhere, unlike in the float network: its "
+                "information is lost",
+                code="output-lost",
+            )
+            for e in errors
+            if e.lost
+        ]
         rounded = quantizers.find_rounded_constants(View(self.model))
         if rounded:
             self.notes.append(_describe_rounded(rounded))
@@ -338,12 +328,8 @@ class FixSession:
             )
 
 
-def _accept(site: FixSite) -> FixAttempt:
-    return FixAttempt(site.code, site.node, site.what)
-
-
-def _refuse(site: FixSite, reason: str) -> FixAttempt:
-    return FixAttempt(site.code, site.node, site.what, reason)
+def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
+    return FixAttempt(site.code, site.node, site.description, why_not)
 
 
 def _describe_limit(tries: int, reason: Note | None) -> Note:
@@ -354,8 +340,7 @@ def _describe_limit(tries: int, reason: Note | None) -> Note:
 
 
 def _explain_untried(finding: Finding) -> str:
-    """Return why no change was tried at the place of a finding."""
-    if not fixed(finding):
+    if not attempted_reasons(finding):
         return "no fix does this by itself for what causes it here"
     if finding.gains:
         return "the model lacks something that a fix needs here"

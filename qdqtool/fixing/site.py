@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.coded import fixed, fixes_of
+from qdqtool.findings.rules import attempted_codes, attempted_reasons
 from qdqtool.fixing.compare import ATOL
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Node
@@ -28,7 +28,7 @@ class FixSite:
 
     Attributes:
         node: Name of the node.
-        what: Description of the change in a few words.
+        description: Description of the change in a few words.
         apply: Function that changes the model.
         names: Nodes and tensors that the fix is about, in addition to `node`.
         code: Code of the finding that the fix removes, set by a step.
@@ -37,7 +37,7 @@ class FixSite:
     """
 
     node: str
-    what: str
+    description: str
     apply: Callable[[Editor], None]
     names: Collection[str] = ()
     code: str = ""
@@ -71,6 +71,18 @@ def select_refusals(kind: type[R] | tuple[type[R], ...], refusals: Iterable[Refu
     return [r for r in refusals if isinstance(r, kind)]
 
 
+def map_refused_nodes(
+    make_site: Callable[[View, Target, Node], FixSite | None],
+) -> Callable[[View, Target, Sequence[Refusal]], list[FixSite]]:
+    """Make a function that finds the site of one refused node find those of all refusals."""
+
+    @functools.wraps(make_site)
+    def find(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
+        return list_sites(make_site(view, target, n) for n in find_refused_nodes(view, refusals))
+
+    return find
+
+
 def list_sites(candidates: Iterable[FixSite | None]) -> list[FixSite]:
     """Return the candidates without None."""
     return [site for site in candidates if site is not None]
@@ -100,18 +112,18 @@ class FixCriteria:
     @functools.cached_property
     def codes(self) -> tuple[FindingCode, ...]:
         """Codes of the findings that the changes can remove."""
-        return fixes_of(self.refusal_types)
+        return attempted_codes(self.refusal_types)
 
     def select_causes(self, finding: Finding) -> tuple[Refusal, ...]:
         """Return the refusals behind a finding that the changes answer."""
         if finding.code not in self.codes:
             return ()
-        return tuple(select_refusals(self.refusal_types, fixed(finding)))
+        return tuple(select_refusals(self.refusal_types, attempted_reasons(finding)))
 
 
 # A name in more reports than these, such as that of a weight that all layers share, does not
 # distinguish them.
-_MAX_REPORTS_OF_NAME = 100
+MAX_REPORTS_OF_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -174,7 +186,7 @@ class FixStep(FixCriteria):
                 reports.append(_RefusalReport(f.code, f.node, refusals, not f.automatic))
         reported = {r for report in reports for r in report.refusals}
         for r in select_refusals(self.refusal_types, prediction.refusals):
-            codes = [code for code in self.codes if code in fixes_of((type(r),))]
+            codes = [code for code in self.codes if code in attempted_codes((type(r),))]
             if codes and r not in reported:
                 reports.append(_RefusalReport(codes[0], r.node, (r,), 2))
         return reports
@@ -199,7 +211,7 @@ def _find_answered(site: FixSite, numbers_by_name: Mapping[str, Sequence[int]]) 
     Names in many reports count only if no other name is in one.
     """
     groups = [numbers_by_name.get(name, ()) for name in {site.node, *site.names}]
-    few = {n for group in groups if len(group) <= _MAX_REPORTS_OF_NAME for n in group}
+    few = {n for group in groups if len(group) <= MAX_REPORTS_OF_NAME for n in group}
     return few or {n for group in groups for n in group}
 
 

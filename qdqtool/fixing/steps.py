@@ -1,17 +1,17 @@
-"""Fixes that are tried, in this order, and what each of them may cost."""
+"""Fixes that are tried, in this order, and their permitted cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qdqtool.findings.coded import ScalesAround, fixes_of
+from qdqtool.findings.rules import attempted_codes
 from qdqtool.fixing import compare, pairs, quantizers, weights
 from qdqtool.fixing.site import FixCriteria, FixStep
 from qdqtool.ir.graph import Model
-from qdqtool.trt import faults
-from qdqtool.trt import refusals as trt
-from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined
+from qdqtool.reasons import faults, simulation
+from qdqtool.reasons.compiler import IntegersLost, ScalesJoined
+from qdqtool.reasons.simulation import ScalesAround
 from qdqtool.trt.targets import Target
 
 # Factors by which the distance of the outputs from the float network may grow. A rewrite that keeps
@@ -22,13 +22,13 @@ _SHARED = 1.5  # one scale for several tensors costs the smaller ones a part of 
 _ONE_BIT = 2.5  # uint8 to int8 costs up to one bit, which is twice the noise
 
 # Fixes whose symmetric ranges have up to one bit less.
-HALVING_CODES = fixes_of((trt.NonzeroZeroPoint, faults.UnsignedZeroPoint))
+HALVING_CODES = attempted_codes((simulation.NonzeroZeroPoint, faults.UnsignedZeroPoint))
 
 # Two steps answer conversions: a finding may not say why they remain.
 STEPS = (
     FixStep(
         (
-            trt.NonzeroZeroPoint,
+            simulation.NonzeroZeroPoint,
             faults.UnsignedZeroPoint,
             faults.ZeroPointMissing,
             faults.ZeroPointCount,
@@ -37,7 +37,11 @@ STEPS = (
         find=quantizers.find_asymmetric_quantizers,
     ),
     FixStep((faults.ScaleNotPositive,), _EXACT, find=quantizers.find_nonpositive_scales),
-    FixStep((IntegersLost, trt.ActivationPerChannel), _ONE_BIT, find=quantizers.find_scale_vectors),
+    FixStep(
+        (IntegersLost, simulation.ActivationPerChannel),
+        _ONE_BIT,
+        find=quantizers.find_scale_vectors,
+    ),
     FixStep((faults.BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
     FixStep(
         (faults.WeightsBehind, faults.MisreadConstant),
@@ -45,11 +49,13 @@ STEPS = (
         find=weights.find_computed_weights,
     ),
     FixStep((faults.WeightsStored,), _EXACT, find=weights.find_stored_integers),
-    FixStep((trt.WeightsShared,), _EXACT, find=weights.find_shared_weights),
-    FixStep((trt.BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),
-    FixStep((trt.ConvTransposeBatchNorm,), _EXACT, find=weights.find_batchnorms_after_transposed),
-    FixStep((trt.WeightsAxis,), _ONE_BIT, find=weights.find_transposed_weights),
-    FixStep((trt.WeightsNotDequantized,), _ONE_BIT, find=weights.find_float_weights),
+    FixStep((simulation.WeightsShared,), _EXACT, find=weights.find_shared_weights),
+    FixStep((simulation.BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),
+    FixStep(
+        (simulation.ConvTransposeBatchNorm,), _EXACT, find=weights.find_batchnorms_after_transposed
+    ),
+    FixStep((simulation.WeightsAxis,), _ONE_BIT, find=weights.find_transposed_weights),
+    FixStep((simulation.WeightsNotDequantized,), _ONE_BIT, find=weights.find_float_weights),
     FixStep(
         (faults.WeightsPerTensor,),
         _EXACT,
@@ -59,28 +65,28 @@ STEPS = (
     FixStep((faults.ConcatAfterHead,), _EXACT, costs_speed=True, find=pairs.find_pairs_after_head),
     FixStep((faults.HeadQuantized,), _EXACT, costs_speed=True, find=pairs.find_quantized_heads),
     FixStep((faults.ScaleDead,), _ONE_BIT, find=quantizers.find_dead_scales),
-    FixStep((trt.InsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
-    FixStep((trt.ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_on_convolution_side),
-    FixStep((trt.BehindPad,), _EXACT, find=pairs.find_pairs_after_pads),
+    FixStep((simulation.InsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
+    FixStep((simulation.ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_on_convolution_side),
+    FixStep((simulation.BehindPad,), _EXACT, find=pairs.find_pairs_after_pads),
     FixStep(
         (
-            trt.ResidualFloat,
-            trt.OutputManyConsumers,
-            trt.ActivationBeforeAdd,
-            trt.AddOutputNotQuantized,
-            trt.RemainingConversion,
+            simulation.ResidualFloat,
+            simulation.OutputManyConsumers,
+            simulation.ActivationBeforeAdd,
+            simulation.AddOutputNotQuantized,
+            simulation.RemainingConversion,
         ),
         _SHARED,
         find=pairs.find_float_residuals,
     ),
     FixStep(
         (
-            trt.OutputDifferentScales,
-            trt.ConcatScales,
+            simulation.OutputDifferentScales,
+            simulation.ConcatScales,
             ScalesJoined,
             ScalesAround,
-            trt.ScalesDiffer,
-            trt.RemainingConversion,
+            simulation.ScalesDiffer,
+            simulation.RemainingConversion,
         ),
         _SHARED,
         find=pairs.find_different_scales,
@@ -93,11 +99,11 @@ class ModelStep(FixCriteria):
     """Rewrite of the whole model.
 
     Attributes:
-        what: Description of the change.
+        description: Description of the change.
         convert: Function that returns the rewritten model, None if it does not apply.
     """
 
-    what: str
+    description: str
     convert: Callable[[Model, Target], Model | None]
 
 
@@ -106,13 +112,13 @@ MODEL_STEPS = (
         (faults.ScaleHalf,),
         _EXACT,
         changes_types=True,
-        what="the model is float32",
+        description="the model is float32",
         convert=quantizers.to_float,
     ),
     ModelStep(
         (faults.DecomposedNorm,),
         _EXACT,
-        what="layer normalizations in pieces as LayerNormalization",
+        description="layer normalizations in pieces as LayerNormalization",
         convert=quantizers.to_layer_norm,
     ),
     ModelStep(
@@ -120,7 +126,7 @@ MODEL_STEPS = (
         _EXACT,
         changes_types=True,
         rounding=compare.HALF_ROUNDING,
-        what="what is not quantized is FP16",
+        description="what is not quantized is FP16",
         convert=quantizers.to_half,
     ),
 )

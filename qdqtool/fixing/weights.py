@@ -12,15 +12,14 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.errors import ModelError
-from qdqtool.findings import messages
 from qdqtool.findings.lint.weight_granularity import find_per_tensor
 from qdqtool.fixing.site import (
     FixSite,
     broadcast_along,
     collect_names,
     find_nodes,
-    find_refused_nodes,
     list_sites,
+    map_refused_nodes,
     select_refusals,
 )
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
@@ -32,23 +31,23 @@ from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import LayerKind, operator_of, weight_scale_axis
 from qdqtool.patterns.rewrites import copy_weights
 from qdqtool.patterns.view import View, WeightSource
-from qdqtool.trt.faults import WeightsPerTensor, WeightsStored
-from qdqtool.trt.refusals import STEPS, BatchNormNotConstant, WeightsShared
+from qdqtool.reasons.faults import WeightsPerTensor, WeightsStored
+from qdqtool.reasons.simulation import BatchNormNotConstant, WeightsShared
+from qdqtool.reasons.tensors import STEPS
+from qdqtool.reasons.text import list_names
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
 Array = npt.NDArray[Any]
 
 
-def find_quantized_biases(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-    """Return sites that replace a dequantized bias by a float constant."""
-    return list_sites(
-        make_float_constant_site(view, dq, "bias stored as float")
-        for dq in find_refused_nodes(view, refusals)
-    )
+@map_refused_nodes
+def find_quantized_biases(view: View, target: Target, dq: Node) -> FixSite | None:
+    """Return a site that replaces a dequantized bias by a float constant."""
+    return make_float_constant_site(view, dq, "bias stored as float")
 
 
-def make_float_constant_site(view: View, dq: Node, what: str) -> FixSite | None:
+def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite | None:
     """Return a site that replaces a DQ of stored integers by a float constant."""
     dequantize = make_dequantizer(view, dq)
     if (
@@ -62,7 +61,7 @@ def make_float_constant_site(view: View, dq: Node, what: str) -> FixSite | None:
         editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", dequantize()))
         editor.remove(dq)
 
-    return FixSite(dq.name, f"{dq.name}: {what}", apply)
+    return FixSite(dq.name, f"{dq.name}: {description}", apply)
 
 
 def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
@@ -92,16 +91,14 @@ def find_stored_integers(view: View, target: Target, refusals: Sequence[Refusal]
     """Return sites that store weights as floats, with a Q that gives the same integers."""
     stored = select_refusals(WeightsStored, refusals)
     convolutions = find_nodes(view, (r.convolution for r in stored))
-    return list_sites(_stored_integers_site(view, conv) for conv in convolutions)
+    return list_sites(_integer_weights_site(view, conv) for conv in convolutions)
 
 
-def _stored_integers_site(view: View, conv: Node) -> FixSite | None:
+def _integer_weights_site(view: View, conv: Node) -> FixSite | None:
     weights = view.weights(conv)
     dq = weights.dq
-    if dq is None or not weights.constant or view.params(dq).precision != Precision.INT8:
-        return None
-    dequantize = make_dequantizer(view, dq)
-    if dequantize is None:
+    dequantize = make_dequantizer(view, dq) if dq is not None and weights.constant else None
+    if dq is None or dequantize is None or view.params(dq).precision != Precision.INT8:
         return None
 
     def apply(editor: Editor) -> None:
@@ -136,7 +133,7 @@ def _shared_weights_site(
         for conv, weights in users[1:]:
             copy_weights(editor, conv, weights, value)
 
-    consumers = messages.names(c.name for c, _ in users)
+    consumers = list_names(c.name for c, _ in users)
     return FixSite(source, f"'{source}': weights copied for each of {consumers}", apply)
 
 
@@ -144,10 +141,10 @@ def find_computed_weights(view: View, target: Target, refusals: Sequence[Refusal
     """Return sites that compute the nodes between a constant and its quantizer."""
     constants = ConstantEvaluator(view.model)
     names = collect_names(refusals)
-    return list_sites(_computed_weights_site(view, c, constants, names) for c in view.weighted)
+    return list_sites(_fold_weights_site(view, c, constants, names) for c in view.weighted)
 
 
-def _computed_weights_site(
+def _fold_weights_site(
     view: View, conv: Node, constants: ConstantEvaluator, names: set[str]
 ) -> FixSite | None:
     weights = view.weights(conv)
@@ -165,31 +162,25 @@ def _computed_weights_site(
 
     further = len(weights.before) - len(between)
     ops = ", ".join(n.op for n in between) + (f" and {further} more" if further else "")
-    what = f"{quantizer.name}: {ops} in front of it folded into the weights"
-    return FixSite(conv.name, what, apply, places)
+    description = f"{quantizer.name}: {ops} before it folded into the weights"
+    return FixSite(conv.name, description, apply, places)
 
 
-def find_float_weights(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-    """Return sites that add Q/DQ to the weights of a convolution whose input is quantized."""
-    convolutions = find_refused_nodes(view, refusals)
-    return list_sites(_float_weights_site(view, target, conv) for conv in convolutions)
-
-
-def _float_weights_site(view: View, target: Target, conv: Node) -> FixSite | None:
+@map_refused_nodes
+def find_float_weights(view: View, target: Target, conv: Node) -> FixSite | None:
+    """Return a site that adds Q/DQ to the weights of a convolution whose input is quantized."""
     weights = view.weights(conv)
     if weights.dq is not None or not weights.constant:
         return None
-    value = view.model.constant(weights.source)
-    if value is None or value.ndim < 2 or not np.all(np.isfinite(value)):
-        return None
-    if qdq.find_pair(view.model, conv.input(0)) is None:
+    value, pair = view.model.constant(weights.source), qdq.find_pair(view.model, conv.input(0))
+    if pair is None or value is None or value.ndim < 2 or not np.all(np.isfinite(value)):
         return None
     axis = weight_scale_axis(conv, value.ndim, target.transposed_per_channel)
 
     def apply(editor: Editor) -> None:
         scale = weight_scale(value, axis).astype(value.dtype)
         parameters = _store_parameters(editor, f"{conv.name}/weight", scale)
-        attributes = _axis_attribute(axis)
+        attributes = {} if axis is None else {"axis": axis}
         tensor = conv.input(1)
         for op in (qdq.Q, qdq.DQ):
             name = f"{conv.name}/weight_quantizer/{op}"
@@ -208,23 +199,13 @@ def _store_parameters(editor: Editor, prefix: str, scale: Array, separator: str 
     ]
 
 
-def _axis_attribute(axis: int | None) -> dict[str, int]:
-    return {} if axis is None else {"axis": axis}
-
-
-def find_transposed_weights(
-    view: View, target: Target, refusals: Sequence[Refusal]
-) -> list[FixSite]:
-    """Return sites that quantize the weights of a ConvTranspose with one scale.
+@map_refused_nodes
+def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite | None:
+    """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
     This is done if the target is not known to support a scale for each output channel, or if the
     axis is the wrong one. The scale follows from the largest weight.
     """
-    convolutions = find_refused_nodes(view, refusals)
-    return list_sites(_transposed_weights_site(view, target, conv) for conv in convolutions)
-
-
-def _transposed_weights_site(view: View, target: Target, conv: Node) -> FixSite | None:
     weights = view.weights(conv)
     quantizer = weights.first_quantizer
     if operator_of(conv).kind != LayerKind.DECONVOLUTION or quantizer is None:
@@ -278,7 +259,7 @@ def _requantize(
     axis: int | None,
     suffix: str,
 ) -> None:
-    """Insert new Q and DQ for the weights of a layer, as other layers may share the present ones.
+    """Insert new Q and DQ for the weights of a layer, as others may share the present ones.
 
     Args:
         editor: Editor of the model.
@@ -291,11 +272,11 @@ def _requantize(
     """
     scale = scale.astype(_scale_type(editor, weights))
     parameters = _store_parameters(editor, f"{conv.name}/weight", scale)
+    attributes = {} if axis is None else {"axis": axis}
     for node in (weights.q, weights.dq):
         if node is not None:
-            inputs = [tensor, *parameters]
             name = f"{node.name}_{suffix}"
-            tensor = editor.insert(conv, node.op, name, inputs, _axis_attribute(axis))
+            tensor = editor.insert(conv, node.op, name, [tensor, *parameters], attributes)
     editor.set_input(conv, 1, tensor)
 
 
@@ -307,10 +288,10 @@ def find_per_tensor_weights(
     lossy = [r for r in select_refusals(WeightsPerTensor, refusals) if r.lossy]
     layers = {name for r in lossy for name in r.layers}
     convolutions = [g.node for g in granularities if not g.rounded and g.node.name in layers]
-    return list_sites(_per_tensor_weights_site(view, target, conv) for conv in convolutions)
+    return list_sites(_channel_scales_site(view, target, conv) for conv in convolutions)
 
 
-def _per_tensor_weights_site(view: View, target: Target, conv: Node) -> FixSite | None:
+def _channel_scales_site(view: View, target: Target, conv: Node) -> FixSite | None:
     weights, shape = view.weights(conv), view.weight_shape(conv)
     value = view.model.constant(weights.source)
     if value is None or shape is None or weights.q is None or weights.dq is None:
@@ -356,34 +337,26 @@ def _batchnorm_parameters_site(
     return FixSite(norm.name, f"{norm.name}: its parameters stored as plain constants", apply)
 
 
-def find_batchnorms_after_transposed(
-    view: View, target: Target, refusals: Sequence[Refusal]
-) -> list[FixSite]:
-    """Return sites that fold a BatchNormalization into the quantized weights of a ConvTranspose.
+@map_refused_nodes
+def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> FixSite | None:
+    """Return a site that folds a BatchNormalization into the weights of a ConvTranspose.
 
-    Weights and scales are multiplied by the same factor for each output channel, so that the
-    integers are the same.
+    Quantized weights or their scales are multiplied by the same factor for each output channel, so
+    that the integers are the same.
     """
-    sites = []
-    for conv in find_refused_nodes(view, refusals):
-        consumers = view.model.consumers(conv.output)
-        if len(consumers) == 1 and consumers[0].op == "BatchNormalization":
-            sites.append(_fold_batchnorm_site(view, conv, consumers[0]))
-    return list_sites(sites)
-
-
-def _fold_batchnorm_site(view: View, conv: Node, norm: Node) -> FixSite | None:
-    model, weights, quantizer = view.model, view.weights(conv), view.weights(conv).first_quantizer
-    affine = _batchnorm_affine(view, conv, norm)
+    consumers = view.model.consumers(conv.output)
+    if len(consumers) != 1 or consumers[0].op != "BatchNormalization":
+        return None
+    norm, weights = consumers[0], view.weights(conv)
+    quantizer, affine = weights.first_quantizer, _batchnorm_affine(view, conv, norm)
     if affine is None or quantizer is None or not weights.constant or weights.after:
         return None
     factor, shift = affine
-    value, params = model.constant(weights.source), view.params(quantizer)
+    value, params = view.model.constant(weights.source), view.params(quantizer)
+    is_symmetric = params.zero_point is not None and not np.any(params.zero_point != 0)
+    if params.scale is None or params.scale.size not in (1, factor.size) or not is_symmetric:
+        return None
     if value is None or value.ndim < 2 or value.shape[1] != factor.size:
-        return None
-    if params.scale is None or params.scale.size not in (1, factor.size):
-        return None
-    if params.zero_point is None or np.any(params.zero_point != 0):
         return None
     if view.axis(quantizer) not in (None, 1):
         return None

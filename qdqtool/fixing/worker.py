@@ -56,7 +56,6 @@ def main() -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the memory of the process in bytes, if the system supports it."""
     try:
         import resource
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qdqtool.findings.codes import ALL_TARGETS, Code
+from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.formats.output import Page
 from qdqtool.types import Json
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import as_text, counted, middle
 
 if TYPE_CHECKING:
@@ -303,8 +304,6 @@ def _sections(page: Page, **texts: str) -> None:
 
 def code_text(entry: Code, width: int) -> str:
     """The long form of a code."""
-    from qdqtool.findings.coded import PROMISED
-
     page = Page(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
     _sections(
@@ -314,7 +313,7 @@ def code_text(entry: Code, width: int) -> str:
         In_a_log=entry.log,
         Fix=entry.fix,
     )
-    if entry.code in PROMISED:
+    if entry.code in PROMISED_CODES:
         page.fill(
             f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
             2,
@@ -338,15 +337,16 @@ def code_text(entry: Code, width: int) -> str:
 
 def code_json(entry: Code) -> Json:
     """A code and all that is known about it."""
-    from qdqtool.findings.coded import PROMISED
-
     holds = [
-        published(h, "targets", "evidence", "source")
+        to_json_fields(h, "targets", "evidence", "source")
         | {"severity": str(h.severity or entry.severity)}
         for h in entry.holds
     ]
     names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix")
-    return published(entry, *names) | {"automatic": entry.code in PROMISED, "holds": holds}
+    return to_json_fields(entry, *names) | {
+        "automatic": entry.code in PROMISED_CODES,
+        "holds": holds,
+    }
 
 
 def list_text(entries: Iterable[Code], width: int) -> str:

@@ -11,7 +11,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import silence_stdout, terminal_columns
 from qdqtool.util.said import told
-from qdqtool.util.text import as_line, as_text, encodable, visible
+from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 # What a line of an answer begins with, and how a terminal shows it: SGR codes of ECMA-48.
@@ -32,7 +32,7 @@ def emit(text: str, output: str | None) -> None:
     Raises:
         QdqtoolError: The file cannot be written, or stdout is closed.
     """
-    text = visible(text if text.endswith("\n") else text + "\n")
+    text = escape_hidden(text if text.endswith("\n") else text + "\n")
     if output:
         write_text(output, text)
         return
@@ -40,7 +40,7 @@ def emit(text: str, output: str | None) -> None:
         raise QdqtoolError(
             "standard output is closed: the answer cannot be printed", code="not-written"
         )
-    text = encodable(text, sys.stdout)
+    text = escape_unencodable(text, sys.stdout)
     try:
         if in_colour(sys.stdout) and not text.startswith(("{", "[")):  # JSON stays as it is
             getattr(sys.stdout, "unfiltered", sys.stdout).write(coloured(text))  # filtered above
@@ -83,7 +83,7 @@ def to_json(data: Any) -> str:
     """JSON text as all commands print it; control characters of any kind are escaped."""
     from qdqtool.util.json_text import json_text
 
-    return visible(json_text(data))
+    return escape_hidden(json_text(data))
 
 
 def terminal_width() -> int:

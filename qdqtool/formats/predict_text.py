@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.findings.messages import obstacles
+from qdqtool.findings.obstacles import obstacles
 from qdqtool.findings.report import title_of
 from qdqtool.formats.output import Page, as_options
-from qdqtool.trt.refusals import OutsideRules
+from qdqtool.reasons.simulation import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Prediction, Severity
 from qdqtool.util.text import counted, ending, layers_counted
 
@@ -337,9 +337,9 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
         facts.append(layers_counted(len(concerned) - inside, inside))
     facts.append(str(head.evidence))
     page.gap()
-    from qdqtool.findings.messages_model import harm  # loaded with the first finding
+    from qdqtool.reasons.faults import describe_harm
 
-    title = ": ".join(filter(None, (title_of(head.code), harm(same))))
+    title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))
     page.fill(f"{title} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: ")
     shown = page.shown(same, _SHOWN)
     fixes = {f.fix for f in same}

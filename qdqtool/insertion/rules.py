@@ -7,18 +7,17 @@ from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.coded import MADE
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInput, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.proto.slim import without_large_weights
-from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Refusal, Severity
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 OPTIONS = ("both", "skip")
 """Rules for a residual after an activation. The first wins a tie: seen with a YOLOv8 on TensorRT 8.4."""
@@ -64,7 +63,7 @@ def choose_rules(
 
 def _is_reported(form: type[Refusal], target: Target) -> bool:
     """Return whether a finding about a form of convolutions is an error or a warning."""
-    code = codes.get(MADE[form][0].code).on(target.name)
+    code = codes.get(form.rules[0].code).on(target.name)
     return code is not None and code.severity != Severity.INFO
 
 
@@ -115,7 +114,7 @@ def _rate_worst_case(
     # An Add with two dequantized inputs is never fused into a convolution.
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fuses in [False] if is_decided else [False, True]:
-        assumption = replaced(target, residual_through_activation=fuses)
+        assumption = replace_fields(target, residual_through_activation=fuses)
         ratings.append(_rate(simulate_without_alternatives(model, assumption)))
         if best is not None and ratings[-1] <= best:
             return None

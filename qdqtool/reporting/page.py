@@ -30,7 +30,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.predict_text import ms as _ms
 from qdqtool.reporting import data
 from qdqtool.util.json_text import json_text
-from qdqtool.util.text import as_line, counted, visible
+from qdqtool.util.text import as_line, counted, escape_hidden
 
 SCRIPTS = (
     "dom.js",
@@ -94,7 +94,7 @@ def render(page: data.Page) -> str:
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
-    return visible(html)
+    return escape_hidden(html)
 
 
 @functools.cache

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qdqtool.findings.messages import GpuFact, GpuLacks
 from qdqtool.findings.report import Report
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
+from qdqtool.reasons.gpus import GpuFact, GpuLacks
 from qdqtool.timing.gpus import Gpu, find_gpu, find_rates
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence, Finding, Prediction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqtool.types import Json, Precision
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 MIN_GAIN = 1.02  # below this gain INT8 is not worth building
 
@@ -130,7 +130,7 @@ class BestTime:
         return {
             "total_ms": round_significant(self.total_ms),
             "gain": round(self.gain, 3),
-            **published(self, "int8", "convolutions", "conversions"),
+            **to_json_fields(self, "int8", "convolutions", "conversions"),
         }
 
 

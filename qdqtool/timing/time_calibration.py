@@ -19,7 +19,7 @@ from qdqtool.types import Json
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
 from qdqtool.util.json_text import parse_json
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 
 Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
@@ -57,7 +57,7 @@ class TimeCalibration:
         """Return the fields of the JSON output."""
         return {
             "schema": CALIBRATION_SCHEMA,
-            **published(self, "gpu", "factor", "kernel_us", "source"),
+            **to_json_fields(self, "gpu", "factor", "kernel_us", "source"),
         }
 
     def apply(self, ms: Array, kernels: Array) -> Array:

@@ -16,8 +16,8 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.proto.subgraphs import DOMAINS, INNER_DOMAINS
-from qdqtool.trt import faults, refusals
-from qdqtool.trt.refusals import TensorSize
+from qdqtool.reasons import faults, simulation
+from qdqtool.reasons.tensors import TensorSize
 from qdqtool.types import Precision
 
 MAX_CHANNELS = 5  # that a record lists
@@ -27,13 +27,13 @@ MAX_CHANNELS = 5  # that a record lists
 
 def nonzero_zero_point(
     by: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
-) -> refusals.NonzeroZeroPoint | None:
+) -> simulation.NonzeroZeroPoint | None:
     """Return a refusal if a zero point is not 0."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
     limits = int(values.min()), int(values.max())
-    return refusals.NonzeroZeroPoint(by, node, dq, limits, unsigned)
+    return simulation.NonzeroZeroPoint(by, node, dq, limits, unsigned)
 
 
 def zero_point_count(by: str, node: str, scales: int, zeros: int) -> faults.ZeroPointCount | None:
@@ -43,9 +43,9 @@ def zero_point_count(by: str, node: str, scales: int, zeros: int) -> faults.Zero
 
 def scale_computed(
     by: str, node: str, quantizer: str, computed: bool, tensor: str = ""
-) -> refusals.ScaleComputed | None:
+) -> simulation.ScaleComputed | None:
     """Return a refusal if a scale or zero point is computed at run time."""
-    return refusals.ScaleComputed(by, node, quantizer, tensor) if computed else None
+    return simulation.ScaleComputed(by, node, quantizer, tensor) if computed else None
 
 
 def scale_not_positive(
@@ -109,11 +109,11 @@ def scale_count(
 
 def activation_per_channel(
     by: str, node: str, dq: str, params: QuantParams | None
-) -> refusals.ActivationPerChannel | None:
+) -> simulation.ActivationPerChannel | None:
     """Return a refusal if an activation has one scale for each channel."""
     if params is None or not params.per_channel:
         return None
-    return refusals.ActivationPerChannel(by, node, dq, params.summary)
+    return simulation.ActivationPerChannel(by, node, dq, params.summary)
 
 
 # Weights and biases ---------------------------------------------------------------------------
@@ -121,9 +121,9 @@ def activation_per_channel(
 
 def weights_not_constant(
     by: str, node: str, weight: str, constant: bool, sparse: bool = False
-) -> refusals.WeightsNotConstant | None:
+) -> simulation.WeightsNotConstant | None:
     """Return a refusal if weights are computed at run time, or stored as a sparse tensor."""
-    return None if constant else refusals.WeightsNotConstant(by, node, weight, sparse)
+    return None if constant else simulation.WeightsNotConstant(by, node, weight, sparse)
 
 
 def weights_shared(
@@ -133,7 +133,7 @@ def weights_shared(
     consumers: tuple[str, ...],
     is_output: bool = False,
     more: int = 0,
-) -> refusals.WeightsShared | None:
+) -> simulation.WeightsShared | None:
     """Return a refusal if quantized weights have several consumers, or are a network output.
 
     Args:
@@ -146,7 +146,7 @@ def weights_shared(
     """
     if len(consumers) < 2 and not is_output:
         return None
-    return refusals.WeightsShared(by, node, weight, consumers, more)
+    return simulation.WeightsShared(by, node, weight, consumers, more)
 
 
 def weights_axis(
@@ -159,7 +159,7 @@ def weights_axis(
     shape: Sequence[int | None],
     transposed: bool,
     is_proven: bool = True,
-) -> refusals.WeightsAxis | None:
+) -> simulation.WeightsAxis | None:
     """Return a refusal if weights are quantized along another axis than that of the outputs.
 
     Args:
@@ -179,7 +179,7 @@ def weights_axis(
     if axis == expected and (is_proven or not transposed):
         return None
     known_shape = tuple(d or 0 for d in shape)
-    return refusals.WeightsAxis(
+    return simulation.WeightsAxis(
         by, node, quantizer, axis, expected, transposed, params.has_axis, known_shape
     )
 
@@ -204,11 +204,11 @@ def bias_quantized(
 
 def float_types_differ(
     by: str, node: str, floats: tuple[Precision, Precision], dq: str = "", weight_dq: str = ""
-) -> refusals.FloatTypesDiffer | None:
+) -> simulation.FloatTypesDiffer | None:
     """Return a refusal if data and weights have different float types."""
     if floats[0] == floats[1] or not (floats[0].is_float and floats[1].is_float):
         return None
-    return refusals.FloatTypesDiffer(by, node, dq, weight_dq, floats)
+    return simulation.FloatTypesDiffer(by, node, dq, weight_dq, floats)
 
 
 # Operators ------------------------------------------------------------------------------------
@@ -237,6 +237,6 @@ def deconvolution_float(by: str, node: Node) -> faults.FloatDeconvolution | None
 
 def deconvolution_3d(
     by: str, node: str, kernel: Sequence[object], dq: str = "", size: TensorSize | None = None
-) -> refusals.Deconvolution3D | None:
+) -> simulation.Deconvolution3D | None:
     """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions."""
-    return refusals.Deconvolution3D(by, node, dq, size) if len(kernel) == 3 else None
+    return simulation.Deconvolution3D(by, node, dq, size) if len(kernel) == 3 else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qdqtool.evidence import Case
 from qdqtool.ir.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
 from qdqtool.ir.qdq import QuantParams, precision_of
-from qdqtool.trt.refusals import EMPTY_PATH, OperatorPath, PathStep, Scale
+from qdqtool.reasons.tensors import EMPTY_PATH, OperatorPath, PathStep, Scale
 from qdqtool.types import MyelinRegion, Precision, Refusal
 
 Dims = tuple[int | None, ...]

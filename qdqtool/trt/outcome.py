@@ -37,7 +37,7 @@ from qdqtool.types import (
     SiluAdd,
     TensorPrecision,
 )
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 Assume = Mapping[str, str]
 """Choices by name, such as ``{"silu-add": "fused"}``."""
@@ -112,7 +112,7 @@ def apply_assumptions(target: Target, assume: Assume | None) -> Target:
 
 
 def _with_silu_add(target: Target, value: SiluAdd) -> Target:
-    return replaced(target, residual_through_activation=value == SiluAdd.FUSED)
+    return replace_fields(target, residual_through_activation=value == SiluAdd.FUSED)
 
 
 def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:

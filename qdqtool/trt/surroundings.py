@@ -10,7 +10,18 @@ from collections.abc import Iterator, Sequence
 
 from qdqtool.ir.operators import OPERATORS, LayerKind
 from qdqtool.ir.qdq import precision_of
-from qdqtool.trt import fault_checks, refusals
+from qdqtool.reasons import simulation
+from qdqtool.reasons.tensors import (
+    STEPS,
+    ConsumerKind,
+    OperatorPath,
+    PathStep,
+    Scale,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
+)
+from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import (
     QDQ,
     WEIGHTED,
@@ -21,19 +32,9 @@ from qdqtool.trt.layers import (
     node_name,
     weights_position,
 )
-from qdqtool.trt.refusals import (
-    STEPS,
-    ConsumerKind,
-    OperatorPath,
-    PathStep,
-    Scale,
-    TensorConsumer,
-    TensorOrigin,
-    TensorSize,
-)
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
-from qdqtool.util.records import Shared
+from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
 MAX_CONSUMERS = 100  # that are listed; a network has a dozen
@@ -110,7 +111,7 @@ class _ConsumerSearch:
         # First operator after which nothing was looked for, with its input and the path there.
         self.last_operator: tuple[Layer, Tensor, _Path] | None = None
 
-    def run(self) -> Shared[TensorConsumer]:
+    def run(self) -> SharedTuple[TensorConsumer]:
         for tensor, path in self.queue:
             if len(self.consumers) >= MAX_CONSUMERS:
                 self.note_more(tensor, path)
@@ -121,7 +122,7 @@ class _ConsumerSearch:
         if not self.consumers and self.last_operator is not None:
             # This operator only counts as a consumer if no other is known.
             self.consumers.append(_describe_consumer(*self.last_operator))
-        return Shared(self.consumers[:MAX_CONSUMERS], self.more)
+        return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
     def note_more(self, tensor: Tensor, path: _Path) -> None:
         """Name the operator or tensor after which further consumers are."""
@@ -317,7 +318,11 @@ def _precedes_weighted(layer: Layer) -> bool:
 
 def explain_float_output(
     layer: Layer, by: str
-) -> refusals.OutputNotQuantized | refusals.OutputDifferentScales | refusals.OutputManyConsumers:
+) -> (
+    simulation.OutputNotQuantized
+    | simulation.OutputDifferentScales
+    | simulation.OutputManyConsumers
+):
     """Return the reason for which a layer writes float, given all consumers of its result.
 
     Args:
@@ -328,34 +333,34 @@ def explain_float_output(
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
     quantizers = [consumer for consumer in consumers if consumer.kind == ConsumerKind.Q]
     if quantizers and len(quantizers) < len(consumers):
-        return refusals.OutputManyConsumers(by, node, tensor, consumers, size)
+        return simulation.OutputManyConsumers(by, node, tensor, consumers, size)
     different = check_output_scales(by, node, tensor, consumers, size)
     if different is not None:
         return different
     activation = layer.fusion.activation
-    return refusals.OutputNotQuantized(by, node, tensor, consumers, size, activation)
+    return simulation.OutputNotQuantized(by, node, tensor, consumers, size, activation)
 
 
 def check_output_scales(
     by: str, node: str, tensor: str, consumers: tuple[TensorConsumer, ...], size: TensorSize | None
-) -> refusals.OutputDifferentScales | None:
+) -> simulation.OutputDifferentScales | None:
     """Return a refusal if Qs with different scales read a result, and nothing else does."""
     if not have_different_scales(consumers):
         return None
     if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
         return None
-    return refusals.OutputDifferentScales(by, node, tensor, consumers, size)
+    return simulation.OutputDifferentScales(by, node, tensor, consumers, size)
 
 
 def check_equal_scales(
     by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
-) -> refusals.ScalesDiffer | None:
+) -> simulation.ScalesDiffer | None:
     """Return a refusal if quantizers in a row, or on one tensor, may quantize differently."""
     keys = {None if q.quant is None else q.quant.key for q in quantizers}
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
         return None
     names, scales = map(node_name, quantizers), map(quantizer_scale, quantizers)
-    return refusals.ScalesDiffer(by, node, tensor.source, tuple(names), tuple(scales))
+    return simulation.ScalesDiffer(by, node, tensor.source, tuple(names), tuple(scales))
 
 
 def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
@@ -427,7 +432,7 @@ def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
         # shows which one is quantized.
         is_named = data.path.ops or not layer.weights.constant
         dq_name = node_name(data) if is_named else ""
-        return refusals.WeightsNotDequantized(
+        return simulation.WeightsNotDequantized(
             by, node_name(layer), layer.weights.name, dq_name, tensor_size(layer.data)
         )
     obstacles = itertools.chain(
@@ -439,13 +444,13 @@ def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
 
 def _explain_float_data(
     layer: Layer, by: str, weights_quantized: bool
-) -> refusals.InputNotDequantized:
+) -> simulation.InputNotDequantized:
     producer = layer.data.producer
     name, op = layer.data.name, "Input"
     if producer is not None:
         name, op = node_name(producer), producer.op or producer.kind.value
     dq_name, blocker = _nearest_dq(layer)
-    return refusals.InputNotDequantized(
+    return simulation.InputNotDequantized(
         by,
         node_name(layer),
         layer.data.source,
@@ -469,10 +474,10 @@ def _type_obstacles(
     types = (_quantized_precision(data), _quantized_precision(weights))
     if Precision.INT4 in types:
         int4 = data if types[0] == Precision.INT4 else weights
-        yield refusals.OutsideRules(by, node, node_name(int4), Precision.INT4)
+        yield simulation.OutsideRules(by, node, node_name(int4), Precision.INT4)
     computed_type = _product_type(data)
     if computed_type is None or computed_type != _product_type(weights):
-        yield refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
+        yield simulation.TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
         floats = (_output_float_type(data), _output_float_type(weights))
         yield fault_checks.float_types_differ(by, node, floats, node_name(data), node_name(weights))

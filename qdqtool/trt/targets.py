@@ -13,7 +13,7 @@ from typing import Any
 
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.types import Evidence
-from qdqtool.util.records import record, replaced
+from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
@@ -162,7 +162,7 @@ class Target:
                 code="unsupported",
                 parameter="gpu",
             )
-        return replaced(self, capabilities=(number,))
+        return replace_fields(self, capabilities=(number,))
 
 
 _TRT10 = Target(
@@ -226,7 +226,7 @@ TARGETS: dict[str, Target] = {
                 regions=True,
             ),
             _TRT10,
-            replaced(
+            replace_fields(
                 _TRT10,
                 name="trt11",
                 version=(11, 0),
@@ -325,7 +325,7 @@ def _find_by_version(text: str) -> Target | None:
     if version_numbers(version) == target.version and version.count(".") < 2:
         return target
     proof = f"{version} is answered by the nearest rules, those of {target.name}; {target.proof}"
-    return replaced(target, requested_version=version, proof=proof)
+    return replace_fields(target, requested_version=version, proof=proof)
 
 
 def strongly_typed(
@@ -354,7 +354,7 @@ def strongly_typed(
             code="unsupported",
             parameter=parameter,
         )
-    return replaced(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
+    return replace_fields(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 
 @record

@@ -137,14 +137,14 @@ def tune(
         preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
-        head: Outputs of a detection head that stay float, as for :func:`qdqtool.insert`.
+        head: Outputs of a detection head that remain float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         attention: Type of the products of attention, as for :func:`qdqtool.insert`.
         unify: Whether tensors tied by Concat and the like share one scale.
-        exclude: Regular expressions (``re.search``) on names of nodes that stay float.
+        exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize although a preset would leave
             them float.
-        exclude_op: Operator types that stay float.
+        exclude_op: Operator types that remain float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
         high_precision: Type of the float remainder, as for :func:`qdqtool.insert`.
         smooth: Strength of SmoothQuant, as for :func:`qdqtool.insert`.

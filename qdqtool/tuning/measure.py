@@ -210,8 +210,7 @@ class ReferenceCache:
 
     def get(self, number: int) -> FloatReference | None:
         """Return the reference of a sample, None if there is none."""
-        with self._lock:
-            return self._references.get(number)
+        return self._references.get(number)
 
     def add(self, number: int, reference: FloatReference) -> None:
         """Add the reference of a sample if there is space for it."""
@@ -264,9 +263,8 @@ class SessionCache:
     """Open sessions, the most recently used ones up to a limit in bytes."""
 
     def __init__(self) -> None:
-        self._sessions: dict[
-            tuple[int, str], tuple[TensorFetcher, int]
-        ] = {}  # last used at the end
+        # The most recently used ones are at the end.
+        self._sessions: dict[tuple[int, str], tuple[TensorFetcher, int]] = {}
         self._bytes_left = limits.TUNING_SESSIONS
         self._lock = threading.Lock()
 

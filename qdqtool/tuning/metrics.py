@@ -309,7 +309,7 @@ def import_function(name: str) -> MetricFunction:
         ) from error
     if not callable(function):
         raise QdqtoolError(
-            f"`metric` {name}: is no function", code="wrong-type", parameter="metric"
+            f"`metric` {name}: is not a function", code="wrong-type", parameter="metric"
         )
     return function  # type: ignore[no-any-return]
 

@@ -55,8 +55,8 @@ class NetworkPartition(NetworkCuts):
     def build_parts(self, extra_cut: int) -> list[NetworkPart]:
         """Return the parts between cuts before each node with weights and one more cut.
 
-        Parallel branches between two cuts are parts of their own. There is no cut through a tensor
-        of unknown type, because such a tensor cannot be an input of a part.
+        Parallel branches between two cuts are parts of their own. No tensor of unknown type crosses
+        a cut, because it could not be an input of a part.
         """
         parts: list[NetworkPart] = []
         producer: dict[str, int] = {}  # number of the part that produces a tensor

@@ -100,7 +100,7 @@ class Recipe:
 
     @property
     def is_float(self) -> bool:
-        """Whether there are no pairs."""
+        """Whether the recipe leaves the network float."""
         return not self.pairs and not self.weights
 
     def build(

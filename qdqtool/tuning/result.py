@@ -204,7 +204,7 @@ class Tuning:
         target: Name of the TensorRT target.
         gpu: Name of the GPU; None without one.
         float_type: Type of the part that is not quantized, ``fp32`` or ``fp16``.
-        float32: Tensors that stay FP32 in an FP16 model, with the largest value in the data.
+        float32: Tensors that remain FP32 in an FP16 model, with the largest value in the data.
         notes: Notes about the result.
         warnings: Warnings about the result.
         source: Path of the float model, empty for a model in memory.

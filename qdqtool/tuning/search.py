@@ -457,7 +457,7 @@ class PlacementSearch:
         return [single[name] for name in dict.fromkeys(names) if name in single]
 
     def _take_back_choices(self) -> None:
-        """Take choices of the cheapest good placement back as long as it stays good.
+        """Take choices of the cheapest good placement back while it reaches the goal.
 
         The most expensive ones are tried first. Each is taken back alone at first, all in one go,
         because they share what is upstream of them. Those that cannot go alone are not tried with
@@ -691,7 +691,7 @@ class PlacementSearch:
         less = {s: self._remove_site(point.configuration, s) for s in sites[:_REPORTED_BENEFITS]}
         samples = self.evaluator.sets.chosen_on
         recipes = [self.recipe(configuration) for configuration in less.values()]
-        self.evaluator.measure_metric(recipes, samples, "What each choice bought")
+        self.evaluator.measure_metric(recipes, samples, "Benefit of each choice")
         benefits = []
         for site, configuration in less.items():
             cost = self.planner.cost(configuration)

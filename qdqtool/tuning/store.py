@@ -36,7 +36,7 @@ _IDENTITY = {
     "tool": ("wrong-version", "version of qdqtool"),
     "measurement": ("different-methods", "way of measuring (of another commit)"),
 }
-_NO_STATE = "is no file of an earlier `qdqtool tune`"
+_NO_STATE = "is not a file of an earlier `qdqtool tune`"
 _REMEDY = "give another name with `state`, or remove it"
 
 
@@ -131,9 +131,9 @@ def _read_state(path: Path) -> Json:
         try:
             state = parse_json(b"".join(blocks))
         except (ValueError, RecursionError):
-            raise _state_error(path, f"{_NO_STATE}, or damaged; {_REMEDY}") from None
+            state = None
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise _state_error(path, f"{_NO_STATE}; {_REMEDY}")
+        raise _state_error(path, f"{_NO_STATE}, or damaged; {_REMEDY}")
     return state
 
 

@@ -60,7 +60,7 @@ def _time_runs(search: PlacementSearch) -> float:
     seconds_per_run = 0.0
     for timed in (samples[:1], samples[1 : 1 + _TIMED_SAMPLES]):  # the first opens sessions
         runs, start = evaluator.runs, time.monotonic()
-        evaluator.measure_metric(recipes, timed, "How long a run takes")
+        evaluator.measure_metric(recipes, timed, "Duration of a run")
         if evaluator.runs > runs:
             seconds_per_run = (time.monotonic() - start) / (evaluator.runs - runs)
     return seconds_per_run
@@ -80,7 +80,7 @@ def describe_duration(
     """
     unmeasured = f" ({skipped} more cannot pay and are not measured)" if skipped else ""
     if seconds is None:
-        duration = "what an earlier run measured is taken"
+        duration = "an earlier run has measured most of it"
     else:
         minutes = "a minute" if seconds < 90 else f"{seconds / 60:.0f} minutes"
         duration = f"at most about {minutes} with {counted(workers, 'worker')}"

@@ -1,1 +1,1 @@
-"""What every part of the program uses: records, options, texts, manners of a process, limits."""
+"""Code that all packages share: records, texts, files, limits."""

@@ -28,7 +28,7 @@ def check_choice(
 
 
 def check_not_text(parameter: str, value: object) -> None:
-    """Check that an argument for a list of texts is not a single text, whose letters would be taken.
+    """Check that an argument for a list of texts is not a single text.
 
     Raises:
         QdqtoolError: It is a text.

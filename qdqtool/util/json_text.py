@@ -12,7 +12,7 @@ _MAX_DIGITS = 20  # of a 64-bit integer; a longer one becomes a float
 
 
 def json_text(data: Any, *, compact: bool = False) -> str:
-    """Return the JSON text of an answer. NaN and infinity, which JSON does not have, become ``null``.
+    """Return the JSON text of an answer; NaN and infinity, which JSON lacks, become ``null``.
 
     Args:
         data: Values of JSON's types.

@@ -1,6 +1,7 @@
-"""Limits on files, images, models and the work that they cause, above the needs of real ones.
+"""Limits on files, images, models and the work that they cause.
 
-The message about an input beyond a limit names the limit. Units are bytes unless a comment says otherwise.
+They are above the needs of real ones. The message about an input beyond a limit names the limit.
+Units are bytes unless a comment says otherwise.
 """
 
 from __future__ import annotations

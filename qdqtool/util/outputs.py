@@ -19,7 +19,7 @@ from qdqtool.util.files import (
     is_stream,
 )
 from qdqtool.util.json_text import json_text
-from qdqtool.util.text import visible
+from qdqtool.util.text import escape_hidden
 
 
 @contextlib.contextmanager
@@ -77,10 +77,10 @@ def write_text(path: StrPath, text: str) -> None:
 
 def write_visible(path: StrPath, text: str) -> None:
     """Write text for people, without control characters (see :mod:`qdqtool.util.text`)."""
-    write_text(path, visible(text))
+    write_text(path, escape_hidden(text))
 
 
-class Saved:
+class SavableResult:
     """A result that is saved as its JSON, over none of its inputs."""
 
     __slots__ = ()

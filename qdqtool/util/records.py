@@ -1,6 +1,7 @@
-"""Frozen records: what a frozen dataclass is, without compiling methods for each class when it is imported.
+"""Frozen records, which behave as frozen dataclasses.
 
-A hundred small classes are loaded with every command; Python's own decorator compiles five functions for each.
+Every command imports about forty small classes. Python's decorator compiles six functions for each of
+them, which takes up to a millisecond; a record uses the functions of this module.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import Any, TypeVar, dataclass_transform
 T = TypeVar("T")
 R = TypeVar("R")
 
+_HASH = "_hash"  # in a record's dictionary after the first use
+_NAMES = "_names"
+
 
 @dataclass_transform(frozen_default=True)
 def record(kind: type[T]) -> type[T]:
-    """Makes a record of a class: its annotations, after those of its bases, are the fields.
+    """Make a record class: its annotations, after those of its bases, are the fields.
 
-    Values of fields are compared, hashed and printed, unless the class says how. A default is shared, so it must not
-    be one that changes. What is annotated as ``ClassVar`` is no field.
+    Values of fields are compared, hashed and printed, unless the class has methods for that. A default is
+    shared, so it must not be mutable. ``ClassVar`` annotations are not fields.
     """
     fields = list(getattr(kind, "_fields", ()))
     defaults = dict(getattr(kind, "_defaults", ()))
@@ -30,155 +34,142 @@ def record(kind: type[T]) -> type[T]:
             fields.append(name)
         if name in vars(kind):
             defaults[name] = vars(kind)[name]
-    methods = {
+    attributes = {
         "_fields": tuple(fields),
         "_defaults": defaults,
         "__match_args__": tuple(fields),
         **_METHODS,
     }
-    for name, value in methods.items():
+    for name, value in attributes.items():
         if name not in vars(kind):
             setattr(kind, name, value)
     return kind
 
 
-class Shared(tuple[T, ...]):
-    """A tuple that many records hold: what is worked out of it is kept with it.
+class SharedTuple(tuple[T, ...]):
+    """A tuple that many records contain, with cached results of functions of it.
 
     Attributes:
-        more: Where further items are that were not looked for; empty where these are all.
+        more: Place where further items were not searched for; empty if these are all.
     """
 
     more: str
 
-    def __new__(cls, items: Iterable[T] = (), more: str = "") -> Shared[T]:
-        made = super().__new__(cls, items)
-        made.more = more
-        return made
+    def __new__(cls, items: Iterable[T] = (), more: str = "") -> SharedTuple[T]:
+        result = super().__new__(cls, items)
+        result.more = more
+        return result
 
-    def once(self, work: Callable[[Sequence[T]], R]) -> R:
-        """The result of a function of these items; not to be changed."""
-        kept: dict[Any, Any] = self.__dict__
-        if work not in kept:
-            kept[work] = work(tuple(self))
-        found: R = kept[work]
-        return found
+    def once(self, function: Callable[[Sequence[T]], R]) -> R:
+        """Return the cached result of a function of these items; it must not be changed."""
+        cache: dict[Any, Any] = self.__dict__
+        if function not in cache:
+            cache[function] = function(tuple(self))
+        result: R = cache[function]
+        return result
 
-    def __reduce__(self) -> tuple[type[Shared[T]], tuple[tuple[T, ...], str]]:
+    def __reduce__(self) -> tuple[type[SharedTuple[T]], tuple[tuple[T, ...], str]]:
         return type(self), (tuple(self), self.more)
 
 
-def once(work: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
-    """A function of a sequence, worked out once for each :class:`Shared` one."""
-    return functools.wraps(work)(
-        lambda items: items.once(work) if type(items) is Shared else work(items)
+def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
+    """Cache a function of a sequence for each :class:`SharedTuple`."""
+    return functools.wraps(function)(
+        lambda items: items.once(function) if type(items) is SharedTuple else function(items)
     )
 
 
-def names_in(item: Any) -> tuple[str, ...]:
-    """Every text in a record, each once, in the records and tuples that it holds too, but for the fields ``nameless``
-    of its class (``op`` and ``shape``); worked out once."""
-    kept = vars(item)
-    if _NAMES not in kept:
-        kept[_NAMES] = tuple(_add_names(item, {}, set()))
-    found: tuple[str, ...] = kept[_NAMES]
-    return found
+def collect_names(item: Any) -> tuple[str, ...]:
+    """Return every text in a record once, with those of records and tuples inside.
+
+    The fields ``nameless`` of a class (default: ``op`` and ``shape``) are left out. The result is cached.
+    """
+    cache = vars(item)
+    if _NAMES not in cache:
+        names: dict[str, None] = {}
+        _add_names(item, names, set())
+        cache[_NAMES] = tuple(names)
+    result: tuple[str, ...] = cache[_NAMES]
+    return result
 
 
-def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, None]:
-    """Adds the names in a record or tuple; what several others hold, as ways do their steps, is looked at once."""
-    seen.add(id(value))
-    if type(value) is Shared:
-        found.update(value.once(_names_of))
-        return found
-    if hasattr(value, "_fields"):
-        known = vars(value).get(_NAMES)
-        if known:
-            found.update(dict.fromkeys(known))
-            return found
-        apart = getattr(value, "nameless", ("op", "shape"))
-        parts = [getattr(value, name) for name in value._fields if name not in apart]
+def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
+    """Add the names in a value; a value that several others contain is visited once."""
+    kind = type(value)
+    if kind is str and value:
+        names[value] = None
+    if id(value) in visited:
+        return
+    parts: Iterable[Any] = ()
+    if kind is SharedTuple:
+        names.update(value.once(_names_of))
+    elif kind in (tuple, frozenset):
+        parts = value
+    elif hasattr(kind, "_fields"):
+        if _NAMES in vars(value):
+            names.update(dict.fromkeys(vars(value)[_NAMES]))
+        else:
+            nameless = getattr(kind, "nameless", ("op", "shape"))
+            parts = [getattr(value, name) for name in kind._fields if name not in nameless]
     else:
-        parts = [
-            p
-            for p, known in zip(value, map(seen.__contains__, map(id, value)), strict=True)
-            if not known
-        ]
+        return
+    visited.add(id(value))
     for part in parts:
-        kind = type(part)
-        if kind is str:
-            if part:
-                found[part] = None
-        elif (
-            kind not in _NAMELESS
-            and id(part) not in seen
-            and (hasattr(part, "_fields") or kind in _SEVERAL)
-        ):
-            _add_names(part, found, seen)
-    return found
+        _add_names(part, names, visited)
 
 
 def _names_of(parts: Sequence[Any]) -> dict[str, None]:
-    return _add_names(parts, {}, set())
+    names: dict[str, None] = {}
+    _add_names(parts, names, set())
+    return names
 
 
-_NAMELESS = frozenset((int, float, bool, type(None)))
-_SEVERAL = frozenset((tuple, Shared, frozenset))
-_NAMES = "_names"  # in a record's dictionary, once they are known
-
-
-def contents(item: Any) -> tuple[Any, ...]:
-    """The values of all fields of a record, in their order."""
+def field_values(item: Any) -> tuple[Any, ...]:
+    """Return the values of all fields of a record, in their order."""
     values = item.__dict__
     return tuple([values[name] for name in item._fields])
 
 
-def published(item: Any, *names: str) -> dict[str, Any]:
-    """Fields of a record or dataclass as JSON: all, or those named; what has ``as_json`` by that, enumerations as text."""
+def to_json_fields(item: Any, *names: str) -> dict[str, Any]:
+    """Return some or all fields of a record or dataclass as JSON values.
+
+    Objects with a method ``as_json`` are converted by it, enumerations are texts.
+    """
     fields = names or getattr(item, "_fields", None) or item.__dataclass_fields__
-    return {name: _published(getattr(item, name)) for name in fields}
+    return {name: _to_json(getattr(item, name)) for name in fields}
 
 
-def _published(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_published(one) for one in value]
-    return (
-        value.as_json()
-        if hasattr(value, "as_json")
-        else str(value)
-        if isinstance(value, StrEnum)
-        else value
-    )
+        return [_to_json(element) for element in value]
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    return str(value) if isinstance(value, StrEnum) else value
 
 
 def nearest(table: Mapping[type, T], kind: type) -> T | None:
-    """What a table says of a class, or of the nearest of its bases; None where it knows none of them."""
+    """Return the entry of a class, or of the nearest of its bases; None without one."""
     return next((table[base] for base in kind.__mro__ if base in table), None)
 
 
-def replaced(item: T, **changes: Any) -> T:
-    """A record with other values in some fields."""
-    values: dict[str, Any] = dict(zip(item._fields, contents(item), strict=True))  # type: ignore[attr-defined]
+def replace_fields(item: T, **changes: Any) -> T:
+    """Return a record with other values in some fields."""
+    values = dict(zip(item._fields, field_values(item), strict=True))  # type: ignore[attr-defined]
     return type(item)(**{**values, **changes})
 
 
 def _init(self: Any, *args: Any, **named: Any) -> None:
-    names = self._fields
-    values = self.__dict__
-    if named or len(args) != len(names):
-        values.update(self._defaults)
-        values.update(zip(names, args, strict=False))
-        values.update(named)
-        left = names[len(args) :]
-        wrong = [name for name in named if name not in left]
-        if wrong or len(args) > len(names) or len(values) < len(names):
-            lacking = [name for name in names if name not in values]
-            raise TypeError(
-                f"{type(self).__name__}({', '.join(names)}): {len(args)} by place, wrong {wrong}, "
-                f"lacking {lacking}"
-            )
-    else:
-        values.update(zip(names, args, strict=False))
+    fields = self._fields
+    positional = dict(zip(fields, args, strict=False))
+    values = {**self._defaults, **positional, **named}
+    if (
+        len(args) > len(fields)
+        or len(values) != len(fields)
+        or any(name not in values for name in fields)
+        or not named.keys().isdisjoint(positional)
+    ):
+        raise TypeError(f"{type(self).__name__}({', '.join(fields)}): got {args} and {named}")
+    self.__dict__.update(values)
 
 
 def _set(self: Any, name: str, *value: object) -> None:
@@ -186,21 +177,21 @@ def _set(self: Any, name: str, *value: object) -> None:
 
 
 def _eq(self: Any, other: object) -> bool:
-    return type(self) is type(other) and contents(self) == contents(other)
+    return type(self) is type(other) and field_values(self) == field_values(other)
 
 
 def _hash(self: Any) -> int:
-    """Worked out once: a record may hold others, each of which holds the one before."""
+    """Return a cached hash: a record may contain others, each of which contains the one before."""
     values = self.__dict__
-    found: int | None = values.get(_HASH)
-    if found is None:
-        found = values[_HASH] = hash((type(self), contents(self)))
-    return found
+    if _HASH not in values:
+        values[_HASH] = hash((type(self), field_values(self)))
+    result: int = values[_HASH]
+    return result
 
 
-def _state(self: Any) -> dict[str, Any]:
-    """What a copy gets, or another process, where texts have other hashes."""
-    return dict(zip(self._fields, contents(self), strict=True))
+def _getstate(self: Any) -> dict[str, Any]:
+    """Return the fields without cached values: in another process, texts have other hashes."""
+    return dict(zip(self._fields, field_values(self), strict=True))
 
 
 def _repr(self: Any) -> str:
@@ -215,6 +206,5 @@ _METHODS = {
     "__eq__": _eq,
     "__hash__": _hash,
     "__repr__": _repr,
-    "__getstate__": _state,
+    "__getstate__": _getstate,
 }
-_HASH = "_hash"  # in a record's dictionary

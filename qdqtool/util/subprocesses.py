@@ -52,5 +52,5 @@ def end_process_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def temporary_folder(purpose: str = "") -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder ``qdqtool-...`` that is removed with its content at the end of its block."""
+    """Return a new folder ``qdqtool-...`` that is removed at the end of its block."""
     return tempfile.TemporaryDirectory(prefix=f"qdqtool-{purpose}", ignore_cleanup_errors=True)

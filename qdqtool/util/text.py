@@ -1,8 +1,8 @@
-"""What may reach a terminal, a log or a JSON: no control character of any origin.
+"""Text for terminals, logs and JSON: no control characters, one line, short.
 
-Names in models, logs, JSON and archives are other people's bytes. An escape sequence among them would run in the
-user's terminal, and a JSON reader may choke on C1 codes. The one filter is here; the command line puts it over stdout
-and stderr, and whatever writes an answer to a file uses it as well.
+Names in models, logs, JSON and archives come from others. An escape sequence in a name would run in the
+user's terminal, and some JSON readers reject C1 codes. The filter for both is here. The command line puts
+it on stdout and stderr, and code that writes an answer to a file uses it as well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-# C0 (but for tab and newline), DEL and C1; separators that some terminals take for newlines; marks that turn the
-# direction of text around or take no room; halves of surrogate pairs, which is how Python holds file names that are not
-# UTF-8; what XML does not allow; letters of the private alphabet of tags, which nothing shows.
+# C0 (except tab and newline), DEL and C1; separators that some terminals take for newlines; marks that
+# change the direction of text or are invisible; halves of surrogate pairs, which Python uses for file
+# names that are not UTF-8; characters that XML forbids; invisible letters of tags.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\ufffe\uffff\U000e0000-\U000e007f]"
@@ -23,57 +23,58 @@ _HIDDEN = re.compile(
 _REPR = 60  # characters of a value in a message
 
 
-def visible(text: str) -> str:
-    r"""The text with every hidden character written as ``\u001b``, which means the same inside a JSON string."""
-    return _HIDDEN.sub(_written, text) if _HIDDEN.search(text) else text
+def escape_hidden(text: str) -> str:
+    r"""Write every hidden character as ``\u001b``, which means the same in a JSON string."""
+    return _HIDDEN.sub(lambda match: _escape(match[0]), text) if _HIDDEN.search(text) else text
 
 
 def as_line(text: str) -> str:
-    """The text as one line of an answer: tabs and line breaks, which only a name can bring here, are escapes too."""
-    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+    """Return text as one line: tabs and line breaks, which only a name contains, are escaped."""
+    return escape_hidden(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def as_text(lines: Iterable[str]) -> str:
-    """Lines as one text: whatever names are in them, each is one line."""
+    """Return lines as one text; a name with a line break stays in its line."""
     return "".join(f"{as_line(line)}\n" for line in lines)
 
 
-def _written(match: re.Match[str]) -> str:
-    return _escapes(match[0])
+def _escape(text: str) -> str:
+    units = text.encode("utf-16-be", "surrogatepass")  # two units above U+FFFF, as in JSON
+    pairs = zip(units[::2], units[1::2], strict=True)
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
 
 
-def _escapes(text: str) -> str:
-    units = text.encode("utf-16-be", "surrogatepass")  # two of them above U+FFFF, as JSON writes it
-    return "".join(
-        f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)
-    )
-
-
-def encodable(text: str, stream: TextIO) -> str:
-    """The text with what a stream's encoding does not have as escapes, which mean the same inside a JSON string."""
+def escape_unencodable(text: str, stream: TextIO) -> str:
+    """Escape the characters that a stream's encoding lacks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "escapes").decode(encoding)
 
 
-def _replaced(error: UnicodeError) -> tuple[str, int]:
+def _handle_encode_error(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return _escapes(error.object[error.start : error.end]), error.end
+    return _escape(error.object[error.start : error.end]), error.end
 
 
-codecs.register_error("escapes", _replaced)
+codecs.register_error("escapes", _handle_encode_error)
 
 
 def one_line(text: str) -> str:
-    """The text on one line: every run of white space, newlines included, is one space."""
-    return visible(" ".join(text.split()))
+    """Return text on one line: each run of white space becomes one space."""
+    return escape_hidden(" ".join(text.split()))
 
 
 def reason_of(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
-    """What an exception of somebody else's code says, on one line; the name of its class where it says nothing."""
+    """Return the message of an exception on one line, or the name of its class.
+
+    Args:
+        error: Exception of another package or of the user.
+        length: Maximum number of characters.
+        first_line: Whether only the first line is used.
+    """
     try:
         text = str(error)
-    except Exception:  # of a class of the user's
+    except Exception:  # a class of the user
         text = ""
     if first_line:
         text = next(iter(text.strip().splitlines()), "")
@@ -84,34 +85,37 @@ def brief_repr(value: object) -> str:
     """Return the beginning of a value's `repr` on one line, for a message."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # a class of the user's, or an integer of more digits than Python prints
+    except Exception:  # a class of the user, or an integer of more digits than Python prints
         text = object.__repr__(value)
     return text if len(text) <= _REPR else f"{text[:_REPR]}..."
 
 
 def counted(number: int | str | None, word: str) -> str:
-    """``1 layer``, ``2 layers``."""
+    """Return ``1 layer`` or ``2 layers``."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def were(number: int, word: str) -> str:
-    """``1 layer was``, ``2 layers were``."""
+    """Return ``1 layer was`` or ``2 layers were``."""
     return f"{counted(number, word)} {'was' if number == 1 else 'were'}"
 
 
 def listed(items: Sequence[str], most: int = 4) -> str:
-    """The first few of a list: ``a, b and 3 more``."""
+    """Return the first few items: ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
 
 
 def ending(name: str, width: int) -> str:
-    """The end of a name, which is what distinguishes nodes, in at most ``width`` characters."""
+    """Return the end of a name, which distinguishes nodes, in at most `width` characters."""
     return name if len(name) <= width else f"...{name[-(width - 3) :]}"
 
 
 def middle(name: str, width: int) -> str:
-    """A name in at most ``width`` columns; the middle is cut, since beginning and end distinguish layers."""
+    """Return a name in at most `width` columns, without its middle if it is too long.
+
+    Beginning and end distinguish layers.
+    """
     width = max(20, width)
     if len(name) <= width:
         return name
@@ -120,12 +124,12 @@ def middle(name: str, width: int) -> str:
 
 
 def layers_counted(convolutions: int, products: int) -> str:
-    """``74 (1 convolution, 73 matrix products)``; of one kind alone ``64 convolutions``."""
-    kinds = [
-        counted(n, what)
-        for n, what in ((convolutions, "convolution"), (products, "matrix product"))
-        if n
-    ]
+    """Return ``74 (1 convolution, 73 matrix products)``, or ``64 convolutions`` of one kind."""
+    kinds = []
+    if convolutions or not products:
+        kinds.append(counted(convolutions, "convolution"))
+    if products:
+        kinds.append(counted(products, "matrix product"))
     if len(kinds) == 2:
         return f"{convolutions + products} ({', '.join(kinds)})"
-    return kinds[0] if kinds else "0 convolutions"
+    return kinds[0]

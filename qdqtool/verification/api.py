@@ -43,7 +43,7 @@ from qdqtool.types import Assumption, Event, Precision, Prediction
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 from qdqtool.verification import local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -177,7 +177,7 @@ def choose_target_for_gpu(
     stated = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if resolved.is_rtx and build.targets:
-        resolved = replaced(resolved, capabilities=build.targets)
+        resolved = replace_fields(resolved, capabilities=build.targets)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
                 f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
@@ -587,7 +587,6 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
 
 
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
-    """Return the convolutions whose outcome differs between two predictions."""
     outcomes, others = (
         {c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused)) for c in p.convolutions}
         for p in (first, second)

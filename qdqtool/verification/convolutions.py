@@ -22,7 +22,7 @@ from qdqtool.ir.qdq import is_qdq
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.trt.trace import FUSING_INTO
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction, Refusal
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.verification.kernels import (
     ABBREVIATED,
     ATTENTION,
@@ -66,7 +66,7 @@ class BuiltNode:
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
-        return published(self)
+        return to_json_fields(self)
 
 
 def find_built_nodes(
@@ -139,7 +139,7 @@ class BuiltConvolution:
 
     def as_json(self) -> MismatchSide:
         """Return the JSON fields."""
-        fields = published(self, "precision", "inputs", "output", "fused", "layer")
+        fields = to_json_fields(self, "precision", "inputs", "output", "fused", "layer")
         return {**fields, "fused": self.fused and self.fused[:_MAX_FUSED]}
 
 
@@ -153,7 +153,7 @@ class PassLines:
     """
 
     def __init__(self, build: Build, mapper: NodeMapper) -> None:
-        self._build, self._known = build, mapper.known
+        self._build, self._model_names = build, mapper.model_names
         self.inputs: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
         self.complete = any("epilogue" in heading for heading, _ in build.headings)
@@ -167,7 +167,7 @@ class PassLines:
 
     @functools.cached_property
     def _names(self) -> set[str]:
-        return collect_printed_names(self._build, self._known)
+        return collect_printed_names(self._build, self._model_names)
 
     def shows_float(self, name: str) -> bool:
         """Return whether a node without a line is known to be float."""
@@ -214,7 +214,9 @@ def compare_convolutions(
                 Mismatch(
                     MismatchKind.CONVOLUTION,
                     conv.name,
-                    published(conv, "precision", "inputs", "output", "fused", "layer", "evidence"),
+                    to_json_fields(
+                        conv, "precision", "inputs", "output", "fused", "layer", "evidence"
+                    ),
                     built.as_json(),
                     *difference,
                     built.line or None,
@@ -358,7 +360,6 @@ def _fusing_passes(prediction: Prediction) -> dict[str, str]:
 
 
 def _describe_rule(conv: ConvOutcome, refusal: Refusal | None, pass_name: str | None) -> str:
-    """Describe the rule behind the prediction of a convolution."""
     if refusal is not None:
         return f"by {refusal.pass_name}: {refusal.reason}"
     return f"by {pass_name}" if pass_name is not None else f"as layer {conv.layer or conv.name}"

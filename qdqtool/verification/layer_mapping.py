@@ -69,7 +69,7 @@ class NodeMapper:
             ONNX parser gives.
 
     Attributes:
-        known: Every name of the model that a fused layer name may contain.
+        model_names: Every name of the model that a fused layer name may contain.
         layers: Engine layers that compute something, see :func:`is_auxiliary`.
     """
 
@@ -80,7 +80,7 @@ class NodeMapper:
             n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes
         }
         constants = [name for n in model.nodes if n.op == "Constant" for name in n.outputs]
-        self.known = NameSet({*self._names.values(), *model.initializers, *constants})
+        self.model_names = NameSet({*self._names.values(), *model.initializers, *constants})
         self._by_name = {self._names[n.index]: n for n in model.nodes}
         self._by_plain_name = {plain_name(name): n for name, n in self._by_name.items()}
         self.layers = [layer for layer in layers if not is_auxiliary(layer)]
@@ -127,7 +127,7 @@ class NodeMapper:
         """Return the nodes of each layer merged with ``||``; a single group if none are merged."""
         if layer.onnx_names:
             return [self._find_nodes(layer.onnx_names)]
-        fused = parse_layer_name(layer.name, self.known)
+        fused = parse_layer_name(layer.name, self.model_names)
         if fused.kind == "foreign":
             return []
         return [self._find_nodes(group) for group in fused.alternatives]
@@ -195,7 +195,7 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
         if len(nodes) != 1 or product_rank(layer) is None or nodes[0].name in conflicts:
             continue
         node = nodes[0]
-        built_weights = [n for n in layer.parse_name(mapper.known).bases if n in weight_names]
+        built_weights = [n for n in layer.parse_name(mapper.model_names).bases if n in weight_names]
         conflict = _compare_layer_shape(node, layer, shapes.get(node.index, ()))
         if conflict is not None:
             conflicts[node.name] = conflict

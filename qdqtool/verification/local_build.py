@@ -14,7 +14,7 @@ from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
 from qdqtool.util.outputs import write_text
-from qdqtool.util.records import published
+from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import BuiltNode, find_built_nodes
 
 SCHEMA = "qdqtool/build/1"
@@ -47,12 +47,12 @@ class BuiltModel(BuildResult):
         return {
             "schema": SCHEMA,
             "tool": TOOL_VERSION,
-            **published(self, "builder", "version"),
+            **to_json_fields(self, "builder", "version"),
             "targets": [f"SM{s}" for s in self.targets],
-            **published(self, "status", "message"),
+            **to_json_fields(self, "status", "message"),
             "seconds": round(self.seconds, 3),
             "summary": {"convolutions": len(self.nodes), "int8": int8},
-            **published(self, "nodes"),
+            **to_json_fields(self, "nodes"),
             **{name: str(path) if path else None for name, path in paths.items()},
         }
 
@@ -85,10 +85,10 @@ def build_model(
     if output is not None and result.build is not None and result.status == "built":
         result.layers_path = Path(output) / "layers.json"
         table = {
-            **published(result, "builder", "version"),
+            **to_json_fields(result, "builder", "version"),
             "targets": [f"SM{s}" for s in result.targets],
             **inspector_json(result.build.layers, result.build.bindings),
-            **published(result, "nodes"),
+            **to_json_fields(result, "nodes"),
         }
         write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
     return result

@@ -25,14 +25,14 @@ from qdqtool.types import (
 )
 from qdqtool.util.files import InputFiles
 from qdqtool.util.notes import Note
-from qdqtool.util.outputs import Saved
-from qdqtool.util.records import published
+from qdqtool.util.outputs import SavableResult
+from qdqtool.util.records import to_json_fields
 from qdqtool.verification.convolutions import find_built_nodes
 from qdqtool.verification.local_build import ConvolutionPair, pair_convolutions
 
 
 @dataclass(slots=True, repr=False)
-class Verification(Saved):
+class Verification(SavableResult):
     """A prediction compared with a build.
 
     Attributes:
@@ -86,7 +86,7 @@ class Verification(Saved):
             "compute_capabilities": list(self.prediction.compute_capabilities)
             if self.prediction
             else [],
-            **published(
+            **to_json_fields(
                 self,
                 "build",
                 "convolutions",
@@ -96,7 +96,7 @@ class Verification(Saved):
                 "copies",
                 "mismatches",
             ),
-            **published(self, "notes", "times"),
+            **to_json_fields(self, "notes", "times"),
         }
 
 

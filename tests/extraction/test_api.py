@@ -23,7 +23,7 @@ from qdqtool.extraction.private import mask_numbers
 from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
-from qdqtool.trt.refusals import ConcatScales
+from qdqtool.reasons.simulation import ConcatScales
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
 from qdqtool.util.notes import note_codes
@@ -737,6 +737,22 @@ def test_private_functions_are_renamed() -> None:
     assert (function.domain, function.name) == (call.domain, call.op_type)
     new = numpy_helper.to_array(function.node[1].attribute[0].t)
     assert np.isin(new, table).sum() <= 2
+
+
+def test_private_part_may_have_nodes_without_a_name() -> None:
+    """TensorRT names such a node after its output."""
+    model = residual(1)
+    for node in model.graph.node:
+        node.name = node.name if node.op_type == "Conv" else ""
+    result = qdqtool.extract(model, finding="INPUT-CONVERSION", private=True)
+    assert result.private is not None
+    assert [f.node for f in result.whole.findings if f.node.startswith("node_of_")] == [
+        "node_of_stem.in.Q:0"
+    ]
+    name = f"node_of_{result.private.names['stem.in.Q:0']}"
+    assert name in {f.node for f in result.shown.findings} and name in result.kept
+    message = result.private.replace_names("node_of_stem.in.Q:0 (stem.in.Q:0): no kernel")
+    assert message == f"{name} ({name.removeprefix('node_of_')}): no kernel"
 
 
 def test_private_layer_of_two_nodes_has_both_new_names(g: Graph) -> None:

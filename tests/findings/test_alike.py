@@ -12,24 +12,20 @@ import pytest
 from qdqtool.errors import ModelError
 from qdqtool.extraction.cut import ModelCutter
 from qdqtool.findings.alike import key
-from qdqtool.findings.messages import worded
+from qdqtool.findings.messages import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import (
-    ConsumerKind,
+from qdqtool.reasons.compiler import IntegersLost, LossCause
+from qdqtool.reasons.simulation import (
     OutputNotQuantized,
-    PathStep,
     PoolingOneSide,
     ReduceNotPooling,
     RemainingConversion,
     ResidualFloat,
-    TensorConsumer,
-    TensorOrigin,
-    TensorSize,
 )
-from qdqtool.trt.rtx.operands import IntegersLost, LossCause
+from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 from tests.findings.graphs import GRAPHS
 from tests.findings.test_producers import prediction
 from tests.findings.test_refusals import TARGETS
@@ -60,17 +56,17 @@ PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), TensorSize("8x4x4", 128))
     [
         {"elements": TensorSize("2", 2)},
         {"elements": None},
-        {"readers": (replaced(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
+        {"readers": (replace_fields(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
         {"tensor": "u", "activation": PathStep("s", "Relu")},  # in no message
     ],
 )
 def test_key_ignores_sizes_and_nodes_after_the_consumers(changes: dict[str, Any]) -> None:
-    assert key_of(replaced(PLAIN, **changes)) == key_of(PLAIN)
+    assert key_of(replace_fields(PLAIN, **changes)) == key_of(PLAIN)
 
 
 def test_key_ignores_names_of_network_outputs() -> None:
     first, second = (
-        key_of(replaced(PLAIN, readers=(replaced(OUTPUT, node=name),))) for name in "ab"
+        key_of(replace_fields(PLAIN, readers=(replace_fields(OUTPUT, node=name),))) for name in "ab"
     )
     assert first == second != key_of(PLAIN)
 
@@ -117,13 +113,13 @@ def test_key_of_pooling_is_its_quantized_side() -> None:
     [
         {"node": "m"},
         {"readers": ()},
-        {"readers": (replaced(CONV, node="d"),)},
-        {"readers": (replaced(CONV, scale=0.5),)},
-        {"readers": (replaced(CONV, feeds_weighted=False),)},  # nothing after it is quantized
+        {"readers": (replace_fields(CONV, node="d"),)},
+        {"readers": (replace_fields(CONV, scale=0.5),)},
+        {"readers": (replace_fields(CONV, feeds_weighted=False),)},  # nothing after it is quantized
     ],
 )
 def test_key_has_each_value_that_decides(changes: dict[str, Any]) -> None:
-    assert key_of(replaced(PLAIN, **changes)) != key_of(PLAIN)
+    assert key_of(replace_fields(PLAIN, **changes)) != key_of(PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +132,15 @@ def test_key_has_each_field_of_the_finding(changes: dict[str, Any]) -> None:
 
 def test_key_has_classes_of_further_refusals() -> None:
     reduced = ReduceNotPooling("pass", "c", "q", ())
-    others = (), (reduced,), (replaced(reduced, dq="r"),)
+    others = (), (reduced,), (replace_fields(reduced, dq="r"),)
     keys = [key_of(PLAIN, "POOL-FLOAT", also=also) for also in others]
     assert keys[0] != keys[1] == keys[2]
 
 
 def test_key_with_scale_nan_equals_itself() -> None:
     first, second = (
-        key_of(replaced(PLAIN, readers=(replaced(CONV, scale=float("nan")),))) for _ in range(2)
+        key_of(replace_fields(PLAIN, readers=(replace_fields(CONV, scale=float("nan")),)))
+        for _ in range(2)
     )
     assert first == second
 
@@ -174,8 +171,10 @@ def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
     assert len(refusals) > 10
     for stays in refusals:
         assert isinstance(stays, RemainingConversion)
-        origin = replaced(stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8)
-        moved = replaced(stays, origin=origin)
+        origin = replace_fields(
+            stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8
+        )
+        moved = replace_fields(stays, origin=origin)
         plain = stays.quantize and stays.precision in (Precision.INT8, Precision.INT32)
         assert (key_of(stays, "CONVERSION") == key_of(moved, "CONVERSION")) is not plain
         see, other = (("OUT-FLOAT", "c"),), (("OUT-FLOAT", "d"),)
@@ -196,12 +195,14 @@ def test_keys_of_a_network_are_unique_and_repeatable(place: int, reason: str) ->
 
 def words_without_sizes(finding: Finding) -> tuple[str, ...]:
     causes = [
-        replaced(c, refusal=replaced(c.refusal, elements=None))
+        replace_fields(c, refusal=replace_fields(c.refusal, elements=None))
         if hasattr(c.refusal, "elements")
         else c
         for c in finding.causes
     ]
-    return str(finding.severity), *worded(dataclasses.replace(finding, causes=tuple(causes)))
+    return str(finding.severity), *describe_finding(
+        dataclasses.replace(finding, causes=tuple(causes))
+    )
 
 
 def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:

@@ -6,17 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.findings.messages import unified
 from qdqtool.findings.report import Report
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import advise, predict
-from qdqtool.trt.refusals import (
-    ConcatScales,
-    ConsumerKind,
-    OutputScale,
-    ReduceNotPooling,
-    ResidualFloat,
-)
+from qdqtool.reasons.simulation import ConcatScales, OutputScale, ReduceNotPooling, ResidualFloat
+from qdqtool.reasons.tensors import ConsumerKind
+from qdqtool.reasons.text import advise_common_scale
 from qdqtool.types import Evidence, Finding, Severity
 from tests.findings.graphs import GRAPHS, concat, outcome, split, transposed_3d
 from tests.test_patterns import LINEAR, growth_factor
@@ -316,7 +311,7 @@ def test_consumers_with_different_scales_are_reported(g: Graph) -> None:
     assert scales == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
     bits = f"{np.log2(2.5):.1f} bits"
     advice = f"Give them one scale, 0.05 (the smallest range loses {bits})."
-    assert unified([0.02, 0.05]) == advice
+    assert advise_common_scale([0.02, 0.05]) == advice
     assert prediction.conversions == 3  # of the input and of each consumer
 
 
@@ -481,7 +476,9 @@ def test_concat_of_pairs_names_the_scale_after_it(g: Graph) -> None:
     model = g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2))
     refusal = cause_of(ConcatScales, outcome(model)[1]["CONCAT-SCALE"])
     assert min(refusal.parts) == pytest.approx(0.05) and refusal.behind == pytest.approx(0.2)
-    assert "loses 2.0 bits" in unified([*refusal.parts, refusal.behind])  # log2(0.2 / 0.05)
+    assert "loses 2.0 bits" in advise_common_scale(
+        [*refusal.parts, refusal.behind]
+    )  # log2(0.2 / 0.05)
 
 
 def test_concat_names_the_quantizers_of_its_pairs(g: Graph) -> None:

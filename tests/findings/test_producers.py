@@ -1,36 +1,34 @@
-"""Checks and passes make refusals, and `explain/coded.py` alone gives each refusal its code."""
+"""Checks and passes record reasons. The class of a reason declares the code of its finding."""
 
 import ast
 import functools
-import importlib
 import inspect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
 
 import numpy as np
 import onnx
 import pytest
 
 import qdqtool
-from qdqtool.findings import coded, codes, compiler, left_float, messages
+from qdqtool.findings import codes, compiler, left_float
 from qdqtool.findings.api import FAULTS
 from qdqtool.findings.lint import operators, quantizers, weights
+from qdqtool.findings.rules import finding_codes, reason_classes
 from qdqtool.fixing.api import fix
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons import simulation
+from qdqtool.reasons.compiler import IntegersLost
 from qdqtool.trt import fault_checks, surroundings
-from qdqtool.trt import refusals as trt
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.rtx import compiler_faults, operands
-from qdqtool.trt.rtx.operands import IntegersLost
-from qdqtool.types import Evidence, FindingCode, Prediction, Refusal
-from qdqtool.util.records import nearest
+from qdqtool.types import Evidence, Prediction, Refusal
 from tests.findings.graphs import GRAPHS as OF_REFUSALS
 from tests.slow import slow_after
 from tests.sources import nodes_of, walked
@@ -39,10 +37,11 @@ from tests.trt.test_cases import GRAPHS as OF_CASES
 from tests.trt.test_cases import model_of
 
 PACKAGE = Path(qdqtool.__file__).parent
-CODES = frozenset(get_args(FindingCode))
+CODES = frozenset(codes.CODES)
+REPORTED = set(reason_classes())
 CONSTRUCTORS = ("report.add", "Report.add", "Diagnosis", "Finding")  # of findings
-LAST = ("add", "Diagnosis", "Finding", "code_of")
-CALL = re.compile(r"(eport\.add|Diagnosis|Finding|code_of)\(")
+LAST = ("add", "Diagnosis", "Finding", "finding_code")
+CALL = re.compile(r"(eport\.add|Diagnosis|Finding|finding_code)\(")
 
 
 def last_name(node: ast.AST | None) -> str:
@@ -52,7 +51,7 @@ def last_name(node: ast.AST | None) -> str:
 
 
 def test_no_call_gives_a_finding_its_code() -> None:
-    """A refusal is reported: its class and values decide the code, in `explain/coded.py` alone."""
+    """A refusal is reported: its class and values decide the code, declared by the class."""
     texts = {
         p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8")
         for p in PACKAGE.rglob("*.py")
@@ -74,31 +73,29 @@ def test_no_call_gives_a_finding_its_code() -> None:
             if isinstance(a, ast.Constant)
         ]
         assert CODES.isdisjoint(arguments), path
-        callers |= {path for name, _ in calls if name in ("code_of", "Finding")}
-    assert callers <= {f"findings/{name}.py" for name in ("coded", "report", "compiler")}
+        callers |= {path for name, _ in calls if name in ("finding_code", "Finding")}
+    assert callers <= {f"findings/{name}.py" for name in ("rules", "report", "compiler")}
 
 
 # Refusals that several modules make, in ways that have nothing in common.
 IN_SEVERAL_MODULES = {
-    trt.InputNotDequantized: "TensorRT's optimizer moves DQs, TensorRT-RTX's follows integers",
-    trt.WeightsNotDequantized: "like the input",
-    trt.ActivationBeforeAdd: "two passes: one joins both to a kernel, one would fuse the Add",
+    simulation.InputNotDequantized: "TensorRT's optimizer moves DQs, TensorRT-RTX's follows integers",
+    simulation.WeightsNotDequantized: "like the input",
+    simulation.ActivationBeforeAdd: "two passes: one joins both to a kernel, one would fuse the Add",
 }
 
 
 def test_refusal_is_made_in_one_module() -> None:
     """Checks, passes, TensorRT-RTX and placements call the same function. A second one would find other faults."""
     places = defaultdict(set)
-    names = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in coded.MADE)})\b")
+    names = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in REPORTED)})\b")
     for path in (p for p in PACKAGE.rglob("*.py") if names.search(p.read_text(encoding="utf-8"))):
         tree = nodes_of(path)
         imports = [a for n in tree if isinstance(n, ast.ImportFrom) for a in n.names if a.asname]
         original = {a.asname: a.name for a in imports}
         for name in (last_name(called) for node in tree for called in callables(node)):
             places[original.get(name, name)].add(path.relative_to(PACKAGE).as_posix())
-    several = {
-        kind: places[kind.__name__] for kind in coded.MADE if len(places[kind.__name__]) != 1
-    }
+    several = {kind: places[kind.__name__] for kind in REPORTED if len(places[kind.__name__]) != 1}
     assert several.keys() == IN_SEVERAL_MODULES.keys(), several
 
 
@@ -117,20 +114,20 @@ def callables(node: ast.AST) -> Iterator[ast.expr]:
 
 
 CALLED = [
-    "alias = trt.RemainingConversion",
-    "alias = trt.RemainingConversion if x else None",
+    "alias = simulation.RemainingConversion",
+    "alias = simulation.RemainingConversion if x else None",
     "partial(RemainingConversion, x)",
     "map(RemainingConversion, x)",
     "RemainingConversion(x)",
-    "def f(make=trt.RemainingConversion): ...",
-    "(make := trt.RemainingConversion)(x)",
+    "def f(make=simulation.RemainingConversion): ...",
+    "(make := simulation.RemainingConversion)(x)",
     "def f(): return RemainingConversion",
 ]
 NOT_CALLED = [
-    "isinstance(x, trt.RemainingConversion)",
-    "KINDS = (trt.RemainingConversion, trt.ResidualFloat)",
-    "x: trt.RemainingConversion",
-    "refusals[trt.RemainingConversion]",
+    "isinstance(x, simulation.RemainingConversion)",
+    "KINDS = (simulation.RemainingConversion, simulation.ResidualFloat)",
+    "x: simulation.RemainingConversion",
+    "reasons[simulation.RemainingConversion]",
 ]
 
 
@@ -142,20 +139,20 @@ def test_callables_are_those_of_the_source(source: str) -> None:
 
 # Refusals that neither a finding nor a placement reports.
 NOT_REPORTED = {
-    trt.TypesDiffer: "the fault of a quantizer (FAULTS), which the checks report by its type",
-    trt.OutsideRules: "like TypesDiffer",
-    trt.NotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
-    trt.ManyConsumers: "like NotCommuting",
-    trt.ConcatReadElsewhere: "like NotCommuting",
+    simulation.TypesDiffer: "the fault of a quantizer (FAULTS), which the checks report by its type",
+    simulation.OutsideRules: "like TypesDiffer",
+    simulation.NotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
+    simulation.ManyConsumers: "like NotCommuting",
+    simulation.ConcatReadElsewhere: "like NotCommuting",
 }
 
 
 def test_refusals_are_reported_except_some() -> None:
     kinds = {kind for kind in every(Refusal) if kind.__module__.startswith("qdqtool.")}
-    assert kinds - coded.MADE.keys() - left_float.WORDS.keys() == NOT_REPORTED.keys()
-    assert all(nearest(coded.MADE, kind) is None for kind in NOT_REPORTED)
-    without_code = {kind for kind in FAULTS if not coded.codes_of(kind)}
-    assert without_code == {trt.TypesDiffer, trt.OutsideRules}
+    assert kinds - REPORTED - left_float.WORDS.keys() == NOT_REPORTED.keys()
+    assert not any(kind.rules for kind in NOT_REPORTED)
+    without_code = {kind for kind in FAULTS if not finding_codes(kind)}
+    assert without_code == {simulation.TypesDiffer, simulation.OutsideRules}
 
 
 def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
@@ -179,24 +176,17 @@ def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
     return kinds
 
 
-@pytest.mark.parametrize("name", sorted({*messages.MODULES.values()} - {messages.__name__}))
-def test_wording_module_words_its_classes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first finding of a process loads one of these modules alone."""
-    module = importlib.import_module(name)
-    monkeypatch.setattr(messages, "WORDINGS", {})
-    importlib.reload(module)
-    kinds = {kind for kind in coded.MADE if messages.MODULES[kind.__module__] == name}
-    # Scales that differ are reported as the conversion that they cause.
-    assert kinds - messages.WORDINGS.keys() <= {trt.ScalesDiffer}
-
-
 def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
     of_layers = made_in(surroundings, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
-    reported = {trt.OutputScale, trt.InputNotDequantized, trt.WeightsNotDequantized}
+    reported = {
+        simulation.OutputScale,
+        simulation.InputNotDequantized,
+        simulation.WeightsNotDequantized,
+    }
     assert of_layers == {*reported, *FAULTS}
     of_checks = made_in(operators) | made_in(quantizers) | made_in(weights)
-    assert {kind for kind in FAULTS if coded.codes_of(kind)} <= of_checks
-    codes = {code for kind in of_checks for code in coded.codes_of(kind)}
+    assert {kind for kind in FAULTS if finding_codes(kind)} <= of_checks
+    codes = {code for kind in of_checks for code in finding_codes(kind)}
     assert codes.issuperset(code for others in FAULTS.values() for code in others)
 
 
@@ -205,13 +195,13 @@ def test_refusals_of_tensorrt_rtx_are_left_to_its_simulation() -> None:
 
 
 def test_codes_have_refusals() -> None:
-    assert {entry.code for entries in coded.MADE.values() for entry in entries} == CODES
-    assert coded.MADE.keys() <= set(every(Refusal))
+    assert {entry.code for kind in REPORTED for entry in kind.rules} == CODES
+    assert set(every(Refusal)) >= REPORTED
 
 
 def test_last_code_of_a_refusal_has_no_condition() -> None:
-    for entries in coded.MADE.values():
-        assert [entry.when for entry in entries].index(None) == len(entries) - 1
+    for kind in REPORTED:
+        assert [rule.when for rule in kind.rules].index(None) == len(kind.rules) - 1
 
 
 def test_codes_of_the_compiler_apply_to_tensorrt_rtx() -> None:
@@ -319,7 +309,7 @@ def on_a_wrong_axis(code: str) -> onnx.ModelProto:
 )
 def test_conversion_names_the_fault_of_its_convolution(code: str) -> None:
     prediction = predict(on_a_wrong_axis(code), "trt8.5")
-    assert [type(r) for r in prediction.refusals if r.node == "c"] == [trt.WeightsAxis]
+    assert [type(r) for r in prediction.refusals if r.node == "c"] == [simulation.WeightsAxis]
     assert {"W-AXIS", code}.intersection(f.code for f in prediction.findings) == {code}
     (stays,) = (f for f in prediction.findings if f.code == "CONVERSION" and f.node == "p.DQ")
     assert [other for other, _ in stays.causes[0].see] == [code]
@@ -358,7 +348,7 @@ def test_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) -> Non
                 continue
             kinds.add(kind)
             codes = {f.code for f in prediction.findings if f.id in convolution.findings}
-            assert codes.intersection((*coded.codes_of(kind), *FAULTS[kind])), refusal
+            assert codes.intersection((*finding_codes(kind), *FAULTS[kind])), refusal
     assert len(kinds) >= len(FAULTS) - 1  # types of floats differ from TensorRT 10 on
 
 

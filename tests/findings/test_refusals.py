@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdqtool.findings.coded import ScalesAround
 from qdqtool.prediction import predict
-from qdqtool.trt import refusals
-from qdqtool.trt.faults import OtherTypes, TypeUnknown
-from qdqtool.trt.refusals import PathStep
+from qdqtool.reasons import simulation
+from qdqtool.reasons.faults import OtherTypes, TypeUnknown
+from qdqtool.reasons.simulation import ScalesAround
+from qdqtool.reasons.tensors import PathStep
 from qdqtool.types import Precision, Refusal
-from qdqtool.util.records import contents
+from qdqtool.util.records import field_values
 from tests.findings.graphs import GRAPHS
 
 CLASSES = {
     kind.reason: kind
-    for kind in vars(refusals).values()
-    if isinstance(kind, type) and issubclass(kind, Refusal) and kind is not Refusal
+    for kind in vars(simulation).values()
+    if isinstance(kind, type) and issubclass(kind, Refusal) and kind not in (Refusal, ScalesAround)
 }
 
 # Finding that each class becomes, and values in its causes.
@@ -70,7 +70,7 @@ def values(item: object) -> Iterator[object]:
     """Yield a record or tuple and all values in it; floats rounded to what was written."""
     yield round(item, 6) if isinstance(item, float) else item
     is_record = hasattr(item, "__match_args__") and not isinstance(item, tuple)
-    for part in contents(item) if is_record else item if isinstance(item, tuple) else ():
+    for part in field_values(item) if is_record else item if isinstance(item, tuple) else ():
         yield from values(part)
 
 

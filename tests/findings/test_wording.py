@@ -4,10 +4,10 @@ import pytest
 
 import qdqtool
 from qdqtool.findings import left_float
-from qdqtool.findings.coded import MADE
-from qdqtool.findings.messages import worded
-from qdqtool.trt.refusals import ScalesDiffer
-from qdqtool.trt.rtx.operands import CompilerFault, FaultKind, UnsupportedForm
+from qdqtool.findings.messages import describe_finding
+from qdqtool.findings.rules import reason_classes
+from qdqtool.reasons.compiler import CompilerFault, FaultKind, UnsupportedForm
+from qdqtool.reasons.simulation import ScalesDiffer
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.extraction.networks import residual
 from tests.wording import findings, kinds_worded, left_float_reasons
@@ -15,7 +15,7 @@ from tests.wording import findings, kinds_worded, left_float_reasons
 
 def test_wording_covers_each_kind() -> None:
     """Scales that differ on one tensor are not reported; the conversion is if it costs something."""
-    assert kinds_worded() == MADE.keys() - {ScalesDiffer}
+    assert kinds_worded() == set(reason_classes()) - {ScalesDiffer}
 
 
 def test_only_findings_that_advise_a_command_name_the_program() -> None:
@@ -42,7 +42,7 @@ def test_skipped_node_of_subclass_has_words_of_its_base() -> None:
 def test_compiler_fault_of_each_form_has_words(form: UnsupportedForm) -> None:
     cause = Cause(CompilerFault("", "n", FaultKind.OPERATOR, (form, "Resize")))
     context = "BUILD-FAILS", Severity.ERROR, "n", (cause,), Evidence.SEEN
-    finding = Finding(*context, worded, target="rtx1.7")
+    finding = Finding(*context, describe_finding, target="rtx1.7")
     assert finding.message.startswith("n: ") and finding.fix and "{" not in finding.message
 
 

@@ -1,4 +1,4 @@
-"""The places that one step of ``fix`` finds in a model, from what its prediction reports."""
+"""Places that a step of `fix` finds in a model."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,8 +13,8 @@ from qdqtool.types import Refusal
 Find = Callable[[View, Target, Sequence[Refusal]], list[FixSite]]
 
 
-def sites(find: Find, model: Model, target: Target | None = None) -> list[FixSite]:
-    """What the step with that function finds; ``target`` is TensorRT 8.5 by default."""
+def find_sites(find: Find, model: Model, target: Target | None = None) -> list[FixSite]:
+    """Return the sites of the step with a function, for TensorRT 8.5 by default."""
     chosen = target or target_named("trt8.5")
     step = next(s for s in STEPS if s.find is find)
     view = View(model)

@@ -1,4 +1,4 @@
-"""Fixes: the fault goes, the prediction gets better, and the numbers are those computed independently."""
+"""Fixes: the prediction improves, and the outputs equal independently computed ones."""
 
 from collections import Counter
 
@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.findings.coded import MADE
+from qdqtool.findings.rules import reason_classes
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import fix
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import RemainingConversion, ScalesDiffer
+from qdqtool.reasons.simulation import RemainingConversion, ScalesDiffer
 from qdqtool.trt.targets import target_named
 from tests.errors import has
 from tests.findings.graphs import GRAPHS
 from tests.findings.lint.test_api import shared_model
 from tests.findings.test_causes import concat, residual, split
 from tests.findings.test_producers import models, predictions, views
-from tests.fixing.steps import sites
+from tests.fixing.steps import find_sites
 from tests.indexing import indexed
 from tests.insertion import nets
 from tests.slow import slow_after
@@ -51,13 +51,13 @@ def codes(prediction):
 
 
 def quantize(x, scale, zero, low, high):
-    """QuantizeLinear and DequantizeLinear by hand."""
+    """Compute QuantizeLinear and DequantizeLinear."""
     return (np.clip(np.rint(x / np.float32(scale)) + zero, low, high) - zero).astype(
         np.float32
     ) * np.float32(scale)
 
 
-def test_fixes_of_residuals(monkeypatch):
+def test_fix_applies_residual_fixes(monkeypatch):
     proto = residual("float")
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5")
@@ -93,7 +93,7 @@ def test_fixes_of_residuals(monkeypatch):
         (split(0.02, 0.05), "SPLIT-SCALE", 0.05),
     ],
 )
-def test_scales_are_unified(proto, code, largest):
+def test_fix_unifies_scales(proto, code, largest):
     fixed = fix(proto, "trt8.5")
     assert {c.code for c in fixed.applied} == {code}
     assert fixed.after.summary()["conversions"] == 1
@@ -106,7 +106,7 @@ def test_scales_are_unified(proto, code, largest):
     assert changed and all(np.all(v == np.float32(largest)) for v in changed)
 
 
-def test_weights_that_are_shared_or_stored(g):
+def test_fix_handles_shared_and_stored_weights(g):
     proto = shared_model()
     fixed = fix(proto, "trt8.5", ["W-SHARED"])
     assert "W-SHARED" in codes(fixed.before) and "W-SHARED" not in codes(fixed.after)
@@ -125,7 +125,7 @@ def test_weights_that_are_shared_or_stored(g):
     assert all(len(n.input) == 3 for n in fixed.proto.graph.node if n.op_type == "DequantizeLinear")
 
 
-def test_bias_is_the_same_to_the_last_bit(g):
+def test_float_bias_is_exact(g):
     x = g.pair(g.input(1, 16, 8, 8), "in")
     integers = np.random.default_rng(0).integers(-5000, 5000, 16).astype(np.int32)
     scale = np.random.default_rng(1).uniform(1e-4, 2e-4, 16).astype(np.float32)
@@ -148,7 +148,7 @@ def pair_only(zero, integer, scale=0.05):
     return g.model(y, "p.DQ:0")
 
 
-def test_zero_points_and_dead_channels(g):
+def test_fix_handles_zero_points_and_dead_channels(g):
     proto = pair_only(128, np.uint8)
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["ZP-NONZERO"]
@@ -196,7 +196,7 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
 
 
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
-def test_operators_in_front_of_weights_are_folded(g, op):
+def test_operators_before_weights_are_folded(g, op):
     w = g.op(
         op,
         g.const("w", np.random.default_rng(0).normal(0, 1, (16, 16, 1, 1)).astype(np.float32)),
@@ -218,7 +218,7 @@ def test_operators_in_front_of_weights_are_folded(g, op):
 
 
 @pytest.mark.parametrize("target", ["trt10", "rtx1.7"])
-def test_operators_in_front_of_stored_integers_are_folded(g, target):
+def test_operators_before_stored_integers_are_folded(g, target):
     integers = np.random.default_rng(0).integers(-128, 128, (16, 16, 1, 1)).astype(np.int8)
     moved = g.op("Transpose", g.const("w", integers), "between", perm=[1, 0, 2, 3])
     w = g.dq(moved, "wdq", np.full(16, 0.02), axis=0)
@@ -230,7 +230,7 @@ def test_operators_in_front_of_stored_integers_are_folded(g, target):
     assert_equal_outputs(proto, fixed.proto)
 
 
-def test_fixes_of_weights(g):
+def test_fix_applies_weight_fixes(g):
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["W-NO-DQ"]
@@ -256,7 +256,7 @@ def test_fixes_of_weights(g):
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_pair_inside_silu(g, behind):
+def test_pair_inside_silu_is_moved_or_removed(g, behind):
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.3)
     m = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
     out = g.conv(m, "c1", 16, scale=0.3 if behind else None)
@@ -271,12 +271,12 @@ def test_pair_inside_silu(g, behind):
     onnx.checker.check_model(fixed.proto, full_check=True)
 
 
-def test_pair_moves_in_front_of_pad(g):
+def test_pair_moves_before_pad(g):
     x = g.relu(g.input(1, 16, 8, 8), "r")
     y = g.op("Pad", [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad")
     proto = g.model(g.conv(y, "c", 16))
     model = Model(proto)
-    (site,) = sites(pairs.find_pairs_after_pads, model)
+    (site,) = find_sites(pairs.find_pairs_after_pads, model)
     editor = Editor(model.copy())
     site.apply(editor)
     changed = editor.finish().proto
@@ -290,7 +290,7 @@ def test_pair_moves_in_front_of_pad(g):
     assert np.array_equal(run(proto, x=x)[0], run(changed, x=x)[0])
 
 
-def test_rtx_and_strongly_typed_targets(g):
+def test_fix_supports_rtx_and_strongly_typed_targets(g):
     y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
     proto = g.model(
         g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1])
@@ -305,7 +305,7 @@ def test_rtx_and_strongly_typed_targets(g):
     assert types == {onnx.TensorProto.FLOAT16}
 
 
-def test_scales_of_no_value_and_heads(g, monkeypatch):
+def test_fix_handles_empty_scales_and_heads(g, monkeypatch):
     stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
     none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
     dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
@@ -326,10 +326,12 @@ def test_scales_of_no_value_and_heads(g, monkeypatch):
 # What findings promise --------------------------------------------------------------------------------------------
 
 
-def test_classes_and_codes_of_fixes():
-    """Each class of refusals that is tried belongs to one step; a conversion, whose cause may be either, to two."""
+def test_each_refusal_class_has_one_step():
+    """Two steps answer a conversion, as it has one of two causes."""
     taken = Counter(kind for step in (*STEPS, *MODEL_STEPS) for kind in step.refusal_types)
-    assert taken.keys() == {kind for kind, made in MADE.items() if any(m.tried for m in made)}
+    assert taken.keys() == {
+        kind for kind in reason_classes() if any(rule.is_attempted for rule in kind.rules)
+    }
     assert {kind: times for kind, times in taken.items() if times > 1} == {RemainingConversion: 2}
     proto = model_of("RequantizeFusion/into-convolution")
     prediction = predict(proto, "trt10")
@@ -344,11 +346,8 @@ def test_classes_and_codes_of_fixes():
     ("target", "times"),
     slow_after(2, [("trt8.5", 1), ("rtx1.7", 1), ("trt10", 2), ("trt8.4", 1), ("trt11", 1)]),
 )
-def test_each_promise_is_tried(target, times):
-    """Of the graphs of all refusals and cases: a step has a place for each finding that is marked as automatic.
-
-    The first ones of each code are fixed as well.
-    """
+def test_each_automatic_finding_is_tried(target, times):
+    """A step has a place for each automatic finding. The first ones of each code are fixed."""
     promised: Counter[str] = Counter()
     chosen = target_named(target)
     whole = {code for step in MODEL_STEPS for code in step.codes}
@@ -371,7 +370,7 @@ def test_each_promise_is_tried(target, times):
 
 
 def crossed(pooled):
-    """A Concat whose parts and whole have one scale, and behind it a pair of another one."""
+    """Return a Concat whose parts and whole have one scale, and a pair of another scale after it."""
     g = Graph()
     x = g.input(1, 16, 8, 8)
     parts = [g.pair(g.conv(g.pair(x, f"in{i}"), f"c{i}", 16), f"part{i}", 0.1) for i in range(2)]
@@ -391,7 +390,7 @@ def crossed(pooled):
     ],
 )
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
-def test_a_change_has_the_code_and_the_node_of_the_finding(proto, code, node, target):
+def test_change_has_code_and_node_of_finding(proto, code, node, target):
     (found,) = (
         f for f in predict(proto, target).findings if f.automatic and f.code != "FLOAT-FP32"
     )
@@ -402,8 +401,8 @@ def test_a_change_has_the_code_and_the_node_of_the_finding(proto, code, node, ta
         assert code not in codes(fixed.after)
 
 
-def test_what_is_accounted_for(g, monkeypatch):
-    """Weights of an input cannot be folded, those behind an Identity can."""
+def test_fix_reports_unfixed_places(g, monkeypatch):
+    """Weights of an input cannot be folded, those after an Identity can."""
     proto = GRAPHS["weights-not-constant"]()
     (found,) = (f for f in predict(proto, "trt8.5").findings if f.code == "W-NONCONST")
     assert not found.automatic and not fix(proto, "trt8.5").refused
@@ -434,8 +433,8 @@ def test_what_is_accounted_for(g, monkeypatch):
 # Refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_changes_and_inputs_that_are_not_kept(g, tmp_path):
-    """One of two scales is fifty times the other: one step for both would destroy the finer tensor."""
+def test_fix_refuses_lossy_changes_and_wrong_inputs(g, tmp_path):
+    """One of two scales is a thousand times the other, so that no scale fits both tensors."""
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16, scale=0.01), "r0")
     proto = g.model(g.conv(x, "fine", 16, scale=0.02), g.conv(x, "coarse", 16, scale=20.0))
     fixed = fix(proto, "trt8.5", ["SIBLING-SCALE"])
@@ -480,7 +479,7 @@ def test_fix_refuses_a_float_model(g):
         fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
 
 
-def test_models_that_cannot_run():
+def test_fix_reports_models_that_cannot_run():
     proto = residual("float")
     proto.graph.node.append(
         onnx.helper.make_node("EfficientNMS_TRT", [proto.graph.output[0].name], ["boxes"], "nms")
@@ -536,7 +535,7 @@ BLOCKS = ("plain", "residual", "concat", "pool", "silu", "split")
 
 @st.composite
 def networks(draw):
-    """Two to four blocks of eight channels with pairs, scales and activations at random."""
+    """Return two to four blocks of eight channels with random pairs and scales."""
     g = Graph(seed=draw(st.integers(0, 99)))
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
     for i, kind in enumerate(draw(st.lists(st.sampled_from(BLOCKS), min_size=2, max_size=4))):
@@ -576,7 +575,7 @@ def worth(prediction):
 
 @given(networks())
 @settings(max_examples=settings.default.max_examples // 2)  # each is fixed three times
-def test_never_worse_and_valid(proto):
+def test_fixed_model_is_valid_and_not_worse(proto):
     before = proto.SerializeToString(deterministic=True)
     fixed = fix(proto, "trt8.5")
     assert proto.SerializeToString(deterministic=True) == before

@@ -1,4 +1,4 @@
-"""What a real compiler refuses, it builds in INT8 once it is fixed (TensorRT-RTX, no GPU needed)."""
+"""A real compiler refuses models, and builds them in INT8 after fixing (TensorRT-RTX, no GPU)."""
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def asymmetric(g):
-    """uint8 activations as onnxruntime's defaults make them."""
+    """Return uint8 activations like onnxruntime's defaults."""
     y = g.pair(g.input(1, 16, 8, 8), "p", 0.05, zero=114, integer=np.uint8)
     return g.op("Conv", [y, g.weights("c", (16, 16, 3, 3), "qdq")], "c", kernel_shape=[3, 3])
 

@@ -20,7 +20,7 @@ def pair_model(scale=0.1):
     return g.model(g.pair(g.input(1, 4, 8, 8), "p", scale))
 
 
-def test_what_is_compared():
+def test_runner_computes_float_outputs():
     proto = remove_quantizers(Model(pair_model())).proto
     assert [n.op_type for n in proto.graph.node] == ["Identity"]
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
@@ -40,7 +40,7 @@ def test_what_is_compared():
     assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
 
 
-def test_outputs_and_inputs_that_are_judged():
+def test_noise_is_measured_and_inputs_are_checked():
     before = compare.OutputNoise({"a": 1.0, "b": 0.01}, True)
     assert compare.is_within(before, compare.OutputNoise({"a": 1.0, "b": 0.012}, True), 1.3)
     assert not compare.is_within(before, compare.OutputNoise({"a": 0.5, "b": 0.5}, True), 1.3)
@@ -91,8 +91,8 @@ def test_random_inputs_fill_the_first_quantizer(g):
 
 
 @pytest.mark.parametrize("where", ["behind the last convolution", "everywhere"])
-def test_a_float_network_that_overflows_is_nothing_to_be_held_against(where):
-    """It is compared behind the last convolutions, where it is finite; one that is finite nowhere is left alone."""
+def test_overflowing_float_network_is_not_compared(where):
+    """It is compared after the last convolutions, if it is finite there."""
     proto = residual("float")
     if where == "everywhere":
         fixed = fix(proto, "trt8.5", inputs={"x": np.full((1, 16, 16, 16), 3e38, np.float32)})
@@ -115,7 +115,7 @@ def test_a_float_network_that_overflows_is_nothing_to_be_held_against(where):
 
 
 @pytest.mark.parametrize("shape", [["n", 64, "h", "w"], [1, 64, 1, 1], [1, 64, 1024, 1024]])
-def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
+def test_run_cost_depends_on_inputs_only(
     monkeypatch: pytest.MonkeyPatch, shape: list[object]
 ) -> None:
     """Four outputs of 256 MB each, whatever the file states."""
@@ -134,7 +134,7 @@ def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
 
 
 @pytest.mark.parametrize("ir", [8, 10, 11, 14, 99])
-def test_an_ir_version_newer_than_onnxruntime_is_no_reason_not_to_run(ir: int) -> None:
+def test_runner_accepts_newer_ir_versions(ir: int) -> None:
     model = pair_model()
     model.ir_version = ir
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
@@ -170,8 +170,8 @@ def convolution(side: int) -> onnx.ModelProto:
         "STRING",
     ],
 )
-def test_a_type_that_onnxruntime_cannot_be_given_is_no_traceback(kind: str) -> None:
-    """What stands behind the last convolutions is compared then, and it is said why."""
+def test_fix_accepts_input_types_that_onnxruntime_lacks(kind: str) -> None:
+    """Outputs after the last convolutions are compared, with a note."""
     model = residual("float")
     more = onnx.helper.make_tensor_value_info("more", getattr(onnx.TensorProto, kind), [1, 4])
     model.graph.input.append(more)
@@ -188,7 +188,7 @@ def test_a_type_that_onnxruntime_cannot_be_given_is_no_traceback(kind: str) -> N
     )
 
 
-def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_stops_at_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
     one = estimate_run_cost(model, {}).operations
     monkeypatch.setattr(limits, "SESSION_WORK", one - 1)

@@ -1,4 +1,4 @@
-"""Fixes of detectors: scores keep their values, whatever other tools made of them."""
+"""Fixes of detectors: scores keep their values."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.findings.messages import onnxruntime_recipe
+from qdqtool.findings.obstacles import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
 from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
 from qdqtool.fixing.outputs import OutputPart
@@ -42,7 +42,7 @@ def codes(fixed: Fixed) -> list[str]:
 
 
 def head(scale: float = 5.0, own: float = 0.008) -> onnx.ModelProto:
-    """Boxes in pixels and scores, each with a pair, in one Concat with a pair behind it."""
+    """Return boxes in pixels and scores with pairs, in a Concat with a pair after it."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     box, score = (g.conv(stem, name, 8, k=1) for name in ("box", "score"))
@@ -80,7 +80,7 @@ def test_fix_does_not_touch_a_harmless_head_unasked() -> None:
 
 
 def joined(*scales: float, behind: float) -> onnx.ModelProto:
-    """Convolutions of one Concat, with a pair each and one behind it."""
+    """Return a Concat of convolutions, with a pair after each and after the Concat."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r0")
     parts = [
@@ -122,7 +122,7 @@ def test_one_scale_costs_at_most_two_bits(
 
 
 def gate(scale: float) -> onnx.ModelProto:
-    """Squeeze and excitation: a Sigmoid with a pair in front of a convolution."""
+    """Return a squeeze-and-excitation block: a Sigmoid with a pair before a convolution."""
     g = Graph()
     x = g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")
     g.channels[x] = 16
@@ -140,7 +140,7 @@ def test_dead_scale_gets_the_range_of_its_operator() -> None:
 
 
 def test_dead_scale_of_a_part_is_left() -> None:
-    """No scale fits a gate and what a Concat joins with it."""
+    """No scale fits a gate and the tensor that a Concat joins with it."""
     g = Graph()
     x = g.conv(g.input(1, 16, 8, 8), "c", 16)
     cat = g.concat([g.op("Sigmoid", x, "gate"), g.relu(x, "r")], "cat")
@@ -166,7 +166,7 @@ def test_dead_part_that_no_layer_reads_becomes_float() -> None:
 
 
 def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
-    """The scale of what a Sigmoid reads is ten times too coarse for what it writes."""
+    """The scale of a Sigmoid's input is ten times too coarse for its output."""
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "inner", 0.1)
     x = g.op("Sigmoid", y, "gate")
     g.channels[x] = 16
@@ -201,7 +201,7 @@ def test_weights_get_a_scale_for_each_channel() -> None:
 
 
 def test_errors_of_boxes_and_scores() -> None:
-    """The error of scores is computed apart from that of the boxes, which are a hundred times as large."""
+    """The error of scores is separate from that of boxes, which are a hundred times as large."""
     proto, x = head(), image(1, 16, 8, 8)
     fixed = fix(proto, inputs={"x": x})
     boxes, scores = fixed.errors
@@ -223,7 +223,7 @@ def test_errors_of_boxes_and_scores() -> None:
 
 
 def without_pairs(proto: onnx.ModelProto, names: tuple[str, ...]) -> onnx.ModelProto:
-    """The model with each Q and DQ of these names replaced by Identity nodes."""
+    """Return a model with Identity nodes in place of some Q and DQ."""
     for node in proto.graph.node:
         if node.name.rpartition(".")[0] in names and node.op_type.endswith("Linear"):
             node.op_type = "Identity"
@@ -247,7 +247,7 @@ BOXES, SCORES = ("out", "boxes"), ("out", "scores")
 def test_part_that_gets_worse(
     scores: float, lost: tuple[tuple[str, str], ...], worst: tuple[str, str] | None
 ) -> None:
-    """The error of an output is that of its boxes; that of its scores decides where parts are asked for."""
+    """Boxes determine the error of an output, scores that of its parts."""
     before = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
     after = OutputNoise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
     assert find_worst_part(before, after, 1.5) == worst
@@ -381,7 +381,7 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
     "make", [lambda: yolov8n(64), small_detector], ids=["demo", "small detector"]
 )
 def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path) -> None:
-    """The recipe is taken from the text that predict prints; fix gives the parts of each Concat one scale."""
+    """The recipe is that of predict. The fix gives the parts of each Concat one scale."""
     floats = make()
     quantized = quantize(floats, tmp_path)
     (text,) = re.findall(r"quantize_static\(\.\.\., (.*)\) and then", headline_of(quantized))
@@ -400,7 +400,7 @@ def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path)
 
 
 def headline_of(proto: onnx.ModelProto) -> str:
-    from qdqtool.findings.messages import obstacles
+    from qdqtool.findings.obstacles import obstacles
 
     return obstacles(predict(proto).findings)
 

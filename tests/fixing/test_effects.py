@@ -1,19 +1,12 @@
-"""What fixes gain and cost, on the models that they are tried on."""
-
-import signal
-import subprocess
-import sys
-import threading
-from pathlib import Path
+"""Gain of changes, time that fixes save, and weights with one scale."""
 
 import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from qdqtool.fixing import sandbox, weights
+from qdqtool.fixing import weights
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.fixing.gains import NO_GAIN, find_culprits, find_objection
-from qdqtool.fixing.sandbox import RunError, RunTimeoutError, Sandbox
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
@@ -21,13 +14,12 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import read_params
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
+from qdqtool.reasons.simulation import ResidualFloat
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find_gpu
-from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
-from qdqtool.util import limits
-from qdqtool.util.records import replaced
-from tests.fixing.steps import sites
+from qdqtool.util.records import replace_fields
+from tests.fixing.steps import find_sites
 from tests.insertion.nets import run
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -35,39 +27,35 @@ from tools.growth.families import Net, convolutions
 
 AIM = FixCriteria((ResidualFloat,), noise_factor=1.0)
 
-# Which of several changes is at fault; and that the number of tries does not follow that of places.
 
-
-def removed(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
-    """A chain of quantized convolutions, and the same without the pairs in front of some of them."""
+def remove_pairs(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
+    """Return a chain of quantized convolutions, and the same without the pairs before some."""
     model = Model(convolutions(6 * count))
     editor = Editor(model.copy())
-    touched = []
+    edited = []
     for place in places:
         conv = [n for n in model.nodes if n.op == "Conv"][place]
         dq = model.producer(conv.input(0))
         editor.edited = set()
         editor.remove_pairs(model.producer(dq.input(0)), [dq])
-        touched.append(editor.edited)
-    return model, editor.finish(), touched
+        edited.append(editor.edited)
+    return model, editor.finish(), edited
 
 
 @pytest.mark.parametrize(("places", "other"), [([2], 6), ([1, 6], 4), ([0, 3, 7], 5)])
-def test_each_lost_convolution_is_laid_to_the_change_beside_it(
-    places: list[int], other: int
-) -> None:
-    model, candidate, touched = removed(9, places)
+def test_culprits_are_next_to_lost_convolutions(places: list[int], other: int) -> None:
+    model, candidate, edited = remove_pairs(9, places)
     harmless = [n for n in model.nodes if n.op == "Conv"][other]
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
     assert after.summary()["int8"] == before.summary()["int8"] - len(places)
-    found = find_culprits(model, candidate, [*touched, {harmless.index}], before, after, AIM)
-    assert set(found) == set(range(len(places)))
+    culprits = find_culprits(model, candidate, [*edited, {harmless.index}], before, after, AIM)
+    assert set(culprits) == set(range(len(places)))
 
 
-def test_what_is_no_gain() -> None:
-    model, candidate, touched = removed(9, [4])
+def test_change_without_gain_is_refused() -> None:
+    model, candidate, edited = remove_pairs(9, [4])
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
-    assert set(find_culprits(model, candidate, [*touched, touched[0]], before, after, AIM)) == {
+    assert set(find_culprits(model, candidate, [*edited, edited[0]], before, after, AIM)) == {
         0,
         1,
     }
@@ -75,8 +63,8 @@ def test_what_is_no_gain() -> None:
     assert find_objection(prediction, prediction, AIM) == NO_GAIN
 
 
-def joined(count: int, apart: set[int]):
-    """Concats of two scales; where these lie far apart, one scale would cost the smaller part its resolution."""
+def concats(count: int, apart: set[int]):
+    """Return Concats of two scales, of which some are too different for one scale."""
     net = Net()
     for name, value in (("w", np.eye(8)), ("w16", np.concatenate([np.eye(8), np.eye(8)], 1) / 2)):
         net.weights[name] = numpy_helper.from_array(
@@ -98,7 +86,7 @@ def joined(count: int, apart: set[int]):
 
 
 @pytest.mark.parametrize("apart", [set(), {4}, set(range(0, 6, 2))])
-def test_tries_grow_with_what_is_at_fault_not_with_the_places(apart: set[int], monkeypatch) -> None:
+def test_tries_depend_on_culprits_not_on_places(apart: set[int], monkeypatch) -> None:
     predictions = []
 
     def count(model, target):
@@ -106,18 +94,16 @@ def test_tries_grow_with_what_is_at_fault_not_with_the_places(apart: set[int], m
         return predict(model, target)
 
     monkeypatch.setattr("qdqtool.fixing.session.predict", count)
-    fixed = fix(joined(6, apart), "trt8.5", ["CONCAT-SCALE"])
+    fixed = fix(concats(6, apart), "trt8.5", ["CONCAT-SCALE"])
     assert len(fixed.applied) + len(fixed.refused) == 6
     assert len(fixed.refused) == len(apart)
     assert len(predictions) <= 2 + 5 * len(apart)  # the first is of the model without fixes
 
 
-# What the automatic fixes save: the simulated figure is the difference of two whole estimates.
-
 TARGET = target_named("trt8.5")
 
 
-def test_figures_of_fixes() -> None:
+def test_savings_of_fixes_match_estimates() -> None:
     model = evidence.model("resnet18-a100-qat")
     gpu = find_gpu("RTX 3060")
     prediction = predict(model, TARGET)
@@ -146,26 +132,30 @@ def test_figures_of_fixes() -> None:
         assert after.total_ms == pytest.approx(time.total_ms)
 
 
-def test_gpus_without_int8_and_per_tensor_weights() -> None:
-    assert sites(weights.find_transposed_weights, network(None)) == []
-    assert [s.code for s in sites(weights.find_transposed_weights, network(0))] == ["CT-AXIS"]
-    proven = replaced(TRT85, transposed_per_channel=True)
-    assert sites(weights.find_transposed_weights, network(1), proven) == []
-    assert [s.code for s in sites(weights.find_transposed_weights, network(0), proven)] == [
+def test_transposed_weights_with_supported_axis_are_left() -> None:
+    assert find_sites(weights.find_transposed_weights, network(None)) == []
+    assert [s.code for s in find_sites(weights.find_transposed_weights, network(0))] == ["CT-AXIS"]
+    proven = replace_fields(TRT85, transposed_per_channel=True)
+    assert find_sites(weights.find_transposed_weights, network(1), proven) == []
+    assert [s.code for s in find_sites(weights.find_transposed_weights, network(0), proven)] == [
         "CT-AXIS"
     ]
-    for case, gpu in (
+
+
+@pytest.mark.parametrize(
+    ("case", "gpu"),
+    [
         ("resnet18-a100-qat-residual-qgap", "RTX 3060"),
         ("resnet18-a100-qat", "P100"),
-    ):
-        model = evidence.model(case)
-        prediction = predict(model, TARGET)
-        time = estimate(model, prediction, find_gpu(gpu), TARGET, compare=False)
-        add_fixes(model, prediction, time, TARGET)
-        assert time.fixes == []
+    ],
+)
+def test_fixes_that_save_nothing_are_left_out(case: str, gpu: str) -> None:
+    model = evidence.model(case)
+    prediction = predict(model, TARGET)
+    time = estimate(model, prediction, find_gpu(gpu), TARGET, compare=False)
+    add_fixes(model, prediction, time, TARGET)
+    assert time.fixes == []
 
-
-# ConvTranspose weights get one scale where no target is proven to take one for each output channel.
 
 TRT85 = target_named("trt8.5")
 
@@ -179,8 +169,8 @@ def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
     return Model(g.model(g.op("Neg", g.pair(out, "q", 0.05), "end")))
 
 
-def fixed(model: Model) -> Model:
-    (site,) = sites(weights.find_transposed_weights, model)
+def fix_weights(model: Model) -> Model:
+    (site,) = find_sites(weights.find_transposed_weights, model)
     assert (site.code, site.node) == ("CT-AXIS", "up")
     editor = Editor(model.copy())
     site.apply(editor)
@@ -190,7 +180,7 @@ def fixed(model: Model) -> Model:
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("form", ["qdq", "int8"])
 @pytest.mark.parametrize("half", [False, True])
-def test_one_scale_from_the_largest_weight(axis: int, form: str, half: bool) -> None:
+def test_transposed_weights_get_scale_of_largest_weight(axis: int, form: str, half: bool) -> None:
     model = network(axis, form, half)
     view = View(model)
     old = view.weights(model.node("up"))
@@ -201,7 +191,7 @@ def test_one_scale_from_the_largest_weight(axis: int, form: str, half: bool) -> 
         scales = read_params(model, old.dq).scale
         assert scales is not None
         real = real * scales.reshape([-1 if i == axis else 1 for i in range(4)])
-    result = fixed(model)
+    result = fix_weights(model)
     new = View(result).weights(result.node("up"))
     assert new.dq is not None
     params = read_params(result, new.dq)
@@ -213,100 +203,3 @@ def test_one_scale_from_the_largest_weight(axis: int, form: str, half: bool) -> 
         np.abs(before.astype(np.float64) - after).max() <= 0.05 * 4
     )  # a few steps of the output's quantizer
     assert not np.array_equal(before, np.zeros_like(before))
-
-
-# The process that runs models: what its limit of time counts, and what becomes of one that ends.
-
-REAL = sandbox.WORKER.read_text("utf-8")
-X = np.ones((1, 4, 8, 8), np.float32)
-
-
-def relu() -> bytes:
-    g = Graph()
-    return bytes(g.model(g.relu(g.input(1, 4, 8, 8), "r")).SerializeToString())
-
-
-def slow_to_start(folder: Path, seconds: float) -> Path:
-    worker = folder / "worker.py"
-    begin = 'if __name__ == "__main__":\n'
-    worker.write_text(
-        REAL.replace(begin, f"{begin}    import time\n\n    time.sleep({seconds})\n"), "utf-8"
-    )
-    return worker
-
-
-def test_starting_it_is_none_of_a_models_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 3.0))
-    box = Sandbox()
-    found = box.run(relu(), {"x": X}, 2.5, 2**31)
-    box.close()
-    assert np.array_equal(found["r:0"], X)
-
-
-def test_memory_that_earlier_runs_left_in_pieces_decides_nothing(tmp_path, monkeypatch) -> None:
-    asked = "        try:\n            arrays = _read_arrays("
-    assert asked in REAL
-    full = "        runs = globals()['runs'] = globals().get('runs', -1) + 1\n        try:\n"
-    full += (
-        "            if runs: raise RuntimeError('bfc_arena.cc:359 Failed to allocate memory')\n"
-    )
-    full += "            arrays = _read_arrays("
-    worker = tmp_path / "worker.py"
-    worker.write_text(REAL.replace(asked, full), "utf-8")
-    monkeypatch.setattr(sandbox, "WORKER", worker)
-    box = Sandbox()
-    for _ in range(3):
-        assert np.array_equal(box.run(relu(), {"x": X}, 60, 2**31)["r:0"], X)
-    box.close()
-
-
-def test_one_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "WORKER", tmp_path / "missing.py")
-    with pytest.raises(RunError) as caught:
-        Sandbox().run(relu(), {"x": X}, 60, 2**31)
-    assert caught.value.code == "worker-not-started"
-    monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 60))
-    monkeypatch.setattr(limits, "SESSION_STUCK", 0.2)
-    with pytest.raises(RunError) as caught:
-        Sandbox().run(relu(), {"x": X}, 60, 2**31)
-    assert caught.value.code == "worker-not-started"
-
-
-def test_only_the_time_of_the_processor_ends_a_run(g: Graph) -> None:
-    """One that is stopped for longer than it may compute gives the same; one that computes for longer is ended, and the
-    next run starts another."""
-    x = g.input(1, 64, 160, 160)
-    for i in range(40):
-        x = g.conv(x, f"c{i}", 64, weights="float", scale=None)
-    long, given = g.model(x).SerializeToString(), {"x": np.ones((1, 64, 160, 160), np.float32)}
-    box = Sandbox()
-    process = box.start()
-    seconds = 0.3
-    process.send_signal(signal.SIGSTOP)
-    timer = threading.Timer(2 * seconds, process.send_signal, [signal.SIGCONT])
-    timer.start()
-    assert np.array_equal(box.run(relu(), {"x": X}, seconds, 2**31)["r:0"], X)
-    assert box.start() is process
-    with pytest.raises(RunTimeoutError) as caught:
-        box.run(long, given, 0.05, 2**31)
-    assert (caught.value.code, caught.value.parameter) == ("cpu-time-limit", "effort")
-    assert process.returncode == -signal.SIGPROF
-    assert np.array_equal(box.run(relu(), {"x": X}, 60, 2**31)["r:0"], X)
-    box.close()
-
-
-def test_one_that_neither_computes_nor_ends_is_ended_by_the_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limits, "SESSION_STUCK", 0.2)
-    command = [sys.executable, "-ISc", "import time; time.sleep(60)"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    box = Sandbox()
-    monkeypatch.setattr(box, "start", lambda: process)
-    with pytest.raises(RunTimeoutError) as caught:
-        box.run(relu(), {"x": X}, 0.01, 2**31)
-    assert caught.value.code == "wall-clock-limit"
-    for stream in (process.stdin, process.stdout):
-        stream.close()

@@ -1,4 +1,4 @@
-"""A detector with the nodes of a YOLOv8, as quantize_static of onnxruntime writes it: nothing is INT8 until fixed."""
+"""A YOLOv8-like detector of onnxruntime's quantize_static: nothing is INT8 before fixing."""
 
 import numpy as np
 import onnx
@@ -36,7 +36,7 @@ def quantized(tmp_path_factory):
 
 
 @pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt10"]))
-def test_defaults(quantized, target):
+def test_fix_of_onnxruntime_defaults(quantized, target):
     fixed = fix(quantized, target)
     before, after = fixed.before.summary(), fixed.after.summary()
     assert before["int8"] == 0 and before["conversions"] > 60

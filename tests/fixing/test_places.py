@@ -1,4 +1,4 @@
-"""The places of a step are those that were reported: it looks for none itself, and overlooks none."""
+"""Places of steps: exactly those that a prediction reports."""
 
 import copy
 import functools
@@ -10,27 +10,27 @@ import onnx.compose
 import pytest
 
 from qdqtool.findings.alike import key
-from qdqtool.findings.coded import fixed
+from qdqtool.findings.rules import attempted_reasons
 from qdqtool.fixing import pairs
 from qdqtool.fixing.site import FixStep, collect_names
 from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import advise, predict
-from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
+from qdqtool.reasons.simulation import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Prediction, Refusal
-from qdqtool.util.records import contents, replaced
+from qdqtool.util.records import field_values, replace_fields
 from tests.findings.lint.test_api import shared_model
 from tests.findings.test_producers import predictions, views
-from tests.fixing.steps import sites
+from tests.fixing.steps import find_sites
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tools.fuzz.grammar import network
 
 
 def faults() -> onnx.ModelProto:
-    """What the graphs of refusals lack: weights behind an operator, a quantized bias, scales that are not positive."""
+    """Return weights after an operator, a quantized bias, and scales that are not positive."""
     g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "in")
     behind = g.op("Identity", g.const("w0", np.ones((16, 16, 1, 1), np.float32)), "between")
@@ -46,7 +46,7 @@ def faults() -> onnx.ModelProto:
 
 
 def detector() -> onnx.ModelProto:
-    """A gate and a head whose scales fit other tensors, and weights with one scale for channels that differ."""
+    """Return a gate and a head with dead scales, and weights with one scale for all channels."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     gate = g.pair(g.op("Sigmoid", stem, "gate"), "dead", 4.0)
@@ -61,8 +61,8 @@ def detector() -> onnx.ModelProto:
     return g.model(g.pair(g.concat([box, score], "all"), "behind", 5.0))
 
 
-def twice(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Two of it side by side; a name begins with its number."""
+def duplicate(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return two copies of a network, whose names begin with their number."""
     first, second = (onnx.compose.add_prefix(proto, prefix) for prefix in ("1.", "2."))
     for field in ("node", "initializer", "input", "output", "value_info"):
         getattr(first.graph, field).extend(getattr(second.graph, field))
@@ -78,7 +78,7 @@ def others() -> list[View]:
 
 
 def reported_in(prediction: Prediction, step: FixStep) -> list[Refusal]:
-    """What that step may take."""
+    """Return the refusals that a step answers."""
     causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
     return list(
         dict.fromkeys(
@@ -100,11 +100,8 @@ def reported_in(prediction: Prediction, step: FixStep) -> list[Refusal]:
         ],
     ),
 )
-def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, steps: int) -> None:
-    """Of several refusals at different places each alone gives its own places, and nothing gives none.
-
-    A network beside its like has the places of both.
-    """
+def test_step_finds_only_reported_places(target: str, steps: int) -> None:
+    """Each refusal alone gives its own places, and two copies of a network have the places of both."""
     chosen = target_named(target)
     acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
     read = zip(
@@ -125,7 +122,7 @@ def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, 
                 acted.setdefault(number, (view.model.proto, apart))
     assert len(acted) >= steps, acted.keys()
     for number, (proto, places) in acted.items():
-        model, step = Model(twice(proto)), STEPS[number]
+        model, step = Model(duplicate(proto)), STEPS[number]
         found = step.find(View(model), chosen, reported_in(predict(model, chosen), step))
         assert {s.node for s in found} == {f"{copy}.{place}" for copy in (1, 2) for place in places}
 
@@ -136,7 +133,7 @@ def below(kind: type[Refusal]) -> type[Refusal]:
 
 
 def derived(r: Refusal) -> Refusal:
-    return r if type(r).__name__.startswith("Own") else below(type(r))(*contents(r))
+    return r if type(r).__name__.startswith("Own") else below(type(r))(*field_values(r))
 
 
 def told(prediction: Prediction) -> list[object]:
@@ -150,12 +147,13 @@ def told(prediction: Prediction) -> list[object]:
         )
 
     return [
-        (f.message, f.fix, f.automatic, len(fixed(f)), known(key(f))) for f in prediction.findings
+        (f.message, f.fix, f.automatic, len(attempted_reasons(f)), known(key(f)))
+        for f in prediction.findings
     ]
 
 
-def test_a_class_below_another_is_handled_as_that_one() -> None:
-    """In findings, in their words, in what makes two of them alike, and in the places of ``fix``."""
+def test_refusal_subclass_is_handled_like_base() -> None:
+    """The findings, their messages and keys, and the places of fixes are the same."""
     met: set[type[Refusal]] = set()
     for target in ("trt8.5", "rtx1.7"):
         others = [
@@ -169,7 +167,7 @@ def test_a_class_below_another_is_handled_as_that_one() -> None:
             other.findings = advise(view.model, other)
             for f in other.findings:
                 f.causes = tuple(
-                    replaced(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
+                    replace_fields(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
                     for c in f.causes
                 )
                 met.update(type(c.refusal) for c in f.causes)
@@ -177,7 +175,7 @@ def test_a_class_below_another_is_handled_as_that_one() -> None:
             for step in STEPS:
                 places = [
                     [
-                        (s.node, s.what, s.code, s.answers)
+                        (s.node, s.description, s.code, s.answers)
                         for s in step.find_sites(view, target_named(target), p, step.codes)
                     ]
                     for p in (plain, other)
@@ -186,8 +184,8 @@ def test_a_class_below_another_is_handled_as_that_one() -> None:
     assert len(met) > 40
 
 
-def test_a_pair_that_feeds_no_activation_is_not_moved(g: Graph) -> None:
-    """TensorRT merges it with the one that does; what it reads is another operator."""
+def test_pair_without_activation_is_not_moved(g: Graph) -> None:
+    """TensorRT merges the pair with one that feeds the activation."""
     y = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     flat = g.pair(g.op("Flatten", y, "flat"), "a", 0.1)
     weights = g.pair(g.const("w", np.ones((1024, 4), np.float32)), "w", 0.01)
@@ -196,19 +194,16 @@ def test_a_pair_that_feeds_no_activation_is_not_moved(g: Graph) -> None:
     model = Model(g.model(out, end))
     (told,) = (r for r in predict(model, "trt8.5").refusals if isinstance(r, InsideActivation))
     assert (told.node, told.activation) == ("a.Q", "tanh")
-    assert sites(pairs.find_pairs_inside_activations, model) == []
+    assert find_sites(pairs.find_pairs_inside_activations, model) == []
 
 
 @pytest.mark.parametrize(
     ("other", "automatic"), [("pair", True), ("read by a Q", True), ("float", False)]
 )
-def test_a_sum_is_promised_where_scales_of_its_float_inputs_are_known(
+def test_sum_is_automatic_if_scales_of_float_inputs_are_known(
     g: Graph, other: str, automatic: bool
 ) -> None:
-    """A result is read by a Q and, as float, by a sum; its other input comes from a convolution that is not quantized.
-
-    A finding says so exactly where the step has a place for it.
-    """
+    """The other input of the sum comes from a convolution that is not quantized."""
     data = g.input(1, 16, 8, 8)
     first = g.relu(g.conv(data, "c0", 16), "r0")
     second = g.conv(data, "c1", 16, weights="float", scale=None)
@@ -220,4 +215,4 @@ def test_a_sum_is_promised_where_scales_of_its_float_inputs_are_known(
     (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
     assert told.node == "sum" and [type(c.refusal) for c in told.causes] == [OutputManyConsumers]
     assert told.automatic == (automatic and told.gains)
-    assert [s.node for s in sites(pairs.find_float_residuals, model)] == ["sum"] * automatic
+    assert [s.node for s in find_sites(pairs.find_float_residuals, model)] == ["sum"] * automatic

@@ -16,9 +16,9 @@ from qdqtool.insertion.placement import (
 )
 from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
 from qdqtool.ir.graph import Model
-from qdqtool.trt.faults import FloatDeconvolution
-from qdqtool.trt.refusals import WeightsNotConstant
-from qdqtool.util.records import contents
+from qdqtool.reasons.faults import FloatDeconvolution
+from qdqtool.reasons.simulation import WeightsNotConstant
+from qdqtool.util.records import field_values
 from tests.errors import has
 from tests.insertion.nets import Net, detector, initializer, with_constant_nodes
 
@@ -30,7 +30,7 @@ def inputs(placement: Placement) -> set[tuple[str, str, str]]:
 
 def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
     """Return why each node is left float: the class of the record and its values."""
-    return {s.node: (type(s.refusal), *contents(s.refusal)[2:]) for s in placement.skipped}
+    return {s.node: (type(s.refusal), *field_values(s.refusal)[2:]) for s in placement.skipped}
 
 
 def placed(net: Net, rules: PlacementRules | None = None) -> Placement:

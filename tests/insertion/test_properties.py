@@ -17,9 +17,9 @@ from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_q, read_params
-from qdqtool.trt.faults import RemainingFloat
+from qdqtool.reasons.faults import RemainingFloat
+from qdqtool.reasons.simulation import OutputDifferentScales
 from qdqtool.trt.outcome import simulate
-from qdqtool.trt.refusals import OutputDifferentScales
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Severity
 from qdqtool.util.notes import note_codes

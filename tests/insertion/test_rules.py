@@ -14,7 +14,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Prediction
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 from tests.insertion.nets import Net, copied, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")
@@ -43,7 +43,7 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     proto = sketch(model, residual_after_activation=option).proto
     result = {}
     for fused in (False, True):
-        target = replaced(TRT85, residual_through_activation=fused)
+        target = replace_fields(TRT85, residual_through_activation=fused)
         summary = simulate(Model(proto), target).summary()
         result[fused] = summary["int8_to_int8"], summary["conversions"]
     return result

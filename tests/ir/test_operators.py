@@ -29,7 +29,7 @@ from qdqtool.trt.pipeline import case_id
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction
-from tests.fixing.steps import sites
+from tests.fixing.steps import find_sites
 from tests.insertion.nets import run
 from tests.trt.builder import Graph
 
@@ -173,8 +173,10 @@ def test_fix_unifies_scales_across_operator_that_a_q_passes(
         g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))
     ]
     model = Model(g.model(*ends, g.op("Neg", g.pair(before, "own", 0.1), "last")))
-    (site,) = [s for s in sites(pairs.find_different_scales, model) if "quantizers" in s.what]
-    assert "instead of" in site.what
+    (site,) = [
+        s for s in find_sites(pairs.find_different_scales, model) if "quantizers" in s.description
+    ]
+    assert "instead of" in site.description
 
 
 @pytest.mark.parametrize(

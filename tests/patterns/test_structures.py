@@ -11,7 +11,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.messages import scale_words
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
@@ -26,6 +25,7 @@ from qdqtool.patterns.heads import (
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.prediction import predict
 from qdqtool.proto.subgraphs import find_dependencies, nested_graphs, with_subgraph_nodes
+from qdqtool.reasons.text import format_scale
 from tests.errors import has
 from tests.insertion.nets import Net
 from tests.insertion.transformers import Tokens, vit
@@ -311,7 +311,7 @@ def test_activation_input_is_the_nearest_tensor_in_any_order_of_nodes(net: Net) 
 
 @pytest.mark.parametrize(("scales", "text"), [([0.5, 0.125, 2.0], "0.125 to 2"), ([], "unknown")])
 def test_text_of_scales_has_least_and_greatest(scales: list[float], text: str) -> None:
-    assert scale_words(ParameterValues(np.array(scales)).summary) == text
+    assert format_scale(ParameterValues(np.array(scales)).summary) == text
 
 
 def test_summary_of_one_scale_is_its_number() -> None:

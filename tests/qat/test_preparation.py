@@ -19,7 +19,7 @@ from qdqtool.qat.modules import (
     set_amax,
 )
 from qdqtool.qat.preparation import load_backend
-from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.reasons.simulation import WeightsNotConstant
 from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS

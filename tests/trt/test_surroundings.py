@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.findings.messages import others_words, readers_words
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import PerChannel
+from qdqtool.reasons.tensors import ConsumerKind, TensorSize
+from qdqtool.reasons.text import describe_consumers, describe_unread_consumers
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
-from qdqtool.trt.refusals import ConsumerKind, TensorSize
 from qdqtool.trt.surroundings import (
     find_consumers,
     find_origin,
@@ -111,7 +111,7 @@ def test_list_of_consumers_is_cut_at_100(g: Graph) -> None:
     network = network_of(g, *(g.op("Neg", x, f"n{i}") for i in range(130)))
     consumers = find_consumers(layer(network, "e").out)
     assert (len(consumers), consumers.more) == (100, "e:0")
-    assert "97 more" in readers_words(consumers) and "e:0" in readers_words(consumers)
+    assert "97 more" in describe_consumers(consumers) and "e:0" in describe_consumers(consumers)
     assert pickle.loads(pickle.dumps(consumers)).more == "e:0"
 
 
@@ -119,7 +119,7 @@ def test_list_of_90_consumers_is_complete(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     network = network_of(g, *(g.op("Neg", x, f"n{i}") for i in range(90)))
     consumers = find_consumers(layer(network, "e").out)
-    assert (len(consumers), consumers.more, others_words(consumers)) == (90, "", "")
+    assert (len(consumers), consumers.more, describe_unread_consumers(consumers)) == (90, "", "")
 
 
 @pytest.mark.parametrize("near", [[], ["near"]])
@@ -131,7 +131,7 @@ def test_consumers_past_110_poolings_are_not_searched(g: Graph, near: list[str])
     consumers = find_consumers(layer(network, "e").out)
     assert consumers.more.startswith("pool")
     assert [r.node for r in consumers] == (near or [consumers.more])
-    assert consumers.more in readers_words(consumers)
+    assert consumers.more in describe_consumers(consumers)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from qdqtool.trt.targets import (
     trtexec_of_version,
 )
 from qdqtool.types import ConvOutcome, Evidence, Precision
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 from tests.errors import has
 from tests.trt.builder import Graph
 from tools.fuzz.net import Net
@@ -112,7 +112,7 @@ def test_property_dropped_by_version_is_gone(prop: str, until: str) -> None:
 
 @pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])
 def test_outcomes_on_rtx_have_evidence_of_target(evidence: Evidence) -> None:
-    target = replaced(RTX, evidence=evidence)
+    target = replace_fields(RTX, evidence=evidence)
     assert {conv.evidence for conv in outcomes(stem(), target).values()} == {evidence}
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from qdqtool.buildlog.names import base_name
-from qdqtool.util.records import contents, record, replaced
+from qdqtool.util.records import field_values, record, replace_fields
 from qdqtool.util.text import reason_of
 
 # A record behaves as a frozen dataclass.
@@ -48,11 +48,11 @@ class Reference:
 )
 def test_record_equals_dataclass(args: tuple[object, ...], named: dict[str, object]) -> None:
     part, reference = Part(*args, **named), Reference(*args, **named)  # type: ignore[arg-type]
-    assert contents(part) == dataclasses.astuple(reference)
+    assert field_values(part) == dataclasses.astuple(reference)
     assert repr(part) == repr(reference).replace("Reference", "Part")
     assert part == Part(*args, **named) and hash(part) == hash(Part(*args, **named))  # type: ignore[arg-type]
-    assert part != Base(part.name, part.size) and part != replaced(part, size=99)
-    assert replaced(part, size=99) == Part(part.name, 99, part.last)
+    assert part != Base(part.name, part.size) and part != replace_fields(part, size=99)
+    assert replace_fields(part, size=99) == Part(part.name, 99, part.last)
     assert pickle.loads(pickle.dumps(part)) == part == copy.deepcopy(part)
 
 
@@ -80,7 +80,7 @@ def test_record_cannot_be_changed() -> None:
         part.name = "b"  # type: ignore[misc]
     with pytest.raises(AttributeError):
         del part.size
-    assert contents(part) == ("a", 3, ())
+    assert field_values(part) == ("a", 3, ())
 
 
 @pytest.mark.parametrize(

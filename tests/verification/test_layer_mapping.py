@@ -63,7 +63,7 @@ def test_product_rank(kind: str, rank: int | None, generated_rank: int | None) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "aside"),
+    ("kind", "name", "auxiliary"),
     [
         ("Constant", "c", True),
         ("Myelin", "{ForeignNode[a...b]}", True),
@@ -73,8 +73,8 @@ def test_product_rank(kind: str, rank: int | None, generated_rank: int | None) -
         ("CaskConvolution", "{ForeignNode[a", False),
     ],
 )
-def test_is_auxiliary(kind: str, name: str, aside: bool) -> None:
-    assert is_auxiliary(BuiltLayer(name=name, type=kind)) is aside
+def test_is_auxiliary(kind: str, name: str, auxiliary: bool) -> None:
+    assert is_auxiliary(BuiltLayer(name=name, type=kind)) is auxiliary
 
 
 def two_in_a_row() -> Model:
@@ -123,10 +123,10 @@ def test_mapper_known_names_include_constants(constant_nodes: bool) -> None:
     g = Graph(constant_nodes=constant_nodes)
     model = Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
     constants = {t for n in model.nodes if n.op == "Constant" for t in n.outputs}
-    known = NodeMapper(model, []).known
+    names = NodeMapper(model, []).model_names
     assert bool(constants) == constant_nodes
-    assert {*constants, *model.initializers} <= known
-    assert not {*model.inputs, *model.outputs} & known
+    assert {*constants, *model.initializers} <= names
+    assert not {*model.inputs, *model.outputs} & names
 
 
 def test_mapper_splits_the_name_of_a_layer_once() -> None:
@@ -138,8 +138,8 @@ def test_mapper_splits_the_name_of_a_layer_once() -> None:
 
 def test_mapper_positions_in_a_merged_layer() -> None:
     mapper = NodeMapper(MODEL, [layer("/m.0/cv || /m_1/cv + node_of_r:0")])
-    places = [mapper.find_layer(n) for n in (FIRST, SECOND, RELU)]
-    assert [None if p is None else p[1] for p in places] == [0, 1, 1]
+    positions = [mapper.find_layer(n) for n in (FIRST, SECOND, RELU)]
+    assert [None if p is None else p[1] for p in positions] == [0, 1, 1]
     assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND, RELU]
 
 
@@ -203,8 +203,8 @@ def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
     ],
 )
 def test_mapper_find_layer(layers: list[BuiltLayer], index: int | None) -> None:
-    place = NodeMapper(MODEL, layers).find_layer(FIRST)
-    assert (None if place is None else layers.index(place[0])) == index
+    position = NodeMapper(MODEL, layers).find_layer(FIRST)
+    assert (None if position is None else layers.index(position[0])) == index
 
 
 @pytest.mark.parametrize(

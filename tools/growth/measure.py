@@ -83,7 +83,7 @@ COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales b
 LIMITS = {
     "qdqtool.ir.bounds": ("_MAX_HOPS",),
     "qdqtool.trt.surroundings": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
-    "qdqtool.trt.refusals": ("STEPS",),
+    "qdqtool.reasons.tensors": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
     "qdqtool.fixing.weights": ("STEPS",),
 }
@@ -132,7 +132,7 @@ def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
 WORK: dict[str, Work] = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "predict on a GPU": lambda model: predict_on_gpu(
-        model, "trt8.5", TimingOptions(gpu="T4"), also=add_fixes
+        model, "trt8.5", TimingOptions(gpu="T4"), extend=add_fixes
     )[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
     "fix to half": lambda model: fix(model, target="rtx1.7").as_json(),

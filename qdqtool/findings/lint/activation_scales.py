@@ -17,7 +17,7 @@ from qdqtool.ir.sizes import last_axis_sources
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.patterns.layernorm import last_axis_gains, skip_identities
 from qdqtool.patterns.view import View
-from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
+from qdqtool.reasons.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
 from qdqtool.types import Precision
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from qdqtool.findings.report import Report
 from qdqtool.ir.bounds import find_bounds, find_constant_value, is_scalar, joined_parts
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
-from qdqtool.trt.faults import CHECK, DeadPart, ScaleDead
+from qdqtool.reasons.faults import CHECK, DeadPart, ScaleDead
 from qdqtool.types import Severity
 
 MAX_PARTS = 8  # of one quantizer that a finding holds

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 
 from qdqtool.findings.report import Report
+from qdqtool.findings.ways import FloatFlag
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import OPERATORS, LayerKind, operator_of
@@ -16,8 +17,8 @@ from qdqtool.patterns.layernorm import (
 )
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.trt import faults
-from qdqtool.trt.faults import CHECK
+from qdqtool.reasons import faults
+from qdqtool.reasons.faults import CHECK
 from qdqtool.trt.targets import target_named
 
 _LARGEST = 65504.0
@@ -102,7 +103,7 @@ def float_types(view: View, report: Report) -> None:
     if not view.quantized:
         return
     if not target_named(report.target).strongly_typed:
-        report.add(faults.FloatFlag(CHECK, ""))
+        report.add(FloatFlag(CHECK, ""))
         return
     weighted = [n for n in view.weighted if n.output in view.varying]
     types = {n.index: _computes_in(view, n) for n in weighted}

@@ -13,8 +13,8 @@ from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_nor
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View, adds_computed
 from qdqtool.proto.slim import without_large_weights
-from qdqtool.trt import faults
-from qdqtool.trt.faults import CHECK
+from qdqtool.reasons import faults
+from qdqtool.reasons.faults import CHECK
 
 
 def last_convolutions(view: View) -> list[Node]:

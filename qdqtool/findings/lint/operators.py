@@ -12,8 +12,9 @@ from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
 from qdqtool.ir.sizes import contraction
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
-from qdqtool.trt import fault_checks, faults
-from qdqtool.trt.faults import CHECK
+from qdqtool.reasons import faults
+from qdqtool.reasons.faults import CHECK
+from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import SILU
 from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Precision

@@ -10,8 +10,9 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.view import View
-from qdqtool.trt import fault_checks, faults
-from qdqtool.trt.faults import CHECK
+from qdqtool.reasons import faults
+from qdqtool.reasons.faults import CHECK
+from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
 from qdqtool.types import BYTES, Precision, Refusal
 

@@ -16,7 +16,7 @@ from qdqtool.findings.report import Report
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.patterns.view import View
-from qdqtool.trt.faults import CHECK, WeightsPerTensor
+from qdqtool.reasons.faults import CHECK, WeightsPerTensor
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 from qdqtool.util.records import record

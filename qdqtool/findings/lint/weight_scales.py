@@ -19,7 +19,7 @@ from qdqtool.findings.report import Report
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
-from qdqtool.trt.faults import CHECK, WeightScales, WeightScalesCause
+from qdqtool.reasons.faults import CHECK, WeightScales, WeightScalesCause
 from qdqtool.types import Precision
 from qdqtool.util.records import record
 

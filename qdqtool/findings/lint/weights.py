@@ -8,8 +8,10 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS, LayerKind, is_sum, operator_of, output_axis
 from qdqtool.patterns.view import View, WeightSource
-from qdqtool.trt import fault_checks, faults, refusals
-from qdqtool.trt.faults import CHECK
+from qdqtool.reasons import faults
+from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons.tensors import STEPS, PathStep
+from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Refusal
 
@@ -90,10 +92,7 @@ def _quantized(view: View, report: Report, conv: Node, weights: WeightSource) ->
     assert first is not None
     concerned = [conv.name]
     if weights.before:
-        steps = tuple(
-            refusals.PathStep(n.name, n.op)
-            for n in itertools.islice(weights.before, refusals.STEPS)
-        )
+        steps = tuple(PathStep(n.name, n.op) for n in itertools.islice(weights.before, STEPS))
         further = len(weights.before) - len(steps)
         found = faults.WeightsBehind(
             CHECK, conv.name, steps, first.name, weights.q is None, further

@@ -2,11 +2,11 @@
 
 import itertools
 
+from qdqtool.reasons.tensors import STEPS
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, node_name, seen
-from qdqtool.trt.refusals import STEPS
-from qdqtool.util.records import Shared
+from qdqtool.util.records import SharedTuple
 
 PLAIN = seen(
     "single-reader",
@@ -44,7 +44,7 @@ class ConstWeightsFusion(Pass):
     def _refuse_shared(self, constant: Layer, convolutions: list[Layer]) -> bool:
         """Record a refusal for each convolution if weights are shared. Return whether they are."""
         consumers = constant.out.consumers
-        names = Shared(map(node_name, itertools.islice(consumers, STEPS)))
+        names = SharedTuple(map(node_name, itertools.islice(consumers, STEPS)))
         more = max(len(consumers) - STEPS, 0)
         refusals = [
             fault_checks.weights_shared(

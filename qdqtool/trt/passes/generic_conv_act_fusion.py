@@ -1,9 +1,10 @@
 """GenericConvActFusion."""
 
 from qdqtool.ir.operators import CONVOLVE, OPERATORS
+from qdqtool.reasons.simulation import ActivationBeforeAdd, ActivationJoined
+from qdqtool.reasons.tensors import PathStep
 from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, PathStep
 from qdqtool.trt.surroundings import find_origin, tensor_size
 from qdqtool.types import Evidence
 

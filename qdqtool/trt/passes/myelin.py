@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 
+from qdqtool.reasons.simulation import InMyelin
 from qdqtool.trt.layers import WEIGHTED, constant_before, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -14,7 +15,6 @@ from qdqtool.trt.passes._infra import (
     assumed,
     dq_before,
 )
-from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import to_step
 
 TAIL = assumed(

@@ -1,9 +1,9 @@
 """Fusion of padding into a convolution. TensorRT's name for this pass is unknown."""
 
 from qdqtool.ir.operators import ZERO_PAD
+from qdqtool.reasons.simulation import BehindPad
 from qdqtool.trt.layers import node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
-from qdqtool.trt.refusals import BehindPad
 
 PLAIN = documented(
     "pad",

@@ -3,6 +3,7 @@
 import math
 
 from qdqtool.ir.operators import GATES
+from qdqtool.reasons.simulation import InsideActivation
 from qdqtool.trt.layers import SILU, Layer, Tensor, constant_before, dq_before, is_relu, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -13,7 +14,6 @@ from qdqtool.trt.passes._infra import (
     documented,
     seen,
 )
-from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.surroundings import tensor_size
 
 CHAIN = seen(

@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable
 
+from qdqtool.reasons.simulation import RemainingConversion
+from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.passes._infra import (
     QDQ,
     Case,
@@ -16,7 +18,6 @@ from qdqtool.trt.passes._infra import (
     seen,
     weakest_evidence,
 )
-from qdqtool.trt.refusals import RemainingConversion, TensorConsumer
 from qdqtool.trt.surroundings import (
     find_consumers,
     find_origin,

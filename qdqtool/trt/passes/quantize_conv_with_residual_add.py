@@ -1,6 +1,7 @@
 """QuantizeConvWithResidualAdd."""
 
-from qdqtool.trt import refusals
+from qdqtool.reasons import simulation
+from qdqtool.reasons.tensors import ConsumerKind
 from qdqtool.trt.layers import (
     Layer,
     Tensor,
@@ -22,7 +23,6 @@ from qdqtool.trt.passes._infra import (
     assumed,
     seen,
 )
-from qdqtool.trt.refusals import ConsumerKind
 from qdqtool.trt.surroundings import (
     check_output_scales,
     find_consumers,
@@ -109,7 +109,7 @@ class QuantizeConvWithResidualAdd(Pass):
     def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
         """Refuse a convolution that the target does not fuse with an Add after its activation."""
         self.refuse(
-            refusals.ActivationBeforeAdd(
+            simulation.ActivationBeforeAdd(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -134,7 +134,7 @@ class QuantizeConvWithResidualAdd(Pass):
             return
         other = next((d for d in dqs if d is not dq), dq)
         self.refuse(
-            refusals.ResidualBothQuantized(
+            simulation.ResidualBothQuantized(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -147,7 +147,7 @@ class QuantizeConvWithResidualAdd(Pass):
     def _refuse_float_residual(self, conv: Layer, add: Layer, residual: Tensor) -> None:
         quantizers = [r for r in find_consumers(residual) if r.kind == ConsumerKind.Q]
         self.refuse(
-            refusals.ResidualFloat(
+            simulation.ResidualFloat(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -168,7 +168,9 @@ class QuantizeConvWithResidualAdd(Pass):
             return
         origin = find_origin(residual)
         self.refuse(
-            refusals.AddOutputNotQuantized(self.name, name, node_name(add), origin, consumers, size)
+            simulation.AddOutputNotQuantized(
+                self.name, name, node_name(add), origin, consumers, size
+            )
         )
 
     # Fusion -----------------------------------------------------------------------------------

@@ -1,16 +1,16 @@
 """QuantizeDoubleInputNodes."""
 
 from qdqtool.ir.operators import case_of
-from qdqtool.trt import fault_checks
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_before, node_name, q_after
-from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.refusals import (
+from qdqtool.reasons.simulation import (
     Deconvolution3D,
     FloatTypesDiffer,
     OutputDifferentScales,
     OutputScale,
     OutsideRules,
 )
+from qdqtool.trt import fault_checks
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_before, node_name, q_after
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision

@@ -1,6 +1,7 @@
 """QuantizeSingleInputNodes."""
 
 from qdqtool.ir.operators import AVERAGES
+from qdqtool.reasons.simulation import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.passes._infra import (
     Layer,
     LayerKind,
@@ -12,7 +13,6 @@ from qdqtool.trt.passes._infra import (
     q_after,
     seen,
 )
-from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.surroundings import find_consumers, find_origin, tensor_size
 from qdqtool.trt.trace import REMOVING
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.operators import case_of
+from qdqtool.reasons.simulation import ConcatReadElsewhere, ConcatScales
+from qdqtool.reasons.tensors import Scale
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_before, node_name, q_after, rank_before
 from qdqtool.trt.passes._infra import MAX_NAME, LayerKind, Network, Pass, documented
-from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
 from qdqtool.trt.surroundings import find_consumers, quantizer_scale, tensor_size, to_step
 from qdqtool.util import limits
 

@@ -3,6 +3,8 @@
 from collections import deque
 
 from qdqtool.ir.operators import QPassage
+from qdqtool.reasons.simulation import ManyConsumers, NotCommuting
+from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Layer,
@@ -13,7 +15,6 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.trt.refusals import ManyConsumers, NotCommuting, TensorConsumer
 from qdqtool.trt.surroundings import find_consumers, to_step
 from qdqtool.trt.targets import Target
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from qdqtool.reasons.simulation import ManyConsumers
 from qdqtool.trt.layers import Layer, Tensor, dq_before, next_rank, node_name
 from qdqtool.trt.passes._infra import (
     SWAPPING,
@@ -13,9 +14,8 @@ from qdqtool.trt.passes._infra import (
     documented,
     seen,
 )
-from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import find_consumers, to_step
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 INSERTED = seen(
     "inserted-shuffle",
@@ -143,7 +143,7 @@ def _choose_case(dq: Layer, op: Layer) -> Case | None:
 def _update_axis(dq: Layer, op: Layer) -> None:
     """Give a DQ the axis that its channels have after an operator."""
     if dq.quant is not None and dq.quant.axis is not None and op.kind != LayerKind.IDENTITY:
-        dq.quant = replaced(dq.quant, axis=_axis_after(dq.quant.axis, op))
+        dq.quant = replace_fields(dq.quant, axis=_axis_after(dq.quant.axis, op))
 
 
 def _axis_after(axis: int, op: Layer) -> int | None:

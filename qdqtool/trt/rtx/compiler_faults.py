@@ -10,17 +10,10 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import precision_of
 from qdqtool.proto.subgraphs import STANDARD
+from qdqtool.reasons.compiler import COMPILER, CompilerFault, FaultKind, UnsupportedForm
 from qdqtool.trt import fault_checks
 from qdqtool.trt.rtx.graph_states import GraphStates
-from qdqtool.trt.rtx.operands import (
-    COMPILER,
-    WIDTH,
-    CompilerFault,
-    FaultKind,
-    IntegerState,
-    UnsupportedForm,
-    resolve_precision,
-)
+from qdqtool.trt.rtx.operands import WIDTH, IntegerState, resolve_precision
 from qdqtool.types import Precision, Refusal
 
 # Operators for which the parser looks for a plugin of their name.

@@ -9,13 +9,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import precision_of
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.trt.rtx.motion import IntegerMotion
-from qdqtool.trt.rtx.operands import (
-    NEVER_QUANTIZED,
-    WIDTH,
-    ConstantTensors,
-    IntegerState,
-    State,
-)
+from qdqtool.trt.rtx.operands import NEVER_QUANTIZED, WIDTH, ConstantTensors, IntegerState, State
 from qdqtool.types import Precision
 
 

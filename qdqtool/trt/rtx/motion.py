@@ -17,16 +17,16 @@ import numpy as np
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.reasons.compiler import LossCause
 from qdqtool.trt.rtx.operands import (
     NEVER_QUANTIZED,
     WIDTH,
     ConstantTensors,
     FloatState,
     IntegerState,
-    LossCause,
     State,
 )
-from qdqtool.util.records import replaced
+from qdqtool.util.records import replace_fields
 
 # A Q after these is pulled up before them, whatever else reads their results.
 _PULLED = frozenset(
@@ -310,7 +310,7 @@ class IntegerMotion:
     def _reciprocal(self, node: Node, state: IntegerState) -> State:
         if not self.consumers.can_join_scale(node, node.input(0), "", _TRANSPARENT):
             return _lose(LossCause.SHARED, node, state)
-        return self._move_axes(node, replaced(state, inverted=not state.inverted))
+        return self._move_axes(node, replace_fields(state, inverted=not state.inverted))
 
     def _join(self, node: Node, quantized: list[IntegerState]) -> State:
         first = quantized[0]
@@ -325,13 +325,13 @@ class IntegerMotion:
                 return first  # scales are joined along the axis together with the integers
         if not all(first.has_scale_of(state) for state in quantized):
             return _lose(LossCause.JOIN_SCALE, node, first)
-        return replaced(first, scalar=all(state.scalar for state in quantized))
+        return replace_fields(first, scalar=all(state.scalar for state in quantized))
 
     def _cast(self, node: Node, state: IntegerState) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
             return _lose(LossCause.OPERATOR, node, state)
-        return replaced(state, width=width, narrowest=min(width, state.narrowest))
+        return replace_fields(state, width=width, narrowest=min(width, state.narrowest))
 
     def _multiply(self, node: Node, state: IntegerState) -> State:
         """Make a constant of a Mul or Div a factor of the scale.
@@ -361,7 +361,7 @@ class IntegerMotion:
             if math.prod(dims) == 1:
                 is_divided = node.op == "Div" and not is_reversed
                 factor = factor / step if is_divided else factor * step
-        return replaced(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
+        return replace_fields(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
 
     def _pad(self, node: Node, state: IntegerState) -> State:
         """Keep zeros around height and width for the convolution that reads them.
@@ -385,7 +385,7 @@ class IntegerMotion:
             or len(self.consumers.live_consumers(node.output)) != 1
         ):
             return _lose(LossCause.PAD, node, state)
-        return replaced(state, pad=node)
+        return replace_fields(state, pad=node)
 
     def _is_zero_border(self, node: Node, pads: list[int]) -> bool:
         """Whether a Pad adds zeros, and only around the spatial axes of a rank of 4 or 5."""
@@ -448,7 +448,7 @@ class IntegerMotion:
             axes = _map_axes(node, state.axes, before, after)
         if axes is None:
             return _lose(LossCause.AXIS, node, state)
-        return replaced(state, axes=frozenset(axes))
+        return replace_fields(state, axes=frozenset(axes))
 
 
 def _lose(reason: LossCause, node: Node, state: IntegerState) -> FloatState:

@@ -6,8 +6,7 @@ Tensors that are computed from constants alone are constants for the compiler.
 from __future__ import annotations
 
 import math
-from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,118 +15,12 @@ import onnx
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import RANDOM, contraction
+from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
+from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
+from qdqtool.reasons.tensors import PathStep
 from qdqtool.trt.fault_checks import deconvolution_float
-from qdqtool.trt.faults import FloatDeconvolution
-from qdqtool.trt.refusals import InputNotDequantized, PathStep, WeightsNotDequantized
 from qdqtool.types import BYTES, Precision, Refusal
 from qdqtool.util.records import record
-
-COMPILER = "TensorRT-RTX"  # stands for the pass in its refusals
-
-
-class LossCause(StrEnum):
-    """Where the integers were lost that a convolution would need."""
-
-    OPERATOR = "an operator that is computed in float"
-    SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
-    POOL = "a pool that becomes INT8 for a Q behind, and stays float for others"
-    JOIN_FLOAT = "a join with an input that is float"
-    JOIN_SCALE = "a join of different scales"
-    PAD = "a Pad that does not join the convolution"
-    AXIS = "an operator that does not keep the axis of the scales"
-    INPUT_AXIS = "scales that vary along an axis of the input"
-    INPUT_SHAPE1 = "a scale of shape [1] of the input"
-    WEIGHTS_AXIS = "scales of weights that vary along another axis than the output channels"
-    SUM_AXIS = "scales that vary along the axis that is summed up, or by batch"
-    CAST = "a Cast to a wider float"
-    TYPES = "types that cannot be multiplied"
-    TURING = "a GPU without INT8"
-
-
-class IntegersLost(Refusal):
-    """Integers of a DQ do not arrive at a convolution.
-
-    Attributes:
-        why: The reason.
-        step: The node where they are lost; None for the convolution itself.
-        dq: The DQ.
-        weights: Whether they are integers of the weights.
-    """
-
-    why: LossCause
-    step: PathStep | None
-    dq: str = ""
-    weights: bool = False
-
-
-class ScalesJoined(IntegersLost):
-    """Integers lost at a join of different scales. One scale would keep them."""
-
-
-class FaultKind(StrEnum):
-    """Kinds of faults that the compiler rejects or crashes on."""
-
-    CONSTANT_TYPE = "a constant of a type that it does not import"
-    OPERATOR = "an operator, or a form of one, that it does not take"
-    NMS = "NonMaxSuppression"
-    ONE_VALUE = "an InstanceNormalization of one value"
-    UINT8_INPUT = "a uint8 network input"
-    WEIGHTS_SCALE = "a scale of weights that is computed at run time"
-    SCALE = "a scale that is computed at run time"
-    BLOCKS = "blocks along an axis that is not one of the last two"
-    ZERO_POINT = "a zero point that is computed"
-    FLOAT_TYPES = "data and weights of different types"
-    INTEGERS = "a convolution of integers"
-    INT4_WEIGHTS = "an int8 input with int4 weights"
-    HALF_SHAPE1 = "float16 weights with one scale of shape [1]"
-    HARDWARE_TYPE = "a type that the GPU lacks"
-
-
-class UnsupportedForm(StrEnum):
-    """Operators, or forms of operators, that the parser rejects."""
-
-    OPERATOR = "operator"
-    PLUGIN = "plugin"
-    INPUT = "input"
-    OUTPUTS = "outputs"
-    DILATIONS = "dilations"
-    TRAINING = "training"
-    NORM = "norm"
-    ANTIALIASING = "antialiasing"
-    ASPECT = "aspect"
-    COORDINATES = "coordinates"
-    REDUCTION_ND = "reduction-nd"
-    REDUCTION = "reduction"
-    CAPITALS = "capitals"
-    CAST = "cast"
-    FLOATS = "floats"
-    UINT8 = "uint8"
-    UINT8_BETWEEN = "uint8-between"
-    INT32 = "int32"
-    HALF = "half"
-
-
-class CompilerFault(Refusal):
-    """A fault because of which the compiler makes no engine.
-
-    Attributes:
-        fault: Its kind.
-        values: Values of its message in order. Of an operator: the form, and the operator or the
-            type of an input.
-    """
-
-    quotes: ClassVar[bool] = True
-
-    fault: FaultKind
-    values: tuple[str, ...] = ()
-
-
-def ends_build(refusal: Refusal) -> bool:
-    """Whether there is no engine. Otherwise a layer runs in float."""
-    return not isinstance(
-        refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | FloatDeconvolution
-    )
-
 
 # Bits of the float types.
 WIDTH: dict[int, int] = {

@@ -9,18 +9,10 @@ from qdqtool.ir.sizes import is_multiplication
 from qdqtool.patterns.heads import find_attentions
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.view import View
+from qdqtool.reasons.compiler import CompilerFault, FaultKind, LossCause, ends_build
 from qdqtool.trt.rtx.compiler_faults import find_compiler_faults, find_half_scale_fault
 from qdqtool.trt.rtx.graph_states import GraphStates
-from qdqtool.trt.rtx.operands import (
-    CompilerFault,
-    FaultKind,
-    IntegerState,
-    LossCause,
-    State,
-    ends_build,
-    integer_loss,
-    resolve_precision,
-)
+from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
 from qdqtool.types import ConvOutcome, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 

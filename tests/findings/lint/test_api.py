@@ -13,9 +13,10 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.trt.faults import CHECK
+from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons.simulation import WeightsNotConstant
+from qdqtool.reasons.tensors import PathStep
 from qdqtool.trt.outcome import simulate_without_alternatives
-from qdqtool.trt.refusals import PathStep, WeightsNotConstant
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding, Precision, Severity
 from tests.findings.graphs import GRAPHS, ones, weighted

@@ -15,7 +15,7 @@ from qdqtool.formats.predict_text import render
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.prediction import predict
-from qdqtool.trt.faults import ConstantsInHalf, DecomposedNorm
+from qdqtool.reasons.faults import ConstantsInHalf, DecomposedNorm
 from qdqtool.types import Finding, Severity
 from qdqtool.util.notes import note_codes
 from tests.findings.graphs import GRAPHS, ones
@@ -365,8 +365,8 @@ def test_insert_reports_squares_that_may_become_fp16(target: str, form: str) -> 
         predict=False,
     )
     (finding,) = {f.code: f for f in result.findings if f.code == "NORM-PIECES"}.values()
-    warnings = [w for w in result.warnings if w.code == "of-finding-to-fix"]
-    assert [w.values["code"] for w in warnings].count("NORM-PIECES") == 1
+    warnings = [w for w in result.warnings if w.code == "of-finding"]
+    assert [w.values["finding"].code for w in warnings].count("NORM-PIECES") == 1
     assert finding.automatic is (form in EXACT and target != "trt8.5")
     if target != "trt8.5":
         fixed = fix(result.model, target, ["NORM-PIECES"])

@@ -19,7 +19,7 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import check_activations
-from qdqtool.trt.faults import (
+from qdqtool.reasons.faults import (
     ActivationFit,
     ActivationScales,
     OutlierScales,

@@ -3,8 +3,8 @@
 import pytest
 
 from qdqtool.ir.operators import LayerKind
+from qdqtool.reasons.simulation import ActivationBeforeAdd
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
-from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence

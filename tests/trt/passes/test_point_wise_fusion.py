@@ -6,9 +6,9 @@ import pytest
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
+from qdqtool.reasons.simulation import InsideActivation
 from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
-from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

@@ -3,8 +3,8 @@
 import pytest
 
 from qdqtool.ir.operators import LayerKind
+from qdqtool.reasons.simulation import RemainingConversion
 from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
-from qdqtool.trt.refusals import RemainingConversion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
 

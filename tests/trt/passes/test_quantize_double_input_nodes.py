@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.reasons.simulation import InputNotDequantized, OutsideRules
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
-from qdqtool.trt.refusals import InputNotDequantized, OutsideRules
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass, weakest_evidence

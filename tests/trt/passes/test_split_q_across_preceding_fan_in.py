@@ -3,10 +3,10 @@
 import pytest
 
 from qdqtool.ir.modelfile import load
+from qdqtool.reasons.simulation import ConcatScales
 from qdqtool.trt import pipeline
 from qdqtool.trt.importer import build
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
-from qdqtool.trt.refusals import ConcatScales
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings import codes
 from qdqtool.prediction import predict
-from qdqtool.trt.rtx.operands import CompilerFault, FaultKind
+from qdqtool.reasons.compiler import CompilerFault, FaultKind
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.types import Evidence, Prediction, Severity
 from tests.findings.test_producers import models as producer_models

@@ -1,25 +1,97 @@
-"""Messages of findings for TensorRT-RTX. Quotations are its error texts."""
+"""Reasons of TensorRT-RTX: integers that do not arrive at a convolution, and faults that end a build.
+
+Quotations in the messages are error texts of the compiler.
+"""
 
 from __future__ import annotations
 
-from qdqtool.findings.messages import Words, words
-from qdqtool.trt.rtx.operands import (
-    CompilerFault,
-    FaultKind,
-    IntegersLost,
-    LossCause,
-    ScalesJoined,
-    UnsupportedForm,
-)
-from qdqtool.types import Cause, Finding
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from qdqtool.reasons.faults import FloatDeconvolution
+from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
+from qdqtool.reasons.tensors import PathStep
+from qdqtool.reasons.text import Message
+from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+
+COMPILER = "TensorRT-RTX"  # stands for the pass in its refusals
+
+
+class LossCause(StrEnum):
+    """Where the integers were lost that a convolution would need."""
+
+    OPERATOR = "an operator that is computed in float"
+    SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
+    POOL = "a pool that becomes INT8 for a Q behind, and stays float for others"
+    JOIN_FLOAT = "a join with an input that is float"
+    JOIN_SCALE = "a join of different scales"
+    PAD = "a Pad that does not join the convolution"
+    AXIS = "an operator that does not keep the axis of the scales"
+    INPUT_AXIS = "scales that vary along an axis of the input"
+    INPUT_SHAPE1 = "a scale of shape [1] of the input"
+    WEIGHTS_AXIS = "scales of weights that vary along another axis than the output channels"
+    SUM_AXIS = "scales that vary along the axis that is summed up, or by batch"
+    CAST = "a Cast to a wider float"
+    TYPES = "types that cannot be multiplied"
+    TURING = "a GPU without INT8"
+
+
+class FaultKind(StrEnum):
+    """Kinds of faults that the compiler rejects or crashes on."""
+
+    CONSTANT_TYPE = "a constant of a type that it does not import"
+    OPERATOR = "an operator, or a form of one, that it does not take"
+    NMS = "NonMaxSuppression"
+    ONE_VALUE = "an InstanceNormalization of one value"
+    UINT8_INPUT = "a uint8 network input"
+    WEIGHTS_SCALE = "a scale of weights that is computed at run time"
+    SCALE = "a scale that is computed at run time"
+    BLOCKS = "blocks along an axis that is not one of the last two"
+    ZERO_POINT = "a zero point that is computed"
+    FLOAT_TYPES = "data and weights of different types"
+    INTEGERS = "a convolution of integers"
+    INT4_WEIGHTS = "an int8 input with int4 weights"
+    HALF_SHAPE1 = "float16 weights with one scale of shape [1]"
+    HARDWARE_TYPE = "a type that the GPU lacks"
+
+
+class UnsupportedForm(StrEnum):
+    """Operators, or forms of operators, that the parser rejects."""
+
+    OPERATOR = "operator"
+    PLUGIN = "plugin"
+    INPUT = "input"
+    OUTPUTS = "outputs"
+    DILATIONS = "dilations"
+    TRAINING = "training"
+    NORM = "norm"
+    ANTIALIASING = "antialiasing"
+    ASPECT = "aspect"
+    COORDINATES = "coordinates"
+    REDUCTION_ND = "reduction-nd"
+    REDUCTION = "reduction"
+    CAPITALS = "capitals"
+    CAST = "cast"
+    FLOATS = "floats"
+    UINT8 = "uint8"
+    UINT8_BETWEEN = "uint8-between"
+    INT32 = "int32"
+    HALF = "half"
+
+
+def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
+    """Whether TensorRT-RTX lost integers, or a build ends, for one of these reasons."""
+    return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
+
 
 _ACTIVATION = (
     "Use one scale for the whole tensor. If channels differ hundreds of times, qdqtool insert "
     "--smooth first moves the differences into the weights of the consumers."
 )
 
-# {conv}, {node}, {op} and {dq} are filled in.
-_LOST: dict[LossCause, Words] = {
+
+_LOST: dict[LossCause, Message] = {
     LossCause.OPERATOR: (
         "{conv}: {node} ({op}) is between {dq} and it, and TensorRT-RTX computes {op} in float.",
         "Put Q/DQ after {node}, directly before {conv}.",
@@ -81,8 +153,8 @@ _LOST: dict[LossCause, Words] = {
     ),
 }
 
-# {node} is filled in, and {0}, {1} ... are the values.
-_FAULTS: dict[FaultKind, Words] = {
+
+_FAULTS: dict[FaultKind, Message] = {
     FaultKind.CONSTANT_TYPE: (
         '{node}: TensorRT-RTX rejects a constant of type {0}: "Failed to import initializer: {node}".',
         "Quantize to int8.",
@@ -143,7 +215,7 @@ _FAULTS: dict[FaultKind, Words] = {
     ),
 }
 
-# Description and parser message of an operator or a form of it; {1} is the operator, or the type of an input.
+
 _FORMS: dict[UnsupportedForm, tuple[str, str]] = {
     UnsupportedForm.OPERATOR: ("the operator {1}", "In function check{1}: [8] false"),
     UnsupportedForm.PLUGIN: ("the operator {1}", "Plugin not found"),
@@ -202,6 +274,8 @@ _FORMS: dict[UnsupportedForm, tuple[str, str]] = {
         "The rank of operands should be the same adding inputs.",
     ),
 }
+
+
 _PLUGINS = {
     "CausalConvWithState": "failed to load CausalConvWithState plugin",
     "LinearAttention": "failed to load LinearAttention plugin",
@@ -210,29 +284,119 @@ _PLUGINS = {
 }
 
 
-@words(ScalesJoined)
-@words(IntegersLost)
-def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
-    message, fix = _LOST[LossCause.WEIGHTS_AXIS if r.weights and r.why == LossCause.AXIS else r.why]
-    if not r.weights and r.why == LossCause.SUM_AXIS:
-        fix = _ACTIVATION
-    filled = {
-        "conv": r.node,
-        "node": r.step.node if r.step else r.node,
-        "op": r.step.op if r.step else "",
-        "dq": r.dq or "the DQ",
-    }
-    where = "on the path of the weights: " if r.weights and r.why != LossCause.AXIS else ""
-    return where + message.format(**filled), fix.format(**filled)
+class IntegersLost(Refusal):
+    """Integers of a DQ do not arrive at a convolution.
 
+    Attributes:
+        why: The reason.
+        step: The node where they are lost; None for the convolution itself.
+        dq: The DQ.
+        weights: Whether they are integers of the weights.
+    """
 
-@words(CompilerFault)
-def _fault(finding: Finding, cause: Cause, r: CompilerFault) -> Words:
-    message, fix = _FAULTS[r.fault]
-    what, quoted = (
-        _FORMS[UnsupportedForm(r.values[0])] if r.fault == FaultKind.OPERATOR else ("", "")
+    rules: ClassVar[tuple[FindingRule, ...]] = (
+        FindingRule("POOL-MIXED", _because(LossCause.POOL)),
+        fixable("SCALE-SHAPE1", _because(LossCause.INPUT_SHAPE1)),
+        FindingRule("QTYPE", _because(LossCause.TYPES)),
+        FindingRule("FLOAT-SM75", _because(LossCause.TURING)),
+        FindingRule("W-AXIS", _because(LossCause.WEIGHTS_AXIS)),
+        FindingRule(
+            "W-AXIS", lambda r: r.weights and r.why in (LossCause.AXIS, LossCause.SUM_AXIS)
+        ),
+        fixable(
+            "ACT-PER-CHANNEL", _because(LossCause.INPUT_AXIS, LossCause.AXIS, LossCause.SUM_AXIS)
+        ),
+        FindingRule("W-NO-DQ", lambda r: r.weights),
+        FindingRule("IN-BLOCKED"),
     )
-    if r.fault == FaultKind.OPERATOR and r.values[0] == UnsupportedForm.PLUGIN:
-        quoted = _PLUGINS.get(r.values[1], quoted)
-    filled = {"node": r.node, "what": what.format(*r.values), "words": quoted.format(*r.values)}
-    return message.format(*r.values, **filled), fix.format(*r.values, **filled)
+
+    why: LossCause
+    step: PathStep | None
+    dq: str = ""
+    weights: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        message, fix = _LOST[
+            LossCause.WEIGHTS_AXIS if self.weights and self.why == LossCause.AXIS else self.why
+        ]
+        if not self.weights and self.why == LossCause.SUM_AXIS:
+            fix = _ACTIVATION
+        filled = {
+            "conv": self.node,
+            "node": self.step.node if self.step else self.node,
+            "op": self.step.op if self.step else "",
+            "dq": self.dq or "the DQ",
+        }
+        where = (
+            "on the path of the weights: " if self.weights and self.why != LossCause.AXIS else ""
+        )
+        return where + message.format(**filled), fix.format(**filled)
+
+
+class ScalesJoined(IntegersLost):
+    """Integers lost at a join of different scales. One scale would keep them."""
+
+    rules = (fixable("CONCAT-SCALE"),)
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        message, fix = _LOST[
+            LossCause.WEIGHTS_AXIS if self.weights and self.why == LossCause.AXIS else self.why
+        ]
+        if not self.weights and self.why == LossCause.SUM_AXIS:
+            fix = _ACTIVATION
+        filled = {
+            "conv": self.node,
+            "node": self.step.node if self.step else self.node,
+            "op": self.step.op if self.step else "",
+            "dq": self.dq or "the DQ",
+        }
+        where = (
+            "on the path of the weights: " if self.weights and self.why != LossCause.AXIS else ""
+        )
+        return where + message.format(**filled), fix.format(**filled)
+
+
+class CompilerFault(Refusal):
+    """A fault because of which the compiler makes no engine.
+
+    Attributes:
+        fault: Its kind.
+        values: Values of its message in order. Of an operator: the form, and the operator or the
+            type of an input.
+    """
+
+    rules = (
+        FindingRule("QTYPE", _because(FaultKind.CONSTANT_TYPE, FaultKind.HARDWARE_TYPE)),
+        FindingRule("BUILD-CRASHES", _because(FaultKind.SCALE)),
+        FindingRule("SCALE-RANK", _because(FaultKind.BLOCKS)),
+        FindingRule("ZP-NONZERO", _because(FaultKind.ZERO_POINT)),
+        FindingRule("BUILD-FAILS"),
+    )
+
+    quotes: ClassVar[bool] = True
+
+    fault: FaultKind
+    values: tuple[str, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        message, fix = _FAULTS[self.fault]
+        what, quoted = (
+            _FORMS[UnsupportedForm(self.values[0])]
+            if self.fault == FaultKind.OPERATOR
+            else ("", "")
+        )
+        if self.fault == FaultKind.OPERATOR and self.values[0] == UnsupportedForm.PLUGIN:
+            quoted = _PLUGINS.get(self.values[1], quoted)
+        filled = {
+            "node": self.node,
+            "what": what.format(*self.values),
+            "words": quoted.format(*self.values),
+        }
+        return message.format(*self.values, **filled), fix.format(*self.values, **filled)
+
+
+def ends_build(refusal: Refusal) -> bool:
+    """Whether there is no engine. Otherwise a layer runs in float."""
+    return not isinstance(
+        refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | FloatDeconvolution
+    )

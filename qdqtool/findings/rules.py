@@ -1,0 +1,65 @@
+"""Codes of findings, and which of them ``fix`` changes, as the classes of reasons declare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from qdqtool.findings import ways  # declares a reason
+from qdqtool.reasons import compiler, faults, gpus, simulation
+from qdqtool.types import Finding, FindingCode, FindingRule, Refusal
+
+REASON_MODULES = (simulation, faults, compiler, gpus, ways)
+
+
+def reason_classes() -> Iterator[type[Refusal]]:
+    """Yield the classes of reasons that become findings, without those that inherit their rules."""
+    for module in REASON_MODULES:
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Refusal) and "rules" in vars(value):
+                if value.__module__ == module.__name__ and value.rules:
+                    yield value
+
+
+def finding_code(reason: Refusal) -> FindingCode:
+    """Return the code of the finding that a reason becomes.
+
+    Raises:
+        KeyError: Reasons of this class become no findings.
+    """
+    for rule in reason.rules:
+        if rule.applies(reason):
+            return rule.code
+    raise KeyError(type(reason))
+
+
+def finding_codes(kind: type[Refusal]) -> tuple[FindingCode, ...]:
+    """Return all codes of a class of reasons; none if its reasons become no findings."""
+    return tuple(rule.code for rule in kind.rules)
+
+
+def attempted_codes(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
+    """Return the codes of these classes that ``fix`` tries to change, in the order of the classes."""
+    return tuple(dict.fromkeys(r.code for kind in kinds for r in kind.rules if r.is_attempted))
+
+
+def attempted_reasons(finding: Finding) -> list[Refusal]:
+    """Return the reasons of a finding that ``fix`` tries to change."""
+    if finding.code not in ATTEMPTED_CODES:
+        return []
+    return [
+        reason
+        for cause in finding.causes
+        for reason in (cause.refusal, *cause.also)
+        if finding.code in attempted_codes((type(reason),))
+    ]
+
+
+def _all_rules() -> Iterator[FindingRule]:
+    for kind in reason_classes():
+        yield from kind.rules
+
+
+PROMISED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_promised)
+"""Codes of findings that ``qdqtool fix`` can change without data."""
+ATTEMPTED_CODES = frozenset(rule.code for rule in _all_rules() if rule.is_attempted)
+"""Codes of findings that ``qdqtool fix`` tries to change."""

@@ -1,0 +1,963 @@
+"""Faults that the checks of a model find without simulation, and regions that Myelin compiles.
+
+A fault that a pass finds too, such as a zero point that is not 0, is in `qdqtool.reasons.simulation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from qdqtool.reasons.tensors import PathStep, Scale
+from qdqtool.reasons.text import Message, format_number, format_scale, list_names
+from qdqtool.types import (
+    Cause,
+    Finding,
+    FindingRule,
+    Precision,
+    Refusal,
+    Severity,
+    fixable,
+)
+from qdqtool.util.records import record
+from qdqtool.util.text import layers_counted
+
+CHECK = "model"  # stands for the pass in faults
+
+
+def _more(bad: int, listed: int) -> str:
+    return f"; and {bad - listed} more" if bad > listed else ""
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count} samples"
+
+
+def describe_lost_scores(r: ConcatAfterHead) -> str:
+    """What the scale of a Concat makes of the scores in it."""
+    if r.zero_limit >= 1:
+        return "all scores become 0, and the detector finds nothing"
+    return f"scores up to {format_number(r.zero_limit)} become 0"
+
+
+def describe_harm(findings: Sequence[Finding]) -> str:
+    """What the values of one of several findings of one code show to be lost, for its first line; empty for nothing."""
+    for finding in findings:
+        r = finding.causes[0].refusal
+        if finding.severity == Severity.ERROR and isinstance(r, ConcatAfterHead) and r.scores:
+            return f"{describe_lost_scores(r)} (the scale is {format_number(r.scale or 0.0)})"
+    return ""
+
+
+_HEADS = {
+    "coordinates": "produces or reads boxes, reference points or sampling offsets",
+    "dfl": "is the DFL (the mean over the bins of a box side)",
+}
+
+
+class NothingQuantized(Refusal):
+    """A model without any Q/DQ or integer operator.
+
+    Attributes:
+        convolutions: Number of Conv, ConvTranspose, Gemm and MatMul with constant weights, which
+            could have Q/DQ.
+    """
+
+    rules = (FindingRule("NO-QDQ"),)
+
+    convolutions: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"this model has no Q/DQ; {'one layer' if self.convolutions == 1 else f'{self.convolutions} layers'} with "
+            "constant weights could run in INT8."
+        )
+
+
+# Quantizers -----------------------------------------------------------------------------------
+
+
+class TypeUnknown(Refusal):
+    """A quantizer of a type that TensorRT does not have; ``kind`` names the type."""
+
+    rules = (FindingRule("QTYPE"),)
+
+    kind: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+
+
+class UnsignedZeroPoint(Refusal):
+    """A quantizer to uint8 with zero point 0.
+
+    Attributes:
+        is_explicit: Whether it has a zero point. A missing one means uint8 in ONNX.
+        scale: Its scale.
+    """
+
+    rules = (fixable("ZP-UINT8"),)
+
+    is_explicit: bool
+    scale: Scale
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} quantizes to uint8{'' if self.is_explicit else ' (it has no zero point, which means uint8 in ONNX)'}: TensorRT "
+            f"reads int8 and clips everything above 127 x {format_scale(self.scale)}."
+        )
+
+
+class ZeroPointMissing(Refusal):
+    """A quantizer without its third input."""
+
+    rules = (fixable("DQ-3-INPUTS"),)
+
+    op: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} ({self.op}) has no zero-point input."
+
+
+class ZeroPointCount(Refusal):
+    """Different numbers of scales and zero points."""
+
+    rules = (fixable("ZP-VOLUME"),)
+
+    scales: int
+    zero_points: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has {self.scales} scales and {self.zero_points} zero points."
+
+
+class ScaleHalf(Refusal):
+    """float16 scales, all read as float32."""
+
+    rules = (fixable("SCALE-FP16"),)
+
+    scale: Scale
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has float16 scales ({format_scale(self.scale)}), which TensorRT 8 reads as float32."
+
+
+class ScaleNotPositive(Refusal):
+    """A scale that is zero, negative or not a number.
+
+    Attributes:
+        value: The first such scale.
+        bad: Number of such scales.
+        count: Number of all scales.
+        channels: The first channels with such a scale.
+    """
+
+    rules = (fixable("SCALE-NONPOS"),)
+
+    value: float
+    bad: int
+    count: int
+    channels: tuple[int, ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        where = ""
+        if self.count > 1:
+            channels = ", ".join(map(str, self.channels)) + (
+                " ..." if self.bad > len(self.channels) else ""
+            )
+            where = f" in {self.bad} of {self.count} channels ({channels})"
+        return f"{self.node} has scale {format_number(self.value)}{where}."
+
+
+@record
+class DeadPart:
+    """A tensor whose values all become one value in a quantizer.
+
+    Attributes:
+        tensor: Its name: all or a part of the quantizer's input.
+        low: Smallest possible value.
+        high: Largest possible value.
+        node: Node that bounds it.
+        op: Operator of that node.
+        value: The value that all values become.
+    """
+
+    tensor: str
+    low: float
+    high: float
+    node: str
+    op: str
+    value: float
+
+
+class ScaleDead(Refusal):
+    """A scale that makes one value of every possible value of a tensor.
+
+    Attributes:
+        scale: Scale of the quantizer.
+        zero_point: Zero point of the quantizer.
+        parts: The tensors.
+        whole: Whether the first part is the quantizer's whole input. Else a Concat joins the parts
+            with others.
+    """
+
+    rules = (fixable("SCALE-DEAD"),)
+
+    scale: float
+    zero_point: int
+    parts: tuple[DeadPart, ...]
+    whole: bool
+
+    @property
+    def reach(self) -> float | None:
+        """Largest magnitude of the whole tensor; None if no scale follows from it."""
+        reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
+        return reach if self.whole and 0 < reach < float("inf") else None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        first = self.parts[0]
+        what = f"every value of '{first.tensor}'"
+        if len(self.parts) > 1:
+            what += f" (and of {len(self.parts) - 1} more parts)"
+        bounds = f"{first.op} gives {format_number(first.low)} to {format_number(first.high)}"
+        shift = f" and zero point {self.zero_point}" if self.zero_point else ""
+        text = (
+            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {what} {format_number(first.value)}: "
+            f"{bounds}."
+        )
+        if not self.whole:
+            return text, (
+                "Keep it in float, or quantize the inputs of the Concat separately: no common scale fits all of them."
+            )
+        if self.reach is None:
+            return text, "Calibrate again: the scale and zero point are those of another tensor."
+        return text, (
+            f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; calibration may find a "
+            "smaller one."
+        )
+
+
+class ScaleRank(Refusal):
+    """A scale of several dimensions; ``blocked`` if they mean blocks."""
+
+    rules = (FindingRule("SCALE-RANK"),)
+
+    shape: tuple[int, ...]
+    blocked: bool
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has {'blocked ' if self.blocked else ''}scales of shape {list(self.shape)}; TensorRT requires a scalar or a vector."
+
+
+class ScaleCount(Refusal):
+    """The number of scales differs from the length of the tensor's axis."""
+
+    rules = (FindingRule("SCALE-COUNT"),)
+
+    count: int
+    axis: int
+    shape: tuple[int | None, ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} has {self.count} scales for axis {self.axis} of weights {list(self.shape)}"
+            f"{f', which has size {self.shape[self.axis]}' if -len(self.shape) <= self.axis < len(self.shape) else ''}."
+        )
+
+
+class AxisOpset(Refusal):
+    """Scales for each channel in an opset without an axis.
+
+    Attributes:
+        opset: The opset.
+        is_explicit: Whether the node has an axis nevertheless.
+    """
+
+    rules = (FindingRule("OPSET-AXIS"),)
+
+    opset: int
+    is_explicit: bool
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} is per-channel in opset {self.opset}, "
+            f"{'with the attribute axis, which this opset does not have' if self.is_explicit else 'without an axis'}."
+        )
+
+
+# Weights and biases ---------------------------------------------------------------------------
+
+
+class WeightsBehind(Refusal):
+    """Operators are between a constant and its first quantizer.
+
+    Attributes:
+        steps: The operators, the nearest to the constant first.
+        quantizer: The quantizer.
+        stored: Whether it is a DQ of stored integers.
+        more: Number of further operators.
+    """
+
+    rules = (fixable("W-NONCONST", lambda r: not r.stored), fixable("WEIGHT-INDIRECT"))
+
+    steps: tuple[PathStep, ...]
+    quantizer: str
+    stored: bool
+    more: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node}: {list_names((f'{s.node} ({s.op})' for s in self.steps), more=self.more)} "
+            f"{'is' if len(self.steps) == 1 else 'are'} between the weights and {self.quantizer}."
+        )
+
+
+class MisreadConstant(Refusal):
+    """A node other than a DQ reads stored integers."""
+
+    rules = (fixable("WEIGHT-INDIRECT"),)
+
+    op: str
+    tensor: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} ({self.op}) reads the stored integers '{self.tensor}'."
+
+
+class WeightsStored(Refusal):
+    """Weights stored as integers, with a DQ alone."""
+
+    rules = (fixable("WEIGHT-PREQUANT"),)
+
+    convolution: str
+    weight: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.convolution}: weights '{self.weight}' are stored as integers, with only {self.node}."
+
+
+@record
+class ActivationFit:
+    """Fit of a Q to the values that were measured before it.
+
+    Attributes:
+        quantizer: The Q.
+        scale: Its scale, in units of the tensor per integer step.
+        clipped: Share of the values that it clips.
+        lost: Share of the tensor's power (sum of squares) beyond the range of the scale.
+        used: Largest magnitude over the largest in range: the share of the steps in use.
+    """
+
+    quantizer: str
+    scale: float
+    clipped: float
+    lost: float
+    used: float
+
+
+class ActivationScales(Refusal):
+    """Scales of activations that do not fit the data; the node is the worst Q.
+
+    Attributes:
+        worst: The worst ones, the worst first.
+        bad: Number of such scales.
+        total: Number of scales that were checked.
+        samples: Number of samples.
+        factor: Largest magnitude over the range of the scales, if it is about the same for all;
+            else 0.
+    """
+
+    rules = (FindingRule("ACT-SCALE"),)
+
+    worst: tuple[ActivationFit, ...]
+    bad: int
+    total: int
+    samples: int
+    factor: float = 0.0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        def fit(f: ActivationFit) -> str:
+            clips = f"clips {f.clipped:.1%} of its values, which reach {f.used:.1f} times its range"
+            what = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
+            return f"{f.quantizer} (scale {format_number(f.scale)}) {what}"
+
+        off = (
+            f"{self.factor:.2g} times too small"
+            if self.factor > 1
+            else f"{1 / (self.factor or 1):.2g} times too large"
+        )
+        factor = f", all by about the same factor ({off})" if self.factor else ""
+        return (
+            f"{self.bad} of {self.total} activation scales do not fit {_samples(self.samples)}{factor}: "
+            f"{'; '.join(map(fit, self.worst))}{_more(self.bad, len(self.worst))}."
+        )
+
+
+class OutlierScales(Refusal):
+    """Scales that have to cover a few values far larger than the others.
+
+    The node is the worst Q.
+
+    Attributes:
+        worst: The worst Qs with their scales and the largest value in range over the typical one,
+            the worst first.
+        bad: Number of such scales.
+        total: Number of scales that were checked.
+        samples: Number of samples; 0 if the gains of normalizations before show the outliers.
+        linear: Whether a matrix product reads one of them, which ``--smooth`` can help.
+    """
+
+    rules = (FindingRule("ACT-OUTLIER"),)
+
+    worst: tuple[tuple[str, float, float], ...]
+    bad: int
+    total: int
+    samples: int
+    linear: bool
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        listed = "; ".join(
+            f"{q} (scale {format_number(scale)}) {ratio:.0f} times"
+            for q, scale, ratio in self.worst
+        )
+        where = (
+            f"On {_samples(self.samples)}"
+            if self.samples
+            else "By the gains of the normalizations before them"
+        )
+        said = (
+            f"{self.bad} of {self.total} activation scales cover outliers, and leave other values one or two of 127 steps. "
+            f"{where}, the largest value is many times the typical one: {listed}{_more(self.bad, len(self.worst))}."
+        )
+        if self.linear:
+            return said
+        return said, (
+            "Keep them float (--exclude), and compare the accuracy. A method that clips (--method-for "
+            "TENSOR=percentile) helps if the outliers do not matter."
+        )
+
+
+class QuantizedStream(Refusal):
+    """An Add of a transformer's residual stream that reads DQs.
+
+    Attributes:
+        pairs: The DQs.
+        norm: Normalization of the sum.
+    """
+
+    rules = (FindingRule("RESIDUAL-STREAM"),)
+
+    pairs: tuple[str, ...]
+    norm: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} adds to the residual stream that {self.norm} normalizes, and reads it through {list_names(self.pairs)}."
+
+
+class WeightScalesCause(StrEnum):
+    """Cause for which scales do not fit their weights."""
+
+    AXIS = "axis"
+    FACTOR = "factor"
+    OTHER_WEIGHTS = "other-weights"
+    TENSOR = "tensor"
+    TOO_LARGE = "too-large"
+    EXCEPTION = "exception"
+
+
+_WEIGHT_SCALE_ADVICE = {
+    WeightScalesCause.AXIS: (
+        "they fit along the other axis of the weights",
+        "Compute the scales along the output channels, and set that axis.",
+    ),
+    WeightScalesCause.FACTOR: (
+        "all by the same factor, {factor:.4g}",
+        "Use scale = max|w| / 127 for each channel. A factor of 1.008 comes from 128 instead of 127, a factor of 2 from a wrong range.",
+    ),
+    WeightScalesCause.OTHER_WEIGHTS: (
+        "they were probably computed before BatchNormalization was folded into the weights, or from another checkpoint",
+        "Compute the scales from the weights in this file: fold BatchNormalization first, then quantize.",
+    ),
+    WeightScalesCause.TENSOR: (
+        "each layer has one scale for all channels, computed from some of them or from other weights",
+        "Use max|w| / 127 of the whole tensor, or better one scale for each output channel.",
+    ),
+    WeightScalesCause.TOO_LARGE: (
+        "they were probably computed from other weights, or from the range of a whole network",
+        "Use scale = max|w| / 127 for each channel of the weights in this file.",
+    ),
+    WeightScalesCause.EXCEPTION: (
+        "only {channels} channels do not fit",
+        "Use scale = max|w| / 127 for these channels too, unless they are clipped on purpose.",
+    ),
+}
+
+
+class WeightScales(Refusal):
+    """Scales that do not fit the weights; the node is the worst layer.
+
+    Attributes:
+        cause: The likely cause.
+        layers: Layers where they do not fit.
+        total: Number of layers that were checked.
+        clipped: Share of the channels whose largest weight is more than half beyond the range of
+            their scale.
+        wasted: Share of the channels whose range is four times their largest weight or more.
+        worst: Largest weight over the largest in range, in the worst layer.
+        factor: The common factor, if there is one.
+        channels: Number of channels that are exceptions, if the others fit.
+    """
+
+    rules = (FindingRule("W-SCALE"),)
+
+    cause: WeightScalesCause
+    layers: tuple[str, ...]
+    total: int
+    clipped: float
+    wasted: float
+    worst: float
+    factor: float
+    channels: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        why, fix = _WEIGHT_SCALE_ADVICE[self.cause]
+        shares = f"{self.clipped:.0%} of the channels are clipped, {self.wasted:.0%} use a quarter of the steps or less"
+        off = f"{self.worst:.3g} {'times' if self.worst >= 1 else 'of'} the range of its scale"
+        return (
+            f"the scales of the weights do not fit the weights in {len(self.layers)} of {self.total} checked layers: "
+            f"{why.format(factor=self.factor, channels=self.channels)} ({shares}; the largest weight of {self.node} is {off}).",
+            fix,
+        )
+
+
+class WeightsPerTensor(Refusal):
+    """Weights with one scale for output channels whose ranges differ.
+
+    The node is the worst layer.
+
+    Attributes:
+        layers: The layers.
+        total: Number of layers with quantized weights that were checked.
+        spread: Range of the widest channel over that of the narrowest, in the worst layer.
+        lost: Share of the channels of the worst layer that lose two bits or more.
+        lossy: Number of layers where at least a quarter of the channels lose two bits or more.
+        rounded: Number of layers whose exact weights the file lacks.
+    """
+
+    rules = (fixable("W-PER-TENSOR"),)
+
+    layers: tuple[str, ...]
+    total: int
+    spread: float
+    lost: float
+    lossy: int
+    rounded: int
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = (
+            f"{len(self.layers)} of {self.total} layers have one scale for all output channels of their weights; "
+            f"ranges of the channels of {self.node} differ {self.spread:.3g}-fold, and {self.lost:.0%} of them lose "
+            f"two bits or more"
+        )
+        text += (
+            f" ({self.lossy} layers with such a loss in a quarter of the channels)."
+            if self.lossy
+            else "."
+        )
+        if not self.rounded:
+            return text, "Give each output channel a scale of its own: max|w| / 127."
+        some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
+        return text, (
+            f"The file has no float weights{some}, so quantize again from the float model: qdqtool insert "
+            "FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
+        )
+
+
+class WeightsOutput(Refusal):
+    """Quantized weights that are an output of the network."""
+
+    rules = (FindingRule("W-Q-OUTPUT"),)
+
+    convolution: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}: the quantized weights of {self.convolution} are a network output."
+
+
+class BiasQuantized(Refusal):
+    """A bias that comes from a DQ."""
+
+    rules = (fixable("BIAS-DQ"),)
+
+    convolution: str
+    precision: Precision
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{f'{self.convolution}: its bias' if self.convolution else 'a bias'} is {str(self.precision).lower()} and goes through {self.node}."
+
+
+class ProductOfActivations(Refusal):
+    """A product of two quantized tensors that are computed at run time."""
+
+    rules = (FindingRule("MATMUL-COMPUTED"),)
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} multiplies two quantized activations."
+
+
+class FloatDeconvolution(Refusal):
+    """A quantized ConvTranspose on a target that computes it in float."""
+
+    rules = (FindingRule("CT-FLOAT"),)
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has Q/DQ, but this target computes ConvTranspose in float."
+
+
+# Placement ------------------------------------------------------------------------------------
+
+
+class ConcatAfterHead(Refusal):
+    """One scale for all parts of a Concat after the head.
+
+    Attributes:
+        concat: The Concat.
+        scale: The scale; None if it is unknown or differs between channels.
+        scores: A part that a Sigmoid or Softmax produces, at most 1; empty if none is known.
+        own: Scale of the scores before the Concat; None if they have none.
+        raw: Whether it joins results of the last convolutions unchanged: logits.
+    """
+
+    rules = (fixable("HEAD-CONCAT"),)
+
+    concat: str
+    scale: float | None = None
+    scores: str = ""
+    own: float | None = None
+    raw: bool = False
+
+    @property
+    def zero_limit(self) -> float:
+        """Largest score that becomes 0."""
+        return 0.0 if self.scale is None or not self.scores else self.scale / 2
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        scale = "" if self.scale is None else f", {format_number(self.scale)}"
+        text = f"{self.node} has one scale for all inputs of {self.concat} after the head{scale}"
+        if not self.scores:
+            return f"{text}."
+        own = "" if self.own is None else f", their own scale is {format_number(self.own)}"
+        return f"{text}: {describe_lost_scores(self)} (scores are '{self.scores}', at most 1{own})."
+
+
+class HeadQuantized(Refusal):
+    """A quantized layer at the end of a head.
+
+    Attributes:
+        branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
+    """
+
+    rules = (FindingRule("HEAD-SCORE", lambda r: r.branch == "class"), fixable("HEAD-QUANT"))
+
+    branch: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} {_HEADS.get(self.branch, f'is the last convolution of a {self.branch} branch')} and is quantized."
+
+
+# Operators and shapes -------------------------------------------------------------------------
+
+
+class IntegerOperator(Refusal):
+    """An operator of onnxruntime's integer formats."""
+
+    rules = (FindingRule("QOPERATOR"),)
+
+    op: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a {self.op}: TensorRT cannot import it."
+
+
+class UnknownOperator(Refusal):
+    """A plugin or unknown operator; ``more`` other nodes have it too."""
+
+    rules = (FindingRule("PLUGIN-OUTSIDE"),)
+
+    op: str
+    more: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown operator, {self.op}: no Q or DQ moves "
+            "past it or is fused into it."
+        )
+
+
+class OtherTypes(Refusal):
+    """Quantizers of other types than 8-bit integers.
+
+    Attributes:
+        kinds: The types, and the number of nodes of each.
+    """
+
+    rules = (FindingRule("FP8-OUTSIDE"),)
+
+    kinds: tuple[tuple[str, int], ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in self.kinds)} ({self.node} first) are not "
+            "covered by this prediction, which has only rules for INT8."
+        )
+
+
+class FusedByMyelin(Refusal):
+    """Attention and normalizations that Myelin compiles; the node is the first one.
+
+    Attributes:
+        last: The last node in graph order.
+        nodes: Number of nodes without Q and DQ.
+        products: Number of matrix products.
+        int8: Number of matrix products that compute in INT8.
+        softmaxes: Number of Softmax nodes.
+        norms: Number of normalizations.
+        fused: Number of Q and DQ that become part of its kernels.
+        uncertain: Number of these that may be conversions instead.
+        possible: Number of conversions that may be part of it instead.
+    """
+
+    rules = (FindingRule("MYELIN-REGION"),)
+
+    last: str
+    nodes: int
+    products: int
+    int8: int
+    softmaxes: int
+    norms: int
+    fused: int
+    uncertain: int
+    possible: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        parts = [
+            f"{self.products} matrix products ({self.int8} INT8, {self.products - self.int8} float)"
+            if self.products
+            else "",
+            f"{self.softmaxes} Softmax" if self.softmaxes else "",
+            f"{self.norms} normalization{'' if self.norms == 1 else 's'}" if self.norms else "",
+        ]
+        where = f"{self.nodes} nodes from {self.node} to {self.last}, with {', '.join(p for p in parts if p)}"
+        if self.possible:
+            return (
+                f"Myelin may compile {where}: up to {self.possible} of the conversions counted here would then be part of "
+                "its kernels."
+            )
+        text = f"Myelin compiles {where}"
+        if self.fused:
+            text += f": {self.fused} Q and DQ become part of its kernels"
+            text += (
+                f", but up to {self.uncertain} of them may be conversions" if self.uncertain else ""
+            )
+        return f"{text}."
+
+
+class FloatNormalization(Refusal):
+    """A normalization or Softmax after a DQ."""
+
+    rules = (FindingRule("NORM-FLOAT"),)
+
+    op: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} ({self.op}) reads the output of a DQ and is computed in float."
+
+
+class Convolution3D(Refusal):
+    """A quantized convolution of three spatial dimensions."""
+
+    rules = (FindingRule("CONV3D-INT8"),)
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a quantized 3D convolution: builds with these failed on 8.2.2 and 8.2.5."
+
+
+class LargeKernel(Refusal):
+    """A quantized convolution with a kernel size for which builds failed."""
+
+    rules = (FindingRule("KERNEL-LARGE"),)
+
+    kernel: tuple[int, ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 kernel failed on 8.6."
+
+
+class GroupedConvolution(Refusal):
+    """A grouped convolution that is not depthwise."""
+
+    rules = (FindingRule("GROUP-SLOW"),)
+
+    groups: int
+    channels: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} has {self.groups} groups of {self.channels} channels."
+
+
+class ChannelNumbers(Refusal):
+    """Numbers of channels for which INT8 kernels are slow.
+
+    Attributes:
+        inputs: Input channels.
+        outputs: Output channels.
+        odd: Those that are not multiples of 16.
+        small: Whether one is less than 16.
+    """
+
+    rules = (FindingRule("CH-SMALL", lambda r: r.small), FindingRule("CH-ALIGN"))
+
+    inputs: int
+    outputs: int
+    odd: tuple[int, ...]
+    small: bool
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        text = f"{self.node} has {self.inputs} input and {self.outputs} output channels"
+        if self.small:
+            return f"{text}."
+        return f"{text}; {list_names(map(str, self.odd))} {'is' if len(set(self.odd)) == 1 else 'are'} not a multiple of 16."
+
+
+class DepthwiseSilu(Refusal):
+    """A depthwise convolution with SiLU.
+
+    Attributes:
+        last: Whether certainly no convolution follows.
+    """
+
+    rules = (FindingRule("DW-SILU"),)
+
+    last: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a depthwise convolution with SiLU{' at the end of the network' if self.last else ''}."
+
+
+class DepthwiseAdd(Refusal):
+    """A depthwise convolution before an Add."""
+
+    rules = (FindingRule("DW-ADD"),)
+
+    add: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a depthwise convolution whose result goes into {self.add}."
+
+
+class FloatEinsum(Refusal):
+    """A matrix product that an Einsum computes.
+
+    Attributes:
+        equation: Its equation.
+        quantized: Whether both operands come from DQs.
+    """
+
+    rules = (FindingRule("EINSUM-FLOAT"),)
+
+    equation: str
+    quantized: bool
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} computes a matrix product as an Einsum ({self.equation}), in float; its operands are "
+            f"{'' if self.quantized else 'not all '}dequantized."
+        )
+
+
+class DecomposedNorm(Refusal):
+    """A decomposed LayerNorm, whose squares FP16 may not hold; the node squares.
+
+    Attributes:
+        exact: Whether a LayerNormalization, which the target accepts, computes the same.
+        opset: Opset of the model.
+        alone: Operator that squares, if no whole normalization was recognized.
+    """
+
+    rules = (fixable("NORM-PIECES"),)
+
+    exact: bool
+    opset: int
+    alone: str = ""
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        if self.alone:
+            return (
+                (
+                    f"{self.node} ({self.alone}) squares values that are summed: in FP16 the square of 256 is infinite, and that of "
+                    "2e-4 is zero."
+                ),
+                "Keep these nodes FP32, or scale the values before them so that FP16 holds the squares.",
+            )
+        text = f"{self.node} squares values in a decomposed normalization: in FP16 the square of 256 is already infinite."
+        if self.exact:
+            raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
+            return (
+                text,
+                f"qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the same{raised}.",
+            )
+        if self.opset >= 17:
+            return text, "Keep these nodes FP32: no LayerNormalization computes the same."
+        return text
+
+
+class ConstantsInHalf(Refusal):
+    """Constants of arithmetic that FP16 cannot hold; the node reads the first.
+
+    Attributes:
+        first: The first nodes that read one, with the value.
+        large: Number of constants that are too large.
+        small: Number of constants that become zero or FP16's smallest number.
+        denormal: Number of other constants that are denormal in FP16.
+    """
+
+    rules = (FindingRule("CONST-FP16"),)
+
+    first: tuple[tuple[str, float], ...]
+    large: int
+    small: int
+    denormal: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        counts = (
+            (self.large, "above 65504"),
+            (self.small, "below 6e-8"),
+            (self.denormal, "denormal"),
+        )
+        listed = ", ".join(f"{node} reads {format_number(value)}" for node, value in self.first)
+        what = "cannot hold" if self.large or self.small else "holds with fewer digits"
+        return f"constants that FP16 {what}: {', '.join(f'{count} {which}' for count, which in counts if count)}; {listed}."
+
+
+class RemainingFloat(Refusal):
+    """Layers that read or write FP32, which strong types keep.
+
+    Attributes:
+        convolutions: Number of convolutions and matrix products that do.
+        total: Number of all.
+        first: The first such layer.
+        products: Number of matrix products that do.
+    """
+
+    rules = (fixable("FLOAT-FP32"),)
+
+    convolutions: int
+    total: int
+    first: str
+    products: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"the float part of the model stays FP32 ({self.convolutions} of "
+            f"{layers_counted(self.total - self.products, self.products)} read or write FP32 and could use FP16, {self.first} first)."
+        )

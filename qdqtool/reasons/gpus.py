@@ -1,0 +1,83 @@
+"""Reasons that the GPU table gives: what a GPU cannot do with a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+from qdqtool.types import Cause, Finding, FindingRule, Refusal
+
+
+class GpuFact(StrEnum):
+    """A fact of the GPU table that concerns a Q/DQ network."""
+
+    NO_INT8 = "no INT8"
+    DP4A_TENSOR = "INT8 by dp4a, FP16 on tensor cores"
+    DP4A_FP16 = "INT8 by dp4a, FP16 at twice the rate of FP32"
+    DP4A_FP32 = "INT8 by dp4a, FP16 no faster than FP32"
+    FUSION = "INT8 without tensor cores, and pointwise activations"
+    KERNELS = "INT8 without tensor cores, and depthwise convolutions"
+    JETSON = "a Jetson"
+    NO_FP16 = "no fast FP16"
+    SINCE = "an architecture that is newer than the target"
+    DROPPED = "an architecture that the target dropped"
+
+
+def _fact(*facts: GpuFact) -> Callable[[Any], bool]:
+    return lambda r: r.fact in facts
+
+
+_DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
+# {gpu}, {count} and {first} are filled in, and {0}, {1} ... are the values.
+_TEXTS: dict[GpuFact, str] = {
+    GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
+    GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores there.",
+    GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32 there.",
+    GpuFact.DP4A_FP32: _DP4A + "FP16 is no faster than FP32 there.",
+    GpuFact.FUSION: (
+        "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after {count} convolutions "
+        "({first} first) may not be fused, so that these write float."
+    ),
+    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 kernel there.",
+    GpuFact.JETSON: (
+        "{gpu}: the prediction is for its GPU, which runs the Q/DQ passes of desktop GPUs (all 868 pass and copy lines "
+        "of one network are the same on AGX Orin and RTX 3080 Ti). Its DLA does not support Q/DQ."
+    ),
+    GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
+    GpuFact.SINCE: "{gpu} needs TensorRT {1} or later; the target is {0}.",
+    GpuFact.DROPPED: "{gpu} is no longer supported by TensorRT of the target {0}.",
+}
+
+
+class GpuLacks(Refusal):
+    """What a GPU cannot do with a prediction.
+
+    Attributes:
+        fact: Which fact of the GPU table.
+        gpu: The GPU with its compute capability.
+        count: How many convolutions it concerns.
+        first: The first of them.
+        values: What else its words name.
+    """
+
+    rules = (
+        FindingRule("GPU-NO-INT8", _fact(GpuFact.NO_INT8)),
+        FindingRule("GPU-DP4A", _fact(GpuFact.DP4A_TENSOR, GpuFact.DP4A_FP16, GpuFact.DP4A_FP32)),
+        FindingRule("GPU-FUSION", _fact(GpuFact.FUSION)),
+        FindingRule("GPU-KERNELS", _fact(GpuFact.KERNELS)),
+        FindingRule("GPU-JETSON", _fact(GpuFact.JETSON)),
+        FindingRule("GPU-NO-FP16", _fact(GpuFact.NO_FP16)),
+        FindingRule("GPU-VERSION"),
+    )
+
+    fact: GpuFact
+    gpu: str
+    count: int
+    first: str
+    values: tuple[str, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return _TEXTS[self.fact].format(
+            *self.values, gpu=self.gpu, count=self.count, first=self.first
+        )

@@ -1,0 +1,1057 @@
+"""Reasons that the simulator records: a pass looked at a node and did not fire, or a conversion remains.
+
+Findings are made from these records and look nothing up again, so that a user reads what the simulator saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from qdqtool.ir.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
+from qdqtool.ir.qdq import PerChannel
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
+    PathStep,
+    Scale,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
+    find_shareable_quantizer,
+    float_consumers,
+    operator_between,
+    operator_between_quantizers,
+    quantizer_consumers,
+)
+from qdqtool.reasons.text import (
+    Message,
+    advise_common_scale,
+    consumer_names,
+    describe_consumers,
+    describe_origin,
+    describe_unread_consumers,
+    format_node,
+    format_scale,
+    format_size,
+    format_step,
+    list_names,
+)
+from qdqtool.types import (
+    Cause,
+    Evidence,
+    Finding,
+    FindingRule,
+    Precision,
+    Refusal,
+    attempted,
+    fixable,
+)
+from qdqtool.util.records import field_values, replace_fields
+
+
+def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
+    """The Qs that read a requantized tensor, its own included."""
+    own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.passed, r.scale)
+    return [*quantizer_consumers(r.siblings), own]
+
+
+_POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
+
+
+def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
+    """The pooling in front of all readers, where there is one: no Q moves up past it."""
+    shared = r.readers[0].path[0] if r.readers[0].path else None
+    if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.readers):
+        return None
+    known = OPERATORS.get(shared.op)
+    if known is None or known.passage is None:
+        return None
+    return shared if known.kind in _POOLS or shared.op == "GlobalMaxPool" else None
+
+
+def find_float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
+    """The residual sum that reads a result as float."""
+    return next((x for x in float_consumers(r.readers) if x.kind == ConsumerKind.SUM), None)
+
+
+def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
+    """The averaging pooling that alone reads a result."""
+    return r.readers[0] if len(r.readers) == 1 and r.readers[0].op in AVERAGES else None
+
+
+def is_left_float(r: OutputNotQuantized) -> bool:
+    """Whether no convolution lies behind what reads the result: it was left float."""
+    return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.readers)
+
+
+def is_before_normalization(r: OutputNotQuantized) -> bool:
+    """Whether a LayerNormalization alone reads the result."""
+    return len(r.readers) == 1 and r.readers[0].op == "LayerNormalization"
+
+
+def _silu_is_last(r: OutputNotQuantized) -> bool:
+    silu = r.activation is not None and r.activation.op == "SiLU"
+    return silu and not (
+        is_left_float(r) or quantizer_consumers(r.readers) or is_before_normalization(r)
+    )
+
+
+def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
+    """The Qs that read the result of that pooling, as seen from there."""
+    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.readers)]
+
+
+def _scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
+    """Of scales that differ, by the operator between them."""
+    return (
+        fixable("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
+        fixable("SPLIT-SCALE", lambda r: (s := steps(r)) is not None and s.op in CUTS),
+        fixable("POOL-SCALE", steps),
+        fixable("SIBLING-SCALE"),
+    )
+
+
+def _writes(refusal: Any) -> str:
+    return f"{refusal.node} writes float{format_size(refusal.elements)}"
+
+
+def _skip_fix(add: str, what: str, quantizers: Sequence[TensorConsumer]) -> str:
+    q = find_shareable_quantizer(quantizers)
+    if q is None:
+        return f"Put Q/DQ on {what} before {add}; its scale needs calibration."
+    return (
+        f"Connect {add} to the DequantizeLinear of {q.node} (scale {format_scale(q.scale)}) instead of {what}: no new "
+        "scale is needed."
+    )
+
+
+_REDUCTION = (
+    "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, or remove the pair "
+    "before it."
+)
+
+
+def _reduction(r: ReduceNotPooling) -> str:
+    return (
+        f"{r.node} (ReduceMean) runs in float: TensorRT converts it to a pooling only over height and width with "
+        "keepdims=1."
+    )
+
+
+_PARTS = 12
+
+
+def _parts(r: ConcatScales, consequence: str, own: Sequence[Scale]) -> Message:
+    parts = ["none" if p is None else format_scale(p) for p in r.parts]
+    listed = ", ".join(parts[:_PARTS]) + ", ..." * (len(parts) > _PARTS)
+    return (
+        f"{r.node} has inputs with scales {listed}, and its output has scale {format_scale(r.behind)}; {consequence}.",
+        advise_common_scale([*r.parts, r.behind, *own]),
+    )
+
+
+def _scales(
+    cause: Cause, tensor: str, readers: Sequence[TensorConsumer], consequence: str
+) -> Message:
+    quantizers = quantizer_consumers(readers)
+    own = [q.scale for q in quantizers]
+    if cause.also and isinstance(cause.also[0], ConcatScales):
+        return _parts(cause.also[0], consequence, own)
+    if len({s for s in own if s is not None}) < 2:
+        return (
+            f"{consequence}: {list_names(consumer_names(quantizers))} quantize it{describe_unread_consumers(readers)}, and their scales "
+            "are not available to compare.",
+            "",
+        )
+    listed = list_names(
+        (f"{format_scale(q.scale)} ({q.node})" for q in quantizers), _PARTS
+    ) + describe_unread_consumers(readers)
+    between = operator_between_quantizers(readers)
+    where = (
+        f"scales {listed} on '{tensor}'"
+        if between is None
+        else (f"{between.node} ({between.op}) is between scales {listed}")
+    )
+    return f"{where}; {consequence}.", advise_common_scale(own)
+
+
+def _why(cause: Cause, r: RemainingConversion) -> str:
+    """Return why a conversion remains: a related finding, a refusal, or the node that cannot absorb it."""
+    origin = r.origin
+    if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
+        return f"{r.precision} is not covered by the prediction"
+    if cause.see:
+        return "see " + ", and ".join(f"{code} at {node}" for code, node in cause.see)
+    if not r.quantize:
+        who = list_names(
+            "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.behind
+        )
+        return f"{who or 'its consumer'} cannot absorb it"
+    if cause.also:
+        return _blocked(r, cause.also[0])
+    if origin.int8:
+        return f"{format_node(origin.node, origin.op)} runs in INT8 but cannot absorb it"
+    joined = " joins several tensors and" if origin.op in JOINS else ""
+    return f"{origin.node} ({origin.op}){joined} runs in float"
+
+
+def _blocked(r: RemainingConversion, refusal: Refusal) -> str:
+    if isinstance(refusal, OutputScale):
+        return f"{r.origin.node} cannot use its scale"
+    if isinstance(refusal, NotCommuting):
+        return f"a Q cannot move up past {format_node(refusal.node, refusal.op)}"
+    if isinstance(refusal, ManyConsumers):
+        floats = float_consumers(refusal.readers)
+        plain = all(x.kind != ConsumerKind.OUTPUT for x in floats)
+        others = describe_unread_consumers(refusal.readers)
+        who = (
+            f", which {describe_consumers(floats, it='')}{others}"
+            if plain
+            else (f", which is also read by {list_names(consumer_names(floats))}{others}")
+        )
+        return f"it cannot move up past {format_node(refusal.node, refusal.op)}{who}"
+    if isinstance(refusal, ConcatReadElsewhere):
+        return (
+            f"{refusal.node} (Concat) is also read as float by {list_names(consumer_names(float_consumers(refusal.readers)))}"
+            f"{describe_unread_consumers(refusal.readers)}"
+        )
+    return f"{refusal.node} runs in float"
+
+
+# Inputs ---------------------------------------------------------------------------------------
+
+
+class InputNotDequantized(Refusal, reason="input-not-dequantized"):
+    """The data input does not come from a DQ.
+
+    Attributes:
+        tensor: The input's ONNX tensor.
+        producer: What writes it.
+        op: The producer's operator, ``Input`` for a network input.
+        weights_quantized: Whether the weights come from a DQ.
+        dq: The nearest DQ above, which cannot come down; empty where there is none.
+        blocker: The first operator between that a DQ cannot pass.
+    """
+
+    rules = (
+        FindingRule("NOT-QUANTIZED", lambda r: not r.weights_quantized),
+        FindingRule("IN-BLOCKED", lambda r: r.dq),
+        FindingRule("IN-FLOAT"),
+    )
+
+    tensor: str
+    producer: str
+    op: str
+    weights_quantized: bool = False
+    dq: str = ""
+    blocker: PathStep | None = None
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        if not self.weights_quantized:
+            return (
+                f"{self.node} has no Q/DQ{' on its weights' if self.dq else ''} and runs in float."
+            )
+        if not self.dq:
+            return (
+                f"{self.node} runs in float: its weights are quantized, its input '{self.tensor}' is not.",
+                f"Put Q/DQ on '{self.tensor}' (its scale needs calibration).",
+            )
+        shared = next((a for a in cause.also if isinstance(a, ManyConsumers)), None)
+        if shared is not None:
+            past = "" if self.blocker is None else f" past {self.blocker.node} ({self.blocker.op})"
+            return (
+                f"{self.node} runs in float: {self.dq} has {len(shared.readers)} consumers, and only a DQ with a single one "
+                f"moves down{past}.",
+                f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
+            )
+        where = (
+            f"past {self.blocker.node} ({self.blocker.op}) to it"
+            if self.blocker is not None
+            else (
+                f"to it: it has other consumers, and remains before {format_node(self.producer, self.op)}"
+            )
+        )
+        return (
+            f"{self.node} runs in float: {self.dq} cannot move down {where}.",
+            f"Quantize '{self.tensor}', directly before {self.node}.",
+        )
+
+
+class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
+    """The weights do not come from a DQ, though the data does."""
+
+    rules = (fixable("W-NO-DQ"),)
+
+    weight: str
+    dq: str = ""
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node}: its input is quantized{f' ({self.dq})' if self.dq else ''}, but its weights '{self.weight}' are not, so it runs "
+            "in float."
+        )
+
+
+class WeightsNotConstant(Refusal, reason="weights-not-constant"):
+    """The weights are computed at run time, or stored as a sparse tensor."""
+
+    rules = (FindingRule("W-NONCONST"),)
+
+    weight: str
+    sparse: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node}: its weights '{self.weight}' are "
+            f"{'stored as a sparse tensor (store them in full)' if self.sparse else 'computed at run time'}, so it runs in "
+            "float."
+        )
+
+
+class ScaleComputed(Refusal, reason="scale-computed"):
+    """A scale is computed at run time, and written to ``tensor``."""
+
+    rules = (FindingRule("SCALE-DYNAMIC"),)
+
+    apart = (*Refusal.apart, "node")  # all consumers are alike
+
+    quantizer: str
+    tensor: str = ""
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.quantizer}: its scale "
+            + (f"'{self.tensor}' " if self.tensor else "")
+            + "is computed at run time."
+        )
+
+
+class TypesDiffer(Refusal, reason="types"):
+    """Data and weights are quantized to types that cannot be multiplied."""
+
+    dq: str
+    weight_dq: str
+    types: tuple[Precision, Precision]
+
+
+class FloatTypesDiffer(Refusal, reason="float-types"):
+    """Data and weights are dequantized to float types that differ.
+
+    Attributes:
+        dq: DQ of the data.
+        weight_dq: DQ of the weights.
+        floats: Float types of data and weights.
+    """
+
+    rules = (FindingRule("FLOAT-MIXED"),)
+
+    dq: str
+    weight_dq: str
+    floats: tuple[Precision, Precision]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}: its data is {self.floats[0]}, its weights are {self.floats[1]}."
+
+
+class Deconvolution3D(Refusal, reason="convtranspose-3d"):
+    """A ConvTranspose of three spatial dimensions without an activation and a Q after it."""
+
+    rules = (FindingRule("CT3D-FLOAT"),)
+
+    dq: str
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a quantized 3D ConvTranspose: INT8 is predicted only if an activation and a Q follow it."
+
+
+class ActivationPerChannel(Refusal, reason="activation-per-channel"):
+    """The data input has one scale per channel."""
+
+    rules = (fixable("ACT-PER-CHANNEL"),)
+
+    apart = (*Refusal.apart, "node")  # all consumers are alike
+
+    dq: str
+    scales: Scale
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        count = (
+            self.scales.count
+            if isinstance(self.scales, PerChannel)
+            else int(self.scales is not None)
+        )
+        scales = (
+            f"{count} scales, {format_scale(self.scales)}" if count else "one scale per channel"
+        )
+        return f"{self.dq} quantizes an activation per channel ({scales})."
+
+
+class NonzeroZeroPoint(Refusal, reason="zero-point"):
+    """A zero point is not 0; ``zero_points`` are the smallest and the largest."""
+
+    rules = (fixable("ZP-NONZERO"),)
+
+    apart = (*Refusal.apart, "node")  # all consumers are alike
+
+    dq: str
+    zero_points: tuple[int, int]
+    unsigned: bool = False
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.dq} has {'uint8 ' if self.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(self.zero_points)))}; "
+            "TensorRT requires 0."
+        )
+
+
+class WeightsAxis(Refusal, reason="weights-axis"):
+    """The weights are quantized along an axis that is not that of the outputs.
+
+    Attributes:
+        dq: Q or DQ of the weights.
+        axis: Axis of the scales.
+        expected: Axis of the outputs.
+        transposed: Whether they are weights of a ConvTranspose.
+        written: Whether the node has the attribute.
+        shape: Shape of the weights; empty if unknown.
+    """
+
+    rules = (fixable("CT-AXIS", lambda r: r.transposed), FindingRule("W-AXIS"))
+
+    dq: str
+    axis: int
+    expected: int
+    transposed: bool = False
+    written: bool = True
+    shape: tuple[int, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        shape = f" {list(self.shape)}" if self.shape else ""
+        if self.transposed:
+            return (
+                f"{self.node}: {self.dq} has several scales along axis {self.axis} of the weights{shape}: no version is known to "
+                "compute per-channel scales of a ConvTranspose correctly.",
+                "Use one scale, the largest, for all its weights.",
+            )
+        written = (
+            "" if self.written else " (not stated: the default is 1 in ONNX, 0 in TensorRT 8 and 9)"
+        )
+        return (
+            f"{self.node}: {self.dq} uses axis {self.axis}{written} of the weights{shape}; the output channels are axis "
+            f"{self.expected}."
+        )
+
+
+class WeightsShared(Refusal, reason="weights-shared"):
+    """Several convolutions read one quantized constant, which only one of them can fold.
+
+    Attributes:
+        weight: The constant.
+        convolutions: The convolutions.
+        more: Number of further ones.
+    """
+
+    rules = (fixable("W-SHARED"),)
+
+    apart = (*Refusal.apart, "node")  # all consumers are alike
+
+    weight: str
+    convolutions: tuple[str, ...]
+    more: int = 0
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"weights '{self.weight}' are shared by {list_names(self.convolutions, more=self.more)}; TensorRT folds them into one."
+
+
+# Outputs --------------------------------------------------------------------------------------
+
+
+class OutputNotQuantized(Refusal, reason="output-not-quantized"):
+    """No Q reads the result.
+
+    Attributes:
+        tensor: The result.
+        readers: Its consumers.
+        elements: Its size.
+        activation: Pointwise activation that the layer fused (``SiLU`` for a gated one).
+    """
+
+    rules = (
+        FindingRule("POOL-FLOAT", find_single_average),
+        FindingRule("SILU-NO-Q-AFTER", _silu_is_last),
+        FindingRule("OUT-FLOAT"),
+    )
+
+    tensor: str
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+    activation: PathStep | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        quantized = quantizer_consumers(self.readers)
+        if finding.code == "POOL-FLOAT":
+            if cause.also and isinstance(cause.also[0], ReduceNotPooling):
+                return f"{_writes(self)} because {_reduction(cause.also[0])}", _REDUCTION
+            one = cause.also[0] if cause.also else None
+            behind = quantizer_consumers(one.readers) if isinstance(one, PoolingOneSide) else []
+            why = (
+                f"only its output is quantized ({behind[0].node})"
+                if behind
+                else "it is not quantized"
+            )
+            return f"{_writes(self)} because {finding.node} runs in float: {why}."
+        if is_before_normalization(self) and self.node in finding.convolutions:
+            norm = self.readers[0]
+            return (
+                f"{_writes(self)}: {norm.node} ({norm.op}) reads it as float.",
+                f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster kernels (ModelOpt pull request "
+                "1117). The normalization itself is computed in float either way.",
+            )
+        if quantized:
+            past = list_names(format_step(s) for s in quantized[0].path)
+            return f"{_writes(self)}: {quantized[0].node} remains after {past or 'it'} and cannot move up."
+        readers = describe_consumers(self.readers)
+        if finding.code == "SILU-NO-Q-AFTER":
+            return f"{_writes(self)} after SiLU: {readers}."
+        outputs = all(x.kind == ConsumerKind.OUTPUT for x in self.readers)
+        return f"{_writes(self)}: {readers}{' (left float)' if self.readers and is_left_float(self) and not outputs else ''}."
+
+
+class OutputDifferentScales(Refusal, reason="output-different-scales"):
+    """Several Qs with different scales read the result, and nothing else."""
+
+    rules = _scale_rules(lambda r: operator_between_quantizers(r.readers))
+
+    tensor: str
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        writes = (
+            _writes(self)
+            if self.node in finding.convolutions
+            else f"'{self.tensor}' is converted once for each"
+        )
+        return _scales(cause, self.tensor, self.readers, writes)
+
+
+class OutputManyConsumers(Refusal, reason="output-many-consumers"):
+    """A Q and something that reads float read the result."""
+
+    rules = (
+        fixable("POOL-MIXED", find_shared_pooling),
+        fixable("SKIP-FLOAT", find_float_sum),
+        FindingRule("OUT-MIXED"),
+    )
+
+    tensor: str
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        quantized, floats = quantizer_consumers(self.readers), float_consumers(self.readers)
+        add, pool = find_float_sum(self), find_shared_pooling(self)
+        if pool is not None:
+            return (
+                f"{_writes(self)} because {pool.node} ({pool.op}) is consumed in INT8 by {list_names(consumer_names(quantized))} and "
+                f"as float by {list_names(consumer_names(floats))}{describe_unread_consumers(self.readers)}: no Q can move up past it.",
+                _skip_fix(add.node, f"the result of {pool.node}", quantizers_after_pooling(self))
+                if add is not None
+                else "",
+            )
+        if add is not None:
+            return (
+                f"{_writes(self)} because {add.node} reads it as float (its residual input has no Q/DQ), in addition to "
+                f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.readers)}.",
+                _skip_fix(add.node, f"'{self.tensor}'", quantized),
+            )
+        readers = list(dict.fromkeys(consumer_names(floats)))
+        return (
+            f"{_writes(self)} because {list_names(readers)} {'reads' if len(readers) == 1 else 'read'} it as float, in addition to "
+            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.readers)}.",
+            f"Quantize the float consumer too, with scale {format_scale(quantized[0].scale)}."
+            if finding.gains
+            else "No action needed: INT8 gains nothing for this consumer.",
+        )
+
+
+class OutputScale(Refusal, reason="output-scale"):
+    """The Q after it cannot be fused: its scale is computed, or varies by channel."""
+
+    rules = (FindingRule("OUT-FLOAT"),)
+
+    quantizer: str
+    computed: bool
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (
+            f"{self.node} writes float: "
+            + (
+                f"the scale of {self.quantizer} after it is computed at run time."
+                if self.computed
+                else f"{self.quantizer} after it has one scale per channel."
+            ),
+            f"Give {self.quantizer} one constant scale for the whole tensor.",
+        )
+
+
+# Residual Adds --------------------------------------------------------------------------------
+
+
+class ResidualFloat(Refusal, reason="residual-float"):
+    """The Add's other input is float.
+
+    Attributes:
+        add: The Add.
+        residual: Producer of the other input.
+        readers: Consumers of the sum.
+        elements: TensorSize of the sum.
+        tensor: ONNX tensor of the other input.
+        quantizers: Qs that read that tensor.
+    """
+
+    rules = (fixable("SKIP-FLOAT"),)
+
+    add: str
+    residual: TensorOrigin
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+    tensor: str = ""
+    quantizers: tuple[TensorConsumer, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        origin = describe_origin(self.residual, self.tensor)
+        how = (
+            f"{self.add} is fused into it and reads {origin} as float"
+            if cause.fused
+            else (f"{self.add} adds it to {origin}, both as float")
+        )
+        fix = _skip_fix(self.add, f"'{self.tensor}'", self.quantizers)
+        others = [x for x in self.readers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
+        if others:  # a quantized skip alone would then only add a DQ that remains (resnet18-a100-qat-residual, last block)
+            fix += f" This helps only if the result of {self.add} is quantized as well: {describe_consumers(others)}."
+        return f"{_writes(self)} because {how}.", fix
+
+
+class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
+    """A Q is between the convolution and the Add, whose other input is quantized as well."""
+
+    rules = (fixable("ADD-BOTH"),)
+
+    add: str
+    quantizer: str
+    scales: tuple[Scale, Scale] = (None, None)
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (
+            f"{self.add} has Q/DQ on both inputs (scales {' and '.join(map(format_scale, self.scales))}): "
+            f"{self.quantizer} is fused into {self.node}, so the Add is a separate layer.",
+            f"Remove {self.quantizer} and its DequantizeLinear.",
+        )
+
+
+class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
+    """The residual is quantized, but not all consumers of the Add are."""
+
+    rules = (attempted("ADD-OUT-FLOAT"),)
+
+    add: str
+    residual: TensorOrigin
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        readers, residual = describe_consumers(self.readers), self.residual.node
+        if self.node == self.add:
+            return (
+                f"{self.add} runs in float{format_size(self.elements)}: its inputs are quantized, but {readers}.",
+                f"Quantize the result of {self.add}, or remove the pairs before it.",
+            )
+        return (
+            f"{self.node} reads and writes float{format_size(self.elements)} at {self.add}: its residual is quantized ({residual}), "
+            f"but {readers}.",
+            f"Quantize the result of {self.add}, or remove the pair of {residual} before the Add.",
+        )
+
+
+class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
+    """An activation is between the convolution and the Add.
+
+    Attributes:
+        add: The Add.
+        activation: The activation.
+        residual: Producer of the Add's other input.
+        elements: TensorSize of the sum.
+        readers: Consumers of the sum.
+    """
+
+    rules = (attempted("ADD-ACT"),)
+
+    apart = (*Refusal.apart, "readers")
+
+    add: str
+    activation: str
+    residual: TensorOrigin | None = None
+    elements: TensorSize | None = None
+    readers: tuple[TensorConsumer, ...] = ()
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        other = ""
+        if self.residual is not None:
+            state = "is quantized" if self.residual.quantizer else "is not quantized either"
+            other = f", whose other input, {describe_origin(self.residual)}, {state}"
+        return f"{_writes(self)}: {self.activation} is between it and {self.add}{other}."
+
+
+class ActivationJoined(Refusal, reason="activation-joined"):
+    """The convolution is followed by one kernel that has other inputs as well.
+
+    Attributes:
+        pointwise: Nodes of the kernel.
+        others: Producers of its other inputs.
+        elements: TensorSize of the result.
+    """
+
+    rules = (FindingRule("OUT-FLOAT"),)
+
+    pointwise: tuple[str, ...]
+    others: tuple[TensorOrigin, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{_writes(self)}: the nodes after it ({list_names(self.pointwise)}) are one pointwise kernel, which also reads "
+            f"{list_names(map(describe_origin, self.others))} and is not fused into a convolution."
+        )
+
+
+class InsideActivation(Refusal, reason="inside-activation"):
+    """A Q separates a convolution from its activation, or a SiLU's Sigmoid from its Mul.
+
+    Both remain separate layers.
+
+    Attributes:
+        convolution: The convolution.
+        activation: The activation; for a gate the Sigmoid.
+        silu: Whether it is SiLU.
+        gate: Whether the Q is after the Sigmoid.
+        second: A further Q after the Sigmoid.
+    """
+
+    rules = (fixable("SILU-INNER-Q", lambda r: r.silu), fixable("ACT-INNER-Q"))
+
+    apart = (*Refusal.apart, "second")
+
+    convolution: str
+    activation: str
+    silu: bool
+    gate: bool = False
+    second: str = ""
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} is between {self.activation} and the Mul of {self.convolution}'s SiLU."
+            if self.gate
+            else f"{self.node} is between {self.convolution} and {'SiLU' if self.silu else self.activation or 'its activation'}."
+        )
+
+
+# Pads -----------------------------------------------------------------------------------------
+
+
+class BehindPad(Refusal, reason="behind-pad"):
+    """A Q/DQ pair is between a Pad of zeros and its convolution.
+
+    The Pad becomes a separate layer in INT8.
+    """
+
+    rules = (attempted("PAD-SPLIT"),)
+
+    pad: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"a Q/DQ pair is between {self.pad} and {self.node}."
+
+
+# Folding --------------------------------------------------------------------------------------
+
+
+class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
+    """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
+
+    rules = (fixable("BN-UNFOLDED"),)
+
+    batchnorm: str
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} writes float because {self.batchnorm} after it remains a separate layer: its parameters are not plain "
+            "constants."
+        )
+
+
+class ConvTransposeBatchNorm(Refusal, reason="convtranspose-batchnorm"):
+    """A BatchNormalization after a quantized ConvTranspose is not folded."""
+
+    rules = (fixable("CT-BN"),)
+
+    batchnorm: str
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (
+            f"{self.node}: {self.batchnorm} after it is not folded, so its output stays float{format_size(self.elements)}.",
+            f"Fold {self.batchnorm} into the weights of {self.node} before quantizing.",
+        )
+
+
+# Motion ---------------------------------------------------------------------------------------
+
+
+class NotCommuting(Refusal, reason="not-commuting"):
+    """A Q cannot move up past the operator."""
+
+    op: str
+    quantizer: str
+
+
+class ManyConsumers(Refusal, reason="many-consumers"):
+    """The operator's result has other consumers than the Q.
+
+    Or the DQ has other consumers than the operator.
+    """
+
+    op: str
+    quantizer: str
+    readers: tuple[TensorConsumer, ...]
+
+
+class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
+    """The Concat's result has other consumers than the Q."""
+
+    readers: tuple[TensorConsumer, ...]
+
+
+class ConcatScales(Refusal, reason="concat-scales"):
+    """The parts of a Concat are quantized with other scales than the Concat.
+
+    Attributes:
+        parts: Scale of each input, of its DQ or another Q on it; None if it has neither.
+        behind: Scale of the Q that moved to each of them.
+        elements: TensorSize of the result.
+    """
+
+    rules = (fixable("CONCAT-SCALE"),)
+
+    parts: tuple[Scale, ...]
+    behind: Scale
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return _parts(self, "each input with another scale is converted", ())
+
+
+class ScalesDiffer(Refusal, reason="scales-differ"):
+    """Quantizers in a row, or on one tensor, have different scales."""
+
+    rules = (fixable("DOUBLE-QDQ"),)
+
+    tensor: str
+    quantizers: tuple[str, ...]
+    scales: tuple[Scale, ...]
+
+
+class PoolingOneSide(Refusal, reason="pooling-one-side"):
+    """An averaging pooling is quantized on one side only.
+
+    Attributes:
+        quantized_input: Whether that side is its input.
+        origin: Producer of its input.
+        readers: Consumers of its result.
+        elements: TensorSize of its result.
+    """
+
+    rules = (FindingRule("POOL-FLOAT"),)
+
+    quantized_input: bool
+    origin: TensorOrigin
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        behind = quantizer_consumers(self.readers)
+        if self.quantized_input:
+            why = (
+                f"{behind[0].node} is not its only consumer"
+                if behind
+                else "no QuantizeLinear is after it"
+            )
+            return f"{self.node} runs in float: {self.origin.node} is before it, but {why}."
+        return f"{self.node} runs in float: {list_names(consumer_names(behind))} is after it, but no DequantizeLinear is before it."
+
+
+class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
+    """An average that does not become a pooling, and runs in float.
+
+    It is not over height and width with keepdims=1.
+
+    Attributes:
+        dq: DQ before it; empty if there is none.
+        readers: Consumers of its result.
+        elements: TensorSize of its result.
+    """
+
+    rules = (FindingRule("POOL-FLOAT"),)
+
+    apart = (*Refusal.apart, "dq", "readers")
+
+    dq: str
+    readers: tuple[TensorConsumer, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        return (_reduction(self), _REDUCTION)
+
+
+class InMyelin(Refusal, reason="in-myelin"):
+    """A layer with weights runs in float in Myelin, together with connected layers.
+
+    Attributes:
+        trigger: Operator that only Myelin runs.
+        data_quantized: Whether the data comes from a DQ.
+        weights_quantized: Whether the weights come from a DQ.
+    """
+
+    rules = (FindingRule("NOT-QUANTIZED"),)
+
+    trigger: PathStep
+    data_quantized: bool
+    weights_quantized: bool
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        where = f"is compiled by Myelin together with {format_step(self.trigger)}"
+        missing = (
+            "no Q/DQ"
+            if not (self.data_quantized or self.weights_quantized)
+            else ("no Q/DQ on its weights" if self.data_quantized else "no Q/DQ on its input")
+        )
+        return f"{self.node} {where}, has {missing} and runs in float."
+
+
+class OutsideRules(Refusal, reason="outside-rules"):
+    """Data or weights are quantized to FP8 or INT4.
+
+    The Q/DQ passes of INT8 do not cover these types.
+    """
+
+    dq: str
+    precision: Precision
+
+
+class RemainingConversion(Refusal, reason="stays"):
+    """A Q or DQ that nothing absorbed: it is a conversion of the engine.
+
+    Attributes:
+        name: The conversion's name in the engine (a copy before a Concat ends with
+            ``_clone_<input>``).
+        quantize: Whether it is a Q.
+        tensor: The ONNX tensor that it converts.
+        scale: Its scale.
+        origin: Producer of that tensor.
+        siblings: Consumers of that tensor.
+        behind: Consumers of the converted tensor.
+        passed: Operators that it moved past, the last first.
+        blocked: Refusal that kept it from moving on.
+        elements: Values converted in each run; None if shapes are unknown.
+        convolutions: Layers with weights that have the converted tensor as their data.
+        pair: For a DQ the Q before it, for a conversion from INT8 to INT8 that of the first pair.
+        first_scale: For such a conversion the scale that it reads.
+        requantizes: Whether it is one.
+        precision: The quantized type.
+        attention: Whether it quantizes the result of a Softmax for a MatMul of two computed
+            tensors.
+        evidence: How well it is proven that it remains there.
+    """
+
+    rules: ClassVar[tuple[FindingRule, ...]] = (
+        attempted("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node),
+        attempted("INPUT-CONVERSION"),
+    )
+
+    name: str
+    quantize: bool
+    tensor: str
+    scale: Scale
+    origin: TensorOrigin
+    siblings: tuple[TensorConsumer, ...]
+    behind: tuple[TensorConsumer, ...]
+    passed: tuple[PathStep, ...] = ()
+    blocked: Refusal | None = None
+    elements: TensorSize | None = None
+    convolutions: tuple[str, ...] = ()
+    pair: str = ""
+    first_scale: Scale = None
+    requantizes: bool = False
+    precision: Precision = Precision.INT8
+    attention: bool = False
+    evidence: Evidence = Evidence.SEEN
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        scale = format_scale(self.scale)
+        if finding.code == "INPUT-CONVERSION":
+            return f"{self.name} converts the network's input '{self.origin.tensor}' to {self.precision} (scale {scale})."
+        assumed = (
+            " This is assumed: if the attention becomes one kernel, the conversion is part of it."
+            if self.attention
+            else ""
+        )
+        return f"{self.name} (scale {scale}) remains as a conversion: {_why(cause, self)}.{assumed}"
+
+
+class ScalesAround(RemainingConversion):
+    """A conversion that is reported for the scales before and after it."""
+
+    rules = (
+        fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.passed),
+        *_scale_rules(
+            lambda r: (
+                operator_between(r.passed)
+                if r.requantizes
+                else operator_between_quantizers(r.siblings)
+            )
+        ),
+    )
+
+    @staticmethod
+    def from_conversion(stays: RemainingConversion) -> ScalesAround:
+        """The same conversion, reported so."""
+        return ScalesAround(*field_values(stays))
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        if not self.requantizes:
+            return _scales(
+                cause,
+                self.origin.tensor,
+                self.siblings,
+                f"'{self.origin.tensor}' is converted once for each",
+            )
+        before, scale = format_scale(self.first_scale), format_scale(self.scale)
+        if finding.code == "DOUBLE-QDQ":
+            return f"scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted to INT8."
+        own = quantizers_with_own(self)
+        if finding.code == "CONCAT-SCALE" and (
+            cause.also or len({q.scale for q in own if q.scale is not None}) > 1
+        ):
+            return _scales(cause, self.tensor, own, f"{self.node} requantizes")
+        between = operator_between(self.passed)
+        where = "" if between is None else f"{between.node} ({between.op}) is between "
+        return (
+            f"{where}scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted to INT8.",
+            advise_common_scale([self.first_scale, self.scale]),
+        )

@@ -1,0 +1,176 @@
+"""Parts of reasons: sizes, scales, paths, consumers and producers of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from qdqtool.ir.operators import CUTS, JOINS
+from qdqtool.ir.qdq import PerChannel
+from qdqtool.util.records import once, record
+
+Scale = float | PerChannel | None
+"""One scale, one for each channel, or None if unknown."""
+
+STEPS = 100  # of a path that are listed; networks have a dozen
+
+
+@record
+class TensorSize:
+    """Size of a tensor.
+
+    Attributes:
+        shape: Its shape without the batch, such as ``64x80x80``.
+        values: Number of values. An unknown batch counts as 1.
+    """
+
+    shape: str
+    values: int
+
+
+@record
+class PathStep:
+    """An operator between a tensor and its consumer, or one that a Q moved past.
+
+    Attributes:
+        node: The ONNX node.
+        op: Its operator.
+        part: Position of the Concat's input that the path leads through; -1 for other operators.
+    """
+
+    node: str
+    op: str
+    part: int = -1
+
+
+class OperatorPath:
+    """Operators that a Q moved up past, or a DQ down past.
+
+    A list that grows at its end and shares its beginning with the paths of copies.
+
+    Attributes:
+        ops: Types of the operators, each once.
+    """
+
+    __slots__ = ("_before", "_step", "ops")
+    ops: frozenset[str]
+
+    def __init__(self, step: PathStep | None = None, before: OperatorPath | None = None) -> None:
+        self._step = step
+        self._before = before
+        ops = before.ops if before is not None else frozenset()
+        self.ops = ops if step is None or step.op in ops else ops | {step.op}
+
+    def with_step(self, step: PathStep) -> OperatorPath:
+        """Return the path with one more step at its end."""
+        return OperatorPath(step, self)
+
+    def latest_steps(self, most: int = STEPS) -> tuple[PathStep, ...]:
+        """Return at most ``most`` steps, the latest first."""
+        steps: list[PathStep] = []
+        path: OperatorPath | None = self
+        while path is not None and path._step is not None and len(steps) < most:
+            steps.append(path._step)
+            path = path._before
+        return tuple(steps)
+
+    def steps(self) -> tuple[PathStep, ...]:
+        """Return the steps in order; of a longer path the last :data:`STEPS`."""
+        return self.latest_steps()[::-1]
+
+
+EMPTY_PATH = OperatorPath()
+
+
+class ConsumerKind(StrEnum):
+    """Q, sum of two computed tensors, another operator, or an output of the network."""
+
+    Q = "q"
+    SUM = "sum"
+    OP = "op"
+    OUTPUT = "output"
+
+
+@record
+class TensorConsumer:
+    """A consumer of a tensor, past the operators that a Q could pass.
+
+    Attributes:
+        kind: Its kind.
+        node: The ONNX node; the tensor's name for a network output.
+        op: Its operator.
+        path: Operators on the way to it, and for a Q those that it moved up past, the nearest to
+            the tensor first.
+        scale: A Q's scale.
+        feeds_weighted: Whether a convolution (or other layer with weights) follows.
+        gains: Whether Q/DQ before it pays off: INT8 kernels exist for it, and its result is needed
+            in INT8.
+        shares: For a sum, whether each input comes from a DQ or is read by a Q, whose scale the sum
+            can share.
+    """
+
+    kind: ConsumerKind
+    node: str
+    op: str
+    path: tuple[PathStep, ...] = ()
+    scale: Scale = None
+    feeds_weighted: bool = False
+    gains: bool = False
+    shares: bool = False
+
+
+@record
+class TensorOrigin:
+    """Producer of a tensor, past the operators that a Q could pass.
+
+    Attributes:
+        tensor: The tensor before the first of them.
+        node: The ONNX node that produces it; empty for a network input.
+        op: Its operator.
+        convolution: The convolution whose layer contains the node; empty if there is none.
+        path: The operators passed, the nearest to the first tensor first. A path ends after
+            :data:`STEPS` operators.
+        int8: Whether the layer computes in INT8.
+        boundary: The last node of that layer.
+        quantizer: For a tensor that comes from a DQ: the Q's node before it, else the DQ's.
+        scale: The scale of that.
+    """
+
+    tensor: str
+    node: str
+    op: str
+    convolution: str = ""
+    path: tuple[PathStep, ...] = ()
+    int8: bool = False
+    boundary: str = ""
+    quantizer: str = ""
+    scale: Scale = None
+
+
+@once
+def float_consumers(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+    """Those that are no Q."""
+    return [r for r in readers if r.kind is not ConsumerKind.Q]
+
+
+@once
+def quantizer_consumers(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+    return [r for r in readers if r.kind is ConsumerKind.Q]
+
+
+def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorConsumer | None:
+    """A Q right behind a tensor, whose pair another reader can share."""
+    return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
+
+
+def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
+    """The operator to name where scales differ on the two sides of some: a join first, then a cut."""
+    joins = (s for s in steps if s.op in JOINS)
+    cuts = (s for s in steps if s.op in CUTS)
+    return next(joins, None) or next(cuts, None) or (steps[0] if steps else None)
+
+
+@once
+def operator_between_quantizers(readers: Sequence[TensorConsumer]) -> PathStep | None:
+    """The same for the Qs that read one tensor."""
+    return operator_between([s for q in quantizer_consumers(readers) for s in q.path])

@@ -1,0 +1,126 @@
+"""Parts of messages: scales, sizes, nodes, consumers and producers as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from qdqtool.ir.operators import SUMS
+from qdqtool.ir.qdq import PerChannel
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
+    PathStep,
+    Scale,
+    TensorConsumer,
+    TensorOrigin,
+    TensorSize,
+    float_consumers,
+)
+
+Message = tuple[str, str]
+"""Message of a finding, and what to change. An empty second part stands for the general advice of the code."""
+
+MOST_SHARED = 0.25  # of the larger scale: two bits, the most that sharing one may cost a tensor
+
+
+def format_number(value: float | None) -> str:
+    """A scale as text, four digits; ``unknown`` where it is not available."""
+    return "unknown" if value is None else f"{value:.4g}"
+
+
+def format_scale(scale: Scale) -> str:
+    """A number, or the range of one for each channel."""
+    if isinstance(scale, PerChannel):
+        return (
+            f"{format_number(scale.least)} to {format_number(scale.greatest)}"
+            if scale.count
+            else "unknown"
+        )
+    return format_number(scale)
+
+
+def list_names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
+    """Names for a sentence: ``a, b, c and 4 more``; ``more`` are not among the items."""
+    unique = list(dict.fromkeys(items))
+    shown = ", ".join(unique[:limit])
+    further = max(len(unique) - limit, 0) + more
+    return f"{shown} and {further} more" if further else shown
+
+
+def format_size(size: TensorSize | None) -> str:
+    """`` (64x80x80)``; empty where the size is not known."""
+    return f" ({size.shape})" if size is not None and size.shape else ""
+
+
+def format_node(name: str, op: str) -> str:
+    """``name (Op)``, or the name alone where it says the operator."""
+    return name if not op or op in name else f"{name} ({op})"
+
+
+def format_step(step: PathStep) -> str:
+    """The same for an operator on the way."""
+    return format_node(step.node, step.op)
+
+
+def consumer_names(readers: Sequence[TensorConsumer]) -> list[str]:
+    return [
+        "the network's output"
+        if r.kind == ConsumerKind.OUTPUT
+        else r.node
+        if r.kind == ConsumerKind.Q
+        else format_node(r.node, r.op)
+        for r in readers
+    ]
+
+
+def describe_consumers(readers: Sequence[TensorConsumer], it: str = " it") -> str:
+    """Who reads a tensor as float, as a clause; ``it`` is empty in a clause that begins with ``which``."""
+    if not readers:
+        return f"nothing reads{it}"
+    if all(r.kind == ConsumerKind.OUTPUT for r in readers):
+        return "it is the network's output"
+    more = getattr(readers, "more", "")
+    if more and [r.node for r in readers] == [more]:
+        return f"its consumers come after {more} and were not analyzed"
+    floats = list(dict.fromkeys(consumer_names(float_consumers(readers))))
+    if not floats:
+        return f"{list_names(consumer_names(readers))} quantizes{it}{describe_unread_consumers(readers)}"
+    return f"{list_names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float{describe_unread_consumers(readers)}"
+
+
+def describe_unread_consumers(readers: Sequence[TensorConsumer]) -> str:
+    """Return `` (and others after cat7, which were not analyzed)``, or an empty string if no consumer is missing."""
+    more = getattr(readers, "more", "")
+    return f" (and others after {more}, which were not analyzed)" if more else ""
+
+
+def describe_origin(origin: TensorOrigin, tensor: str = "") -> str:
+    """Where a tensor comes from."""
+    if origin.convolution:
+        return f"the result of {origin.convolution}"
+    if not origin.node:
+        return f"the network's input '{origin.tensor}'"
+    maker = format_node(origin.node, origin.op)
+    if origin.op in SUMS or origin.path or not tensor:
+        return f"the result of {maker}"
+    return f"'{tensor}' of {maker}"
+
+
+def advise_common_scale(scales: Sequence[Scale]) -> str:
+    """The advice to take the largest scale, and what that costs; empty where no two are known."""
+    given = [s for s in scales if isinstance(s, float) and s > 0]
+    if not given:
+        return ""
+    largest, smallest = max(given), min(given)
+    cost = (
+        f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)"
+        if largest > smallest
+        else ""
+    )
+    if smallest < largest * MOST_SHARED:
+        return (
+            f"One scale, {format_number(largest)}, would cost the smallest range "
+            f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side with the largest "
+            "range in float."
+        )
+    return f"Give them one scale, {format_number(largest)}{cost}."
