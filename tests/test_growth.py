@@ -76,7 +76,7 @@ def test_estimate_pauses_garbage_collection() -> None:
         FAMILIES["convolutions"](6),
         "trt8.5",
         TimingOptions(gpu="T4"),
-        also=lambda *_: during.append(gc.isenabled()),
+        extend=lambda *_: during.append(gc.isenabled()),
     )
     after = gc.isenabled()
     if not was_enabled:

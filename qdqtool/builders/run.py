@@ -243,7 +243,6 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
 
 
 def _copy_output(source: Path, folder: Path) -> Path | None:
-    """Copy a file into a folder of the user. Return the copy, None if there is no such file."""
     if not source.exists():
         return None
     target = folder / source.name

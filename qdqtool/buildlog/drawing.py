@@ -92,10 +92,7 @@ class EngineDrawing:
 
 def draw_engine(report: EngineReport) -> EngineDrawing:
     """Create the graph of an engine: boxes are layers, arrows are tensors of a consumer."""
-    build = report.build
-    device = f", {build.device}" if build.device else ""
-    time = f", {report.total_ms:.3f} ms" if report.has_times else ""
-    drawing = EngineDrawing(f"{build.title}{device}: {len(report.rows)} layers{time}")
+    drawing = EngineDrawing(_format_title(report))
     boxes = drawing.boxes
     # A tensor has several producers if a concatenation became one buffer.
     producers: dict[str, list[tuple[int, BuiltTensor]]] = defaultdict(list)
@@ -112,12 +109,20 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
         for tensor in row.layer.outputs:
             producers[tensor.tensor].append((len(boxes) - 1, tensor))
     consumed = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
-    outputs = [name for name in build.bindings if name in producers and name not in inputs]
+    produced = producers.keys() - inputs.keys()
+    outputs = [name for name in report.build.bindings if name in produced]
     outputs += [name for name in producers if name not in consumed]
     for name in dict.fromkeys(outputs):
         drawing.arrows += _arrows(producers[name], len(boxes))
         boxes.append(_end_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
     return drawing
+
+
+def _format_title(report: EngineReport) -> str:
+    build = report.build
+    device = f", {build.device}" if build.device else ""
+    time = f", {report.total_ms:.3f} ms" if report.has_times else ""
+    return f"{build.title}{device}: {len(report.rows)} layers{time}"
 
 
 def _end_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:

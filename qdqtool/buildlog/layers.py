@@ -215,7 +215,6 @@ def _parse_fields(text: str) -> dict[str, Any]:
 
 
 def _split_fields(text: str) -> list[str]:
-    """Split a text at commas outside brackets."""
     pieces: list[str] = []
     depth = start = 0
     for sign in _SIGNS.finditer(text):

@@ -216,15 +216,11 @@ class LogReader:
         self._now: int | None = None
         self._stopped = False
         self._timing_readers: dict[str, Callable[[bytes, int], None]] = {
-            "tactic": self._count_tactic,
             "fastest": self._read_fastest,
             "runner": self._start_runner,
-            "reformat": self._count_reformat,
-            "format": self._count_combination,
             "chose": self._read_choice,
             "skip": self._read_refusal,
             "cost": self._read_cost,
-            "other": self._count_marked,
         }
 
     def feed(self, lines: Iterable[bytes]) -> None:
@@ -318,7 +314,6 @@ class LogReader:
         self.sections.read(level, text, number)
 
     def _read_result(self, message: bytes) -> None:
-        """Read the result of a layer's tuning, of this build or of the timing cache."""
         tactics = self.build.tactics
         head, cached, rest = message.rpartition(_CACHED)
         if cached:
@@ -335,32 +330,25 @@ class LogReader:
         _update_best(tuned, message[message.rfind(b" ") + 1 :])
 
     def _add_tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
-        """Return the layer of a name, added to the table if there is room."""
         tuned = table.get(name) or TunedLayer(name)
         if len(table) < _MAX_TUNED:
             table[name] = tuned
         return tuned
 
     def _read_timing(self, kind: str, line: bytes, end: int) -> None:
-        """Read a timing line. `kind` is the matched group of its expression, `end` its end."""
-        reader = self._timing_readers.get(kind)
-        if reader is not None:
-            reader(line, end)
-
-    def _count_tactic(self, _line: bytes, _end: int) -> None:
-        self.build.tactics.timed += 1
-        if self._tuned is not None:
-            self._tuned.tactics += 1
-
-    def _count_reformat(self, _line: bytes, _end: int) -> None:
-        self.build.tactics.reformat_timings += 1
-
-    def _count_combination(self, _line: bytes, _end: int) -> None:
-        self.build.tactics.combinations += 1
-
-    def _count_marked(self, line: bytes, _end: int) -> None:
-        if is_marked(line):
-            self.build.lines.marked += 1
+        tactics = self.build.tactics
+        if kind == "tactic":
+            tactics.timed += 1
+            if self._tuned is not None:
+                self._tuned.tactics += 1
+        elif kind == "reformat":
+            tactics.reformat_timings += 1
+        elif kind == "format":
+            tactics.combinations += 1
+        elif kind == "other":
+            self.build.lines.marked += is_marked(line)
+        elif kind in self._timing_readers:
+            self._timing_readers[kind](line, end)
 
     def _read_fastest(self, line: bytes, _end: int) -> None:
         if self._tuned is not None:

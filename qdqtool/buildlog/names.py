@@ -123,23 +123,26 @@ def parse_layer_name(name: str, known_names: NameSet = NO_NAMES) -> FusedName:
 
 def _parse_special_name(name: str, known_names: NameSet) -> FusedName | None:
     """Parse the name of a layer that is not a fusion of nodes: copies, Myelin, stations."""
-    if name.startswith(_REFORMATTING):
-        if match := _REFORMAT.fullmatch(name):
-            layer = parse_layer_name(match[3], known_names)
-            kind, index = f"reformat-{match[1].lower()}", int(match[2][:9])
-            return FusedName(name, kind, layer.alternatives, match[3], index)
-        if match := _NETWORK.fullmatch(name):
-            return FusedName(name, "reformat-network", [], match[2])
     if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
     if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):
         return FusedName(name, "station", [])
+    if name.startswith(_REFORMATTING) and (copy := _parse_reformat_name(name, known_names)):
+        return copy
     if name.endswith(_COPY):
         return FusedName(name, "copy", [], name[: -len(_COPY)])
     if "_myl" in name and (match := _MYELIN.fullmatch(name)):
         return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
     return None
+
+
+def _parse_reformat_name(name: str, known_names: NameSet) -> FusedName | None:
+    if match := _REFORMAT.fullmatch(name):
+        groups = parse_layer_name(match[3], known_names).alternatives
+        return FusedName(name, f"reformat-{match[1].lower()}", groups, match[3], int(match[2][:9]))
+    match = _NETWORK.fullmatch(name)
+    return None if match is None else FusedName(name, "reformat-network", [], match[2])
 
 
 def _parse_components(text: str, known_names: NameSet, depth: int) -> list[str]:

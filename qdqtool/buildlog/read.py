@@ -87,7 +87,6 @@ def _open_standard_input() -> BinaryIO:
 
 
 def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Yield blocks up to the limits of a pipe."""
     size = lines = 0
     for block in blocks:
         size += len(block)
@@ -216,9 +215,7 @@ def merge(build: Build, other: Build) -> None:
     build.is_rtx |= other.is_rtx
     if build.parse == ParseSection():
         build.parse = other.parse
-    if other.profile_rows and not build.profile_rows:
-        build.profile_rows, build.profile_total_ms = other.profile_rows, other.profile_total_ms
-        build.iterations = other.iterations
+    _merge_profiles(build, other)
     if not build.tactics.timed:
         build.tactics = other.tactics
     if build.memory.activation is None:
@@ -230,6 +227,12 @@ def merge(build: Build, other: Build) -> None:
     _merge_listings(build, other)
     build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.kind.is_unread))
     set_build_status(build)
+
+
+def _merge_profiles(build: Build, other: Build) -> None:
+    if other.profile_rows and not build.profile_rows:
+        build.profile_rows, build.profile_total_ms = other.profile_rows, other.profile_total_ms
+        build.iterations = other.iterations
 
 
 def _merge_listings(build: Build, other: Build) -> None:

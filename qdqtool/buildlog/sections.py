@@ -151,18 +151,22 @@ class SectionReader:
         word = text.split(" ", 1)[0]
         reader = self._word_readers.get(word)
         if reader is None or not reader(text, line):
-            if word not in lines.PARSER_WORDS and self._read_event(text, line):
+            if self._read_network_line(word, text, line):
                 return True
-            if self.build.milestones and text.startswith(_PARSE_BEGINS):
-                # Another network is parsed after a run of the optimizer.
-                self._begin_again(parse=True)
-            if self.parse.read(text, line):
-                return True
-            if not (self._read_other(text, line) or lines.is_chatter(text)):
+            if not self._read_other(text, line):
                 return False
         if not level and lines.is_unmistakable(text):
             self.build.lines.marked += 1
         return True
+
+    def _read_network_line(self, word: str, text: str, line: int) -> bool:
+        """Read a line of the optimizer or of the parser."""
+        if word not in lines.PARSER_WORDS and self._read_event(text, line):
+            return True
+        if self.build.milestones and text.startswith(_PARSE_BEGINS):
+            # Another network is parsed after a run of the optimizer.
+            self._begin_again(parse=True)
+        return self.parse.read(text, line)
 
     def _read_engine_line(self, text: str, line: int) -> bool:
         if self._full:
@@ -187,13 +191,8 @@ class SectionReader:
         return True
 
     def _read_other(self, text: str, line: int) -> bool:
-        """Read a line that is not recognized by its first word alone."""
         build = self.build
-        if text.startswith("[") and (match := _PLACED.match(text)):
-            if self._keep(text):
-                build.placement.append(
-                    ("GPU" if match[1] == "Gpu" else "DLA", match[2] or "", match[3])
-                )
+        if self._read_placement(text):
             return True
         if lines.read_memory(build.memory, text) or lines.read_metric(build.performance, text):
             return True
@@ -206,7 +205,14 @@ class SectionReader:
             return True
         # A profile row in an excerpt without heading: indented, a name and at least three numbers.
         is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
-        return is_excerpt and lines.read_profile_row(build, text)
+        return (is_excerpt and lines.read_profile_row(build, text)) or lines.is_chatter(text)
+
+    def _read_placement(self, text: str) -> bool:
+        match = _PLACED.match(text) if text.startswith("[") else None
+        if match is not None and self._keep(text):
+            device = "GPU" if match[1] == "Gpu" else "DLA"
+            self.build.placement.append((device, match[2] or "", match[3]))
+        return match is not None
 
     def _read_in_block(self, level: str, text: str) -> bool:
         """Read a line of the open block. The first line of another kind closes the block."""

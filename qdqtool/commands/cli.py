@@ -158,9 +158,8 @@ def _run(args: list[str] | None) -> int:
         return _fail(error.format_message(), 2)
     except QdqtoolError as error:
         from qdqtool.formats.output import as_options
-        from qdqtool.util.said import of_error
 
-        return _fail(as_options(of_error(error)), 2)
+        return _fail(as_options(str(error)), 2)
     except BrokenPipeError:
         silence_stdout()
         return 0

@@ -11,7 +11,6 @@ option of that name instead.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from typing import Any, Self
 
 from qdqtool.errors import QdqtoolError
@@ -52,31 +51,6 @@ def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
     note = Note(text)
     note.__dict__.update(attributes)
     return note
-
-
-class Remark(Enum):
-    """Templates of all notes; calling one with values returns the note."""
-
-    # Accuracy
-    NOT_PREDICTED = "not predicted: {error}"
-
-    # verify and compare
-    BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
-
-    # A line of a log
-    PASS_UNKNOWN = (
-        "{name} is a pass that no available build shows; qdqtool does not simulate it. Please"
-        " report a log that contains it."
-    )
-    PASSES_SHARE_LINE = (
-        "Several passes print this line: it belongs to the pass of the last 'Running: ...' "
-        "line above it."
-    )
-
-    def __call__(self, **values: Any) -> Note:
-        note = Note().saying(self.value, values)
-        note.code = self.name.lower().replace("_", "-")
-        return note
 
 
 def note_codes(notes: Iterable[str]) -> list[str]:

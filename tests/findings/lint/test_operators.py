@@ -365,8 +365,8 @@ def test_insert_reports_squares_that_may_become_fp16(target: str, form: str) -> 
         predict=False,
     )
     (finding,) = {f.code: f for f in result.findings if f.code == "NORM-PIECES"}.values()
-    warnings = [w for w in result.warnings if w.code == "of-finding-to-fix"]
-    assert [w.values["code"] for w in warnings].count("NORM-PIECES") == 1
+    warnings = [w for w in result.warnings if w.code == "of-finding"]
+    assert [w.values["finding"].code for w in warnings].count("NORM-PIECES") == 1
     assert finding.automatic is (form in EXACT and target != "trt8.5")
     if target != "trt8.5":
         fixed = fix(result.model, target, ["NORM-PIECES"])
