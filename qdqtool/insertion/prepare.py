@@ -186,7 +186,7 @@ def _rename_duplicates(editor: Editor) -> int:
 
 
 def raise_opset(model: Model, opset: int) -> None:
-    """Raise the opset in place; names of nodes stay.
+    """Raise the opset in place, and keep the names of nodes.
 
     Raises:
         ModelError: onnx cannot convert it.

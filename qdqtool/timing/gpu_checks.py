@@ -97,13 +97,13 @@ class _GpuChecks:
             pointwise = [c.name for c in self.int8 if "PWN(" in (c.layer or "")]
             if pointwise:
                 self._add(GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
-            indices = find_depthwise(model) if model is not None else frozenset()
-            depthwise = [c.name for c in self.int8 if c.index in indices]
-            if depthwise:
-                self._add(GpuFact.KERNELS, depthwise, Evidence.DOCUMENTED)
+            depthwise = find_depthwise(model) if model is not None else frozenset()
+            slow = [c.name for c in self.int8 if c.index in depthwise]
+            if slow:
+                self._add(GpuFact.KERNELS, slow, Evidence.DOCUMENTED)
         if self.int8 and self.gpu.is_jetson:
-            is_orin = self.rates.cc == "8.7"
-            self._add(GpuFact.JETSON, [], Evidence.SEEN if is_orin else Evidence.ASSUMED)
+            evidence = Evidence.SEEN if self.rates.cc == "8.7" else Evidence.ASSUMED
+            self._add(GpuFact.JETSON, [], evidence)
 
     def check_float_rate(self) -> None:
         floats = [c.name for c in self.prediction.convolutions if not c.is_int8]

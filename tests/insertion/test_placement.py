@@ -14,8 +14,9 @@ from qdqtool.insertion.placement import (
     find_class_outputs,
     place,
 )
-from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
+from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.reasons.faults import FloatDeconvolution
 from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.util.records import field_values
