@@ -209,6 +209,9 @@ def _rebuild(base: type) -> object:
     return derived.__new__(derived)
 
 
+_rebuilt = _rebuild  # name in pickles of version 0.2
+
+
 def make_quantized(module: nn.Module) -> QuantizedModule:
     """Change the class of a module, in place, to one that can hold quantizers.
 

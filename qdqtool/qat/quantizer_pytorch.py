@@ -17,6 +17,9 @@ class PytorchQuantizer(Int8Mixin, quant_nn.TensorQuantizer):  # type: ignore[mis
     """
 
 
+Int8Quantizer = PytorchQuantizer  # name in pickles of version 0.2
+
+
 def make_quantizer(axis: int | None) -> PytorchQuantizer:
     """Return a signed 8-bit quantizer with a histogram calibrator (max for weights)."""
     kind = {"calib_method": "histogram"} if axis is None else {"axis": (axis,)}

@@ -61,6 +61,9 @@ class QuantizerSite:
     position: int = 0
 
 
+Site = QuantizerSite  # name in pickles of version 0.2
+
+
 def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
     """Return ``add`` for a sum of two tensors, ``pool`` for an average pool, else None."""
     name = getattr(function, "__name__", "")
