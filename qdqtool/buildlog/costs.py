@@ -214,10 +214,8 @@ def analyze(build: Build) -> EngineReport:
         times[row.name].append(row.average_ms)
     total = sum(row.average_ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
-        parsed_weights = None
-        if nodes:
-            names = layer.parse_name(known_names).bases
-            parsed_weights = _count_parsed_weights([nodes[name] for name in names if name in nodes])
+        bases = layer.parse_name(known_names).bases if nodes else []
+        parsed_weights = _count_parsed_weights([nodes[name] for name in bases if name in nodes])
         cost = LayerCost(
             layer,
             index,

@@ -109,10 +109,8 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
         for tensor in row.layer.outputs:
             producers[tensor.tensor].append((len(boxes) - 1, tensor))
     consumed = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
-    produced = producers.keys() - inputs.keys()
-    outputs = [name for name in report.build.bindings if name in produced]
-    outputs += [name for name in producers if name not in consumed]
-    for name in dict.fromkeys(outputs):
+    bindings = [n for n in report.build.bindings if n in producers and n not in inputs]
+    for name in dict.fromkeys([*bindings, *(n for n in producers if n not in consumed)]):
         drawing.arrows += _arrows(producers[name], len(boxes))
         boxes.append(_end_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
     return drawing

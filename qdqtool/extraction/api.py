@@ -55,7 +55,7 @@ class ExtractionJob:
         model: The whole model.
         target: Name of the target.
         cutter: Cutter of the model.
-        invariants: Findings and convolutions that stay the same.
+        invariants: Findings and convolutions that the extract keeps.
         budget: Number of nodes that trimming may predict.
         check: Builder or command. None without one.
         notes: Notes of the result that contain no names.
@@ -88,7 +88,7 @@ class ExtractionJob:
     # Selection ------------------------------------------------------------------------------------
 
     def select(self, selection: SelectionOptions, is_checked: bool) -> None:
-        """Choose the part, and what stays the same in it."""
+        """Choose the part and its invariants."""
         selection.check_consistency()
         if selection.inputs or selection.outputs:
             self._is_between = True

@@ -13,7 +13,7 @@ from qdqtool.util.text import listed
 
 @dataclass(frozen=True)
 class Invariants:
-    """Findings and convolutions of the whole model that stay the same.
+    """Findings and convolutions that an extract shows like the whole model.
 
     Attributes:
         findings: Findings with the same message and fix.

@@ -659,12 +659,7 @@ class PlacementSearch:
     def judge_in_time(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
-        """Judge placements and measure the benefit of choices, if there is time.
-
-        Args:
-            placement: The placement whose choices are measured.
-            shown: Placements to judge.
-        """
+        """Judge the shown placements and measure the benefit of choices, if there is time."""
         self.evaluator.deadline = self.final_deadline
         batches = [shown] if self.final_deadline is None else [[p] for p in shown]
         try:

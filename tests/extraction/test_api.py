@@ -1,4 +1,4 @@
-"""`qdqtool.extract`: parts that stand on their own and show the same."""
+"""`qdqtool.extract`: valid small models that show the same."""
 
 import gzip
 import json
