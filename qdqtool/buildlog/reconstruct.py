@@ -26,7 +26,7 @@ from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Sha
 from qdqtool.errors import BuildLogError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 MARK = "inferred from shapes: "
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
@@ -281,7 +281,7 @@ class _GraphRebuilder:
         inferred = Counter(f"{node.parsed.op} {name}" for node in nodes for name in node.inferred)
         for attribute, count in sorted(inferred.items()):
             text = (
-                f"{attribute} of {counted(count, 'node')}: not in the log; inferred from shapes "
+                f"{attribute} of {format_count(count, 'node')}: not in the log; inferred from shapes "
                 "(see doc_string)"
             )
             notes.append(Note(text, code="attribute-inferred", what=attribute, count=count))
