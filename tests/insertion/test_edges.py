@@ -23,7 +23,6 @@ from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
-from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -43,6 +42,7 @@ from tests.insertion.nets import (
     with_constant_nodes,
 )
 from tests.insertion.test_prepare import prepare_and_compare
+from tests.notes import note_codes
 from tests.slow import slow_after
 
 

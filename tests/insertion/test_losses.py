@@ -28,7 +28,6 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.switchable_network import NetworkSegment
 from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
-from qdqtool.util.notes import note_codes
 from tests.insertion.nets import (
     Net,
     chain,
@@ -42,6 +41,7 @@ from tests.insertion.nets import (
     run,
     set_value,
 )
+from tests.notes import note_codes
 
 
 def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:

@@ -22,7 +22,6 @@ from qdqtool.reasons.simulation import OutputDifferentScales
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Severity
-from qdqtool.util.notes import note_codes
 from tests.insertion.nets import (
     Net,
     check,
@@ -33,6 +32,7 @@ from tests.insertion.nets import (
     run,
     set_value,
 )
+from tests.notes import note_codes
 from tests.slow import slow_after
 
 Tensor = tuple[str, int, int]  # name, channels, side

@@ -16,7 +16,6 @@ from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.smoothing import ScaleMigration, smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import smoothed_tensors
-from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,
@@ -28,6 +27,7 @@ from tests.insertion.nets import (
 )
 from tests.insertion.test_transformers import build, needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
+from tests.notes import note_codes
 
 OUT = 3  # the outlier channel
 

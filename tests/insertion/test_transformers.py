@@ -26,7 +26,6 @@ from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.planner import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
-from qdqtool.util.notes import note_codes
 from tests.insertion.nets import (
     Net,
     copied,
@@ -37,7 +36,7 @@ from tests.insertion.nets import (
     run,
 )
 from tests.insertion.transformers import HEADS, WIDTH, Detr, Tokens, detr, samples, vit
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tools.fuzz.driver import Answer, Lab

@@ -40,12 +40,12 @@ from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.types import Precision
-from qdqtool.util.notes import note_codes
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.insertion.nets import check, images, run
 from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
+from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
