@@ -41,7 +41,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.files import open_input, read_input, record_input
 from qdqtool.util.notes import Note
-from qdqtool.util.text import counted, reason_of
+from qdqtool.util.text import format_count, reason_of
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
@@ -490,7 +490,7 @@ def _folder_source(
         )
     if listing.paths:
         if links:
-            text = f"skipped {counted(len(links), 'broken link')}, first {min(links)}"
+            text = f"skipped {format_count(len(links), 'broken link')}, first {min(links)}"
             notes.append(Note(text, code="dead-links", count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
         source.notes = notes

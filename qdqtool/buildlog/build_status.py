@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.types import Build, BuiltTensor, Gap, GapKind, ListingSource, Section
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    BuiltTensor,
+    Gap,
+    GapKind,
+    ListingSource,
+    Section,
+)
 from qdqtool.types import Precision
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
@@ -34,7 +42,7 @@ def set_build_status(build: Build) -> None:
     _mark_qdq(build)
     build.precision_flags = _find_precision_flags(build)
     layers = build.layers
-    build.names_only = bool(layers) and not any(x.type or x.inputs or x.outputs for x in layers)
+    build.names_only = bool(layers) and not any(map(_has_details, layers))
     build.version_hint = build.tensorrt or _find_version_by_spelling(build)
     build.gaps = [gap for gap in build.gaps if gap.kind.is_unread]
     is_listing_cut = build.has_gap(Section.LISTING)
@@ -48,6 +56,10 @@ def set_build_status(build: Build) -> None:
     build.complete = bool(layers) and not build.names_only and not any(map(_is_harmful, build.gaps))
 
 
+def _has_details(layer: BuiltLayer) -> bool:
+    return bool(layer.type or layer.inputs or layer.outputs)
+
+
 def _is_harmful(gap: Gap) -> bool:
     return gap.kind.is_truncation and gap.section != Section.PROFILE and gap not in _HARMLESS
 
@@ -59,13 +71,15 @@ def _find_log_gaps(build: Build) -> list[Gap]:
         gaps.append(Gap(Section.PARSE))
     elif not parse.outputs and not build.milestones:
         gaps.append(Gap(Section.PARSE, GapKind.CUT_AFTER_NODE, len(parse.nodes)))
-    elif not parse.inputs or not parse.outputs:
-        gaps.append(Gap(Section.PARSE, GapKind.LAST if parse.inputs else GapKind.BEGINNING))
+    elif not parse.inputs:
+        gaps.append(Gap(Section.PARSE, GapKind.BEGINNING))
+    elif not parse.outputs:
+        gaps.append(Gap(Section.PARSE, GapKind.LAST))
     if not build.trace and not build.milestones:
         gaps.append(Gap(Section.PASSES))
     elif not _is_optimizer_finished(build):
         gaps.append(Gap(Section.PASSES, GapKind.CUT))
-    elif all(milestone.name != "Original" for milestone in build.milestones):
+    elif build.milestone("Original") is None:
         gaps.append(Gap(Section.PASSES, GapKind.BEGINNING))
     return gaps
 
@@ -113,11 +127,10 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
         if tensor not in sources and not _MYELIN_CONSTANT.fullmatch(tensor):
             return Gap(Section.LISTING, GapKind.UNWRITTEN, name=consumer[:80], tensor=tensor[:80])
     # In a log, other programs may print among the bindings.
-    bindings = build.bindings if build.listing == ListingSource.LAYER_JSON else []
-    for name in bindings:
-        if name not in outputs and name not in consumers:
-            return Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=name[:80])
-    return None
+    if build.listing != ListingSource.LAYER_JSON:
+        return None
+    idle = [name for name in build.bindings if name not in outputs and name not in consumers]
+    return Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=idle[0][:80]) if idle else None
 
 
 def _mark_qdq(build: Build) -> None:

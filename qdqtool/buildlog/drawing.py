@@ -13,7 +13,7 @@ from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, is_layout_available, 
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
-from qdqtool.util.text import as_line, as_text, ending
+from qdqtool.util.text import as_line, as_text, keep_end
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
@@ -109,10 +109,8 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
         for tensor in row.layer.outputs:
             producers[tensor.tensor].append((len(boxes) - 1, tensor))
     consumed = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
-    produced = producers.keys() - inputs.keys()
-    outputs = [name for name in report.build.bindings if name in produced]
-    outputs += [name for name in producers if name not in consumed]
-    for name in dict.fromkeys(outputs):
+    bindings = [n for n in report.build.bindings if n in producers and n not in inputs]
+    for name in dict.fromkeys([*bindings, *(n for n in producers if n not in consumed)]):
         drawing.arrows += _arrows(producers[name], len(boxes))
         boxes.append(_end_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
     return drawing
@@ -126,7 +124,7 @@ def _format_title(report: EngineReport) -> str:
 
 
 def _end_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
-    lines = [ending(tensor.tensor, 36), format_tensor(tensor)]
+    lines = [keep_end(tensor.tensor, 36), format_tensor(tensor)]
     return DrawingBox(key, role, lines, tensor.tensor, tensor.precision)
 
 
@@ -146,7 +144,7 @@ def _layer_box(key: str, row: LayerCost) -> DrawingBox:
 def _arrows(sources: Iterable[tuple[int, BuiltTensor]], target: int) -> list[DrawingArrow]:
     arrows = []
     for source, tensor in sources:
-        lines = [ending(tensor.tensor, 30), format_tensor(tensor)]
+        lines = [keep_end(tensor.tensor, 30), format_tensor(tensor)]
         arrows.append(DrawingArrow(source, target, tensor.tensor, lines, tensor.precision))
     return arrows
 

@@ -135,21 +135,22 @@ def _find_unpaired(
 def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     """Return the partner of each layer with a common name of the layer or one of its nodes."""
     first_index, second_index = _index_names(first), _index_names(second)
-    common = {
-        name: _computes_same(first.rows[i], second.rows[second_index[name]])
-        for name, i in first_index.items()
-        if name in second_index
+    common = [name for name in first_index if name in second_index]
+    rows = {
+        name: (first.rows[first_index[name]], second.rows[second_index[name]]) for name in common
     }
+    same = {name for name in common if _computes_same(*rows[name])}
     numbered = [name for name in common if NUMBERED_NAME.search(name)]
     # Numbers are comparable if both engines are of one export. Names of weights and whole paths,
     # which come first, are the same in every export.
     names = [name for name in common if not NUMBERED_NAME.search(name)]
-    names += numbered if all(common[name] for name in numbered) else []
+    if same.issuperset(numbered):
+        names += numbered
     partners: dict[int, int] = {}
     paired: set[int] = set()
     for name in names:
         index, partner = first_index[name], second_index[name]
-        if common[name] and index not in partners and partner not in paired:
+        if name in same and index not in partners and partner not in paired:
             partners[index] = partner
             paired.add(partner)
     return partners

@@ -144,12 +144,12 @@ def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
     if not listings or not profiles:
         text = f"{several}; the last was read"
         build.notes.append(Note(text, code="several-documents", file=path, count=count))
-    elif count > 2:
+        return documents[-1]
+    if count > 2:
         text = f"{several}; the last listing and the last profile were read"
         build.notes.append(Note(text, code="several-of-both", file=path, count=count))
-    if listings and profiles:
-        _add_profile(build, profiles[-1])
-    return (listings or profiles)[-1]
+    _add_profile(build, profiles[-1])
+    return listings[-1]
 
 
 def _salvage(text: str) -> Any:

@@ -131,11 +131,9 @@ def lay_out(
     heights: dict[int, float] = defaultdict(float)
     for key, box in zip(keys, boxes, strict=True):
         heights[ranks[key]] = max(heights[ranks[key]], box.h)
-    tops: dict[int, float] = {}
-    y = head + margin
-    for rank in range(max(ranks.values(), default=-1) + 1):
-        tops[rank] = y
-        y += heights[rank] + row_gap
+    last = max(ranks.values(), default=-1)
+    steps = (heights[rank] + row_gap for rank in range(last + 1))
+    tops = list(itertools.accumulate(steps, initial=head + margin))
     for key, box in zip(keys, boxes, strict=True):
         box.x = round(centers[key] - box.w / 2, 1)
         box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
@@ -147,11 +145,11 @@ def lay_out(
     _attach_edges(boxes, edges)
     points = itertools.chain.from_iterable(edge.points for edge in edges)
     right = max([0.0, *(box.x + box.w for box in boxes), *(x for x, _ in points)])
-    return round(right + margin, 1), round(y - row_gap + margin, 1), ""
+    return round(right + margin, 1), round(tops[-1] - row_gap + margin, 1), ""
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
-    """Spread the ends of edges over the bottoms and tops of boxes, ordered by their other ends."""
+    """Spread the ends of edges over the edges of boxes, ordered by their other ends."""
     for end, other, position in (("source", "target", 0), ("target", "source", -1)):
         groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:

@@ -1,4 +1,4 @@
-"""Readers of single log lines: memory, performance, profile, parse section, messages, chatter."""
+"""Readers of single lines: memory, performance, profile, parser, messages, chatter."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ _PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")  # Kubernetes' runtimes 
 
 
 class LogPrefixStripper:
-    """Remover of the prefixes that a container, CI service or journal adds: time, service, pod.
+    """Remover of the prefixes of containers, CI services and journals: time, service, pod.
 
     A prefix is recognized by its form without words and numbers: most lines of TensorRT have it
     before TensorRT's own prefix, and most lines of the log begin with it.
@@ -228,7 +228,7 @@ class LogReader:
         if self._stopped:
             return
         counts, sections, match_timing = self.build.lines, self.sections, _TIMING.match
-        tactics, number, blank = self.build.tactics, counts.total, 0
+        number, blank = counts.total, 0
         for line in lines:
             number += 1
             if not line or (len(line) < 3 and not line.strip()):
@@ -240,7 +240,7 @@ class LogReader:
             if match is not None and match.lastgroup == "tactic":
                 # Without a call, because most lines are of this kind.
                 counts.timing += 1
-                tactics.timed += 1
+                self.build.tactics.timed += 1
                 if self._tuned is not None:
                     self._tuned.tactics += 1
                 continue
@@ -432,7 +432,7 @@ def _decode(text: bytes) -> str:
 
 
 def _strip_last(text: bytes, sign: bytes) -> bytes:
-    """Remove the last occurrence of a sign and everything after it, unless nothing is before it."""
+    """Remove the last occurrence of a sign and all after it, unless nothing is before it."""
     return text.rpartition(sign)[0] or text
 
 

@@ -80,7 +80,7 @@ class FusedName:
 
 def is_copy(name: str) -> bool:
     """Return whether a layer of this name only moves data."""
-    # Most names need no parsing to tell.
+    # Most names need no parsing.
     return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parse_layer_name(
         name
     ).is_copy
@@ -210,15 +210,15 @@ def _join_names(tokens: list[str], known_names: NameSet, joint: str, longest: in
     result: list[str] = []
     position = 0
     while position < len(tokens):
-        width = _known_name_width(tokens[position : position + longest], known_names, joint)
+        width = _find_known_width(tokens[position : position + longest], known_names, joint)
         if width == 0:
-            width = _closed_width(tokens, position, known_names, joint)
+            width = _find_closing_width(tokens, position, known_names, joint)
         result.append(joint.join(tokens[position : position + width]))
         position += width
     return result
 
 
-def _known_name_width(tokens: list[str], known_names: NameSet, joint: str) -> int:
+def _find_known_width(tokens: list[str], known_names: NameSet, joint: str) -> int:
     """Return the number of first tokens in the longest known name of two or more, else 0."""
     for width in range(len(tokens), 1, -1):
         if joint.join(tokens[:width]) in known_names:
@@ -226,7 +226,7 @@ def _known_name_width(tokens: list[str], known_names: NameSet, joint: str) -> in
     return 0
 
 
-def _closed_width(tokens: list[str], start: int, known_names: NameSet, joint: str) -> int:
+def _find_closing_width(tokens: list[str], start: int, known_names: NameSet, joint: str) -> int:
     """Return how many tokens from `start` on close their brackets; 1 if they never close."""
     name = tokens[start]
     width = 1

@@ -26,7 +26,7 @@ from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Sha
 from qdqtool.errors import BuildLogError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 MARK = "inferred from shapes: "
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
@@ -69,6 +69,10 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
 
 def _present(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
     return [tensor for tensor in tensors if tensor is not None]
+
+
+def _names(tensors: Sequence[ParsedTensor | None]) -> set[str]:
+    return {tensor.name for tensor in tensors if tensor is not None}
 
 
 class _GraphRebuilder:
@@ -114,37 +118,31 @@ class _GraphRebuilder:
             self.quantized.update(outputs)
 
     def _find_deconvolution_inputs(self) -> set[str]:
-        deconvolutions = [node for node in self.nodes if node.op == "ConvTranspose"]
-        names = {tensor.name for node in deconvolutions for tensor in _present(node.inputs)}
+        names: set[str] = set()
+        names.update(*(_names(node.inputs) for node in self.nodes if node.op == "ConvTranspose"))
         quantizers = [node for node in self.nodes if node.op in _QUANTIZERS]
-        before = [
-            n for n in quantizers if not names.isdisjoint(t.name for t in _present(n.outputs))
-        ]
-        return names | {tensor.name for node in before for tensor in _present(node.inputs)}
+        before = [node for node in quantizers if names & _names(node.outputs)]
+        return names.union(*(_names(node.inputs) for node in before))
 
     def run(self) -> tuple[onnx.ModelProto, list[Note]]:
         listed = self._collect_listed_fields()
         nodes = [infer_attributes(node, listed.get(node.name, {})) for node in self.nodes]
         for node in nodes:
-            for position, value in node.values.items():
-                tensor = (
-                    node.parsed.inputs[position] if position < len(node.parsed.inputs) else None
-                )
-                if tensor is not None:
-                    self.values.setdefault(tensor.name, value)
+            for position, tensor in enumerate(node.parsed.inputs):
+                if tensor is not None and position in node.values:
+                    self.values.setdefault(tensor.name, node.values[position])
         protos = [self._node(node) for node in nodes]
-        names = self.inputs.intersection(self.build.parse.initializers) - self.outputs
+        names = [n for n in dict.fromkeys(self.build.parse.initializers) if n in self.inputs]
         graph = helper.make_graph(
             protos,
             "from_log",
             self._graph_inputs(),
             self._graph_outputs(),
-            [self._constant(n) for n in dict.fromkeys(self.build.parse.initializers) if n in names],
+            [self._constant(name) for name in names if name not in self.outputs],
             value_info=self._value_infos(),
         )
-        domains = sorted({node.domain for node in protos if node.domain})
         opsets = [helper.make_opsetid("", self.opset)]
-        opsets += [helper.make_opsetid(domain, 1) for domain in domains]
+        opsets += [helper.make_opsetid(d, 1) for d in sorted({p.domain for p in protos} - {""})]
         model = helper.make_model(
             graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8
         )
@@ -188,10 +186,9 @@ class _GraphRebuilder:
         if len(data.shape) < 2:
             return {"axis": 0}
         axes = [axis for axis, size in enumerate(data.shape[:2]) if size == scale.shape[0]]
-        is_deconvolution = any(
-            tensor.name in self.deconvolution_inputs for tensor in _present(node.outputs)
-        )
-        return {"axis": 1 if axes == [1] or (is_deconvolution and 1 in axes) else 0}
+        if 1 in axes and self.deconvolution_inputs & _names(node.outputs):
+            return {"axis": 1}
+        return {"axis": int(axes == [1])}
 
     def _type(self, tensor: ParsedTensor | None) -> int:
         kind = _type_of(tensor)
@@ -284,7 +281,7 @@ class _GraphRebuilder:
         inferred = Counter(f"{node.parsed.op} {name}" for node in nodes for name in node.inferred)
         for attribute, count in sorted(inferred.items()):
             text = (
-                f"{attribute} of {counted(count, 'node')}: not in the log; inferred from shapes "
+                f"{attribute} of {format_count(count, 'node')}: not in the log; inferred from shapes "
                 "(see doc_string)"
             )
             notes.append(Note(text, code="attribute-inferred", what=attribute, count=count))

@@ -169,8 +169,6 @@ class SectionReader:
         return self.parse.read(text, line)
 
     def _read_engine_line(self, text: str, line: int) -> bool:
-        if self._full:
-            return layers.is_engine_line(text)
         layer = layers.parse_engine_line(text, line)
         if layer is None:
             return False
@@ -384,8 +382,6 @@ class SectionReader:
         return True
 
     def _read_info_layer(self, text: str, line: int) -> bool:
-        if self._full:
-            return layers.is_info_line(text)
         layer = layers.parse_info_line(text, line)
         if layer is not None and self._keep(text):
             self._info_listing.append(layer)

@@ -166,16 +166,16 @@ def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
             by_weights.update(dict.fromkeys(layer.parse_name(initializers).bases, layer))
     counts = Counter(weights.values())  # weights that two nodes share identify neither
     pairs: list[tuple[Node, BuiltLayer]] = []
-    left: list[Node] = []
+    unmatched: list[Node] = []
     for node in nodes:
         name = weights[node.index]
         if counts[name] == 1 and name in by_weights:
             pairs.append((node, by_weights[name]))
         else:
-            left.append(node)
+            unmatched.append(node)
     paired = {id(layer) for _, layer in pairs}
     pairs += align(
-        [(n, _weights_shape(view, n, weights[n.index])) for n in left],
+        [(n, _weights_shape(view, n, weights[n.index])) for n in unmatched],
         [(layer, _layer_shape(layer)) for layer in layers if id(layer) not in paired],
         _compare_shapes,
     )

@@ -114,9 +114,9 @@ class NodeSide:
         output: Type of its output; None if unknown.
         data: Whether its data input has Q/DQ in the file; None for an engine layer.
         weights: Whether its weights have Q/DQ in the file; None without weights.
-        scale: QuantizerScales of its data input.
-        weights_scale: QuantizerScales of its weights.
-        other_scales: QuantizerScales of its other inputs with Q/DQ, by position.
+        scale: Scales of its data input.
+        weights_scale: Scales of its weights.
+        other_scales: Scales of its other inputs with Q/DQ, by position.
         fused: Operators fused into its layer.
         layer: Name of the engine layer.
         ms: Milliseconds of the engine layer; None without times.
@@ -477,9 +477,10 @@ def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[Chan
     if ChangeKind.LOST_INT8 in kinds or ChangeKind.GAINED_INT8 in kinds:
         return []
     changes = []
-    if (a.data and b.data is False) or (a.weights and b.weights is False):
+    pairs = ((a.data, b.data), (a.weights, b.weights))
+    if any(before and after is False for before, after in pairs):
         changes.append(ChangeKind.LOST_QDQ)
-    if (b.data and a.data is False) or (b.weights and a.weights is False):
+    if any(after and before is False for before, after in pairs):
         changes.append(ChangeKind.GAINED_QDQ)
     return changes
 

@@ -451,13 +451,7 @@ def verify_with_builder(
     loaded = load(model)
     if builder == "tensorrt-rtx":
         print_license_notice()
-    capability = None if sm is None else sm.lower().removeprefix("sm")
-    if capability is not None and not capability.isdigit():
-        raise QdqtoolError(
-            f"'{sm}' is not a compute capability; give it as 86 or sm86",
-            code="wrong-format",
-            parameter="sm",
-        )
+    capability = None if sm is None else _parse_capability(sm)
     check_choice("builder", builder, BUILDERS, BuilderError)
     assert builder is not None
     capabilities = None if capability is None else [int(capability)]
@@ -472,6 +466,17 @@ def verify_with_builder(
     if capability is not None:
         resolved = resolved.with_capability(capability)
     return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
+
+
+def _parse_capability(sm: str) -> str:
+    digits = sm.lower().removeprefix("sm")
+    if not digits.isdigit():
+        raise QdqtoolError(
+            f"'{sm}' is not a compute capability; give it as 86 or sm86",
+            code="wrong-format",
+            parameter="sm",
+        )
+    return digits
 
 
 def _compare_with_local_build(
@@ -573,10 +578,7 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
     if not build.trace and not build.layers:
         return  # the log ends in its parse section; nothing is compared
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
-    produced = {t.name for t in (*proto.graph.input, *proto.graph.initializer)} | {""}
-    produced.update(output for node in proto.graph.node for output in node.output)
-    inputs = (tensor for node in proto.graph.node for tensor in node.input)
-    missing = next((tensor for tensor in inputs if tensor not in produced), None)
+    missing = _find_missing_tensor(proto.graph)
     if gap is not None or missing is not None:
         why = f"{gap} is missing" if gap is not None else f"no node makes {missing}"
         raise BuildLogError(
@@ -584,6 +586,14 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
             code="incomplete-graph",
             node=missing if missing is not None and gap is None else "",
         )
+
+
+def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
+    """Return the first input of a node that no node, input or initializer produces."""
+    produced = {tensor.name for tensor in (*graph.input, *graph.initializer)} | {""}
+    produced.update(output for node in graph.node for output in node.output)
+    inputs = (tensor for node in graph.node for tensor in node.input)
+    return next((tensor for tensor in inputs if tensor not in produced), None)
 
 
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
