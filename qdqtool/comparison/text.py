@@ -73,7 +73,7 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
     both = [node for node in comparison.nodes if node.a and node.b]
     models = [node.a if a.kind == "model" else node.b for node in both]
     requested = [n for n, model in zip(both, models, strict=True) if model and model.is_int8]
-    realized = sum(node.a.is_int8 and node.b.is_int8 for node in requested if node.a and node.b)
+    realized = sum(node.is_int8 for node in requested)
     text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
     if NO_LISTING in (*a.gaps, *b.gaps):
         text += " by the optimizer's lines alone"

@@ -10,7 +10,7 @@ option of that name instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from qdqtool.errors import QdqtoolError
@@ -51,8 +51,3 @@ def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
     note = Note(text)
     note.__dict__.update(attributes)
     return note
-
-
-def note_codes(notes: Iterable[str]) -> list[str]:
-    """Return the code of each note, an empty string for a plain string."""
-    return [note.code if isinstance(note, Note) else "" for note in notes]
