@@ -20,7 +20,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, s
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import ending
+from qdqtool.util.text import keep_end
 
 _MAX_MACS = 1 << 80  # larger numbers are damage
 _MAX_WEIGHTS = 1 << 48
@@ -361,17 +361,17 @@ def layer_title(row: LayerCost) -> str:
     """Return a short name: the convolution of a fused layer, else its last node."""
     name = row.layer.parse_name()
     if name.kind.startswith("reformat"):
-        return f"reformat {ending(name.of, 26)}"
+        return f"reformat {keep_end(name.of, 26)}"
     if name.kind == "copy":
-        return f"copy {ending(name.of, 30)}"
+        return f"copy {keep_end(name.of, 30)}"
     if row.layer.is_qdq:
         owner, _, op = row.layer.name.rpartition("/")
         if not owner:
             return row.layer.name
-        return f"{'DQ' if op.startswith('D') else 'Q'} {ending(owner, 33)}"
+        return f"{'DQ' if op.startswith('D') else 'Q'} {keep_end(owner, 33)}"
     merged = len(name.alternatives) - 1
     extra = f"  (+{merged})" if merged > 0 else ""
-    return ending(main_node(row), 36 - len(extra)) + extra
+    return keep_end(main_node(row), 36 - len(extra)) + extra
 
 
 def main_node(row: LayerCost) -> str:

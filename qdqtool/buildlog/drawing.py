@@ -13,7 +13,7 @@ from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, is_layout_available, 
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
-from qdqtool.util.text import as_line, as_text, ending
+from qdqtool.util.text import as_line, as_text, keep_end
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
@@ -124,7 +124,7 @@ def _format_title(report: EngineReport) -> str:
 
 
 def _end_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
-    lines = [ending(tensor.tensor, 36), format_tensor(tensor)]
+    lines = [keep_end(tensor.tensor, 36), format_tensor(tensor)]
     return DrawingBox(key, role, lines, tensor.tensor, tensor.precision)
 
 
@@ -144,7 +144,7 @@ def _layer_box(key: str, row: LayerCost) -> DrawingBox:
 def _arrows(sources: Iterable[tuple[int, BuiltTensor]], target: int) -> list[DrawingArrow]:
     arrows = []
     for source, tensor in sources:
-        lines = [ending(tensor.tensor, 30), format_tensor(tensor)]
+        lines = [keep_end(tensor.tensor, 30), format_tensor(tensor)]
         arrows.append(DrawingArrow(source, target, tensor.tensor, lines, tensor.precision))
     return arrows
 

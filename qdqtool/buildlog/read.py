@@ -110,7 +110,7 @@ def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
         limit = limits.LOG
         with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
             size = os.fstat(stream.fileno()).st_size
-            limit = min(limit, limits.unpacked_limit(size, limits.UNPACKED_LOG_RATIO))
+            limit = min(limit, limits.max_unpacked_size(size, limits.UNPACKED_LOG_RATIO))
         read = functools.partial(_read_bytes, stream)
         yield from compression.unpack(head, read, name, limit, whole=False, error=BuildLogError)
         return

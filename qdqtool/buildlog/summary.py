@@ -11,7 +11,7 @@ from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
 from qdqtool.types import TOOL_VERSION, Json
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 _OUTPUT_FLAGS = (
     "--verbose",
@@ -153,13 +153,15 @@ def describe_contents(build: Build) -> list[str]:
         (sum(message.count for message in build.warnings), "warning", ""),
         (sum(message.count for message in build.errors), "error", ""),
     )
-    parts = [f"{counted(count, noun)} {rest}".rstrip() for count, noun, rest in records if count]
+    parts = [
+        f"{format_count(count, noun)} {rest}".rstrip() for count, noun, rest in records if count
+    ]
     if parts or lines.total <= lines.blank:
         return parts
     understood = lines.total - lines.blank - lines.unexplained
     if understood:
-        return [f"{counted(understood, 'line')} of TensorRT with nothing to keep"]
-    unknown = counted(lines.marked, "line")
+        return [f"{format_count(understood, 'line')} of TensorRT with nothing to keep"]
+    unknown = format_count(lines.marked, "line")
     return [f"{unknown} that TensorRT wrote and that this version does not know"]
 
 

@@ -201,6 +201,11 @@ class NodeChange:
         return next((side.op for side in (self.a, self.b) if side is not None), "")
 
     @property
+    def is_int8(self) -> bool:
+        """Whether the node computes in INT8 on both sides."""
+        return self.a is not None and self.b is not None and self.a.is_int8 and self.b.is_int8
+
+    @property
     def is_unknown(self) -> bool:
         """Whether exactly one side shows the type that the node computes in."""
         shown = [
@@ -352,8 +357,8 @@ class Comparison(SavableResult):
     def open_outputs(self) -> int:
         """Number of convolutions, INT8 on both sides, whose output type one side does not show."""
         unknown = (None, Precision.UNKNOWN)
-        both = [(n.a, n.b) for n in self.nodes if n.a and n.b and n.a.is_int8 and n.b.is_int8]
-        return sum(a.output in unknown or b.output in unknown for a, b in both)
+        both = [(n.a, n.b) for n in self.nodes if n.is_int8]
+        return sum(any(side and side.output in unknown for side in sides) for sides in both)
 
     @property
     def partial(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qdqtool.errors import ModelError
 from qdqtool.findings.alike import key, readers_in
 from qdqtool.types import ConvOutcome, Finding, Prediction
-from qdqtool.util.text import listed
+from qdqtool.util.text import format_list
 
 
 @dataclass(frozen=True)
@@ -136,4 +136,4 @@ def describe_missing(
             texts.append(f"{m.code} at {rename(m.node) or 'the network'}")
         else:
             texts.append(f"the outcome of {rename(m.name)}")
-    return listed(texts)
+    return format_list(texts)

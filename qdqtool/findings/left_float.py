@@ -13,7 +13,7 @@ from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.types import Json, Refusal
 from qdqtool.util.records import nearest, record, replace_fields
 from qdqtool.util.said import Parameter, said
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 PLACEMENT = "placement"  # who looked: no pass
 
@@ -208,7 +208,7 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     ),
     WeightsType: lambda r: f"its weights are {r.kind}, not float",
     WeightsRank: lambda r: (
-        f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT supports constant INT8 weights of two"
+        f"its weights have {format_count(r.dimensions, 'dimension')}; TensorRT supports constant INT8 weights of two"
     ),
     ProductInEinsum: lambda r: f"product in an Einsum, which cannot be written as MatMul: {r.why}",
     FloatDeconvolution: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",

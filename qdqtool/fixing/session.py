@@ -20,7 +20,7 @@ from qdqtool.reasons import faults
 from qdqtool.trt.targets import Target
 from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.notes import Note
-from qdqtool.util.text import were
+from qdqtool.util.text import format_count_were
 
 _FEW_SITES = 4  # if more fail, the prediction shows which are at fault
 _MIN_TRIES = 24  # of a step, however many places it has: each predicts the whole model
@@ -356,7 +356,7 @@ def _count_errors(prediction: Prediction) -> int:
 def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
-        f"{were(len(constants), 'constant')} stored as INT8 in addition to the weights, so the "
+        f"{format_count_were(len(constants), 'constant')} stored as INT8 in addition to the weights, so the "
         f"file lacks the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector "
         "are off by up to half a step",
         code="constants-rounded",

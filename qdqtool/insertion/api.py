@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -262,7 +261,6 @@ class _Inserter:
         result.calibration["powers"] = {
             t: round(s.power, 2) for s in scales if s.power for t in s.group.quantized
         }
-        result.groups = [s for s in scales if s.group.is_shared]
         return scales
 
     def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
@@ -298,10 +296,12 @@ class _Inserter:
         return self._options.images.preprocess or Preprocess()
 
     def insert_pairs(self, placement: Placement, scales: Sequence[GroupScale]) -> None:
-        numbers = itertools.count()
+        groups = self.result.groups
         by_tensor: dict[str, ActivationScale] = {}
         for scale in scales:
-            number = next(numbers) if scale.group.is_shared else None
+            number = len(groups) if scale.group.is_shared else None
+            if scale.group.is_shared:
+                groups.append(scale)
             for tensor in scale.group.quantized:
                 by_tensor[tensor] = ActivationScale(scale.scale, scale.method, number)
         self.result.quantized = insert_pairs(
@@ -316,9 +316,7 @@ class _Inserter:
         entries = []
         for scale in scales:
             group = scale.group
-            if group.largest is not None:
-                continue
-            for tensor in group.quantized:
+            for tensor in group.quantized if group.largest is None else ():
                 sources = (tensor,) if tensor in group.sources else group.sources
                 parts = [self._statistics[source] for source in sources]
                 entries.append((quantizers[tensor], tensor, scale.scale, parts))

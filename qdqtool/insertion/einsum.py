@@ -65,12 +65,9 @@ class EinsumConverter:
 
     def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | Unwritten:
         """Return the MatMul with the fewest Transposes and Reshapes, or the reason for none."""
-        shapes = [
-            self._model.shape(tensor) or (None,) * len(axes)
-            for tensor, axes in zip(node.inputs, product.operands, strict=True)
-        ]
         sizes: dict[str, int | None] = {}
-        for axes, shape in zip(product.operands, shapes, strict=True):
+        for tensor, axes in zip(node.inputs, product.operands, strict=True):
+            shape = self._model.shape(tensor) or (None,) * len(axes)
             if not product.exact or len(shape) != len(axes):
                 return Unwritten.RANK
             sizes.update(zip(axes, shape, strict=True))

@@ -31,7 +31,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats import predict_text
 from qdqtool.reporting import data
 from qdqtool.util.json_text import json_text
-from qdqtool.util.text import as_line, counted, escape_hidden
+from qdqtool.util.text import as_line, escape_hidden, format_count
 
 SCRIPTS = (
     "dom.js",
@@ -238,5 +238,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "amount": format_amount,
     "number": format_number,
     "sort_key": sort_key,
-    "plural": counted,
+    "plural": format_count,
 }

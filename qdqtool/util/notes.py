@@ -1,16 +1,17 @@
 """Notes and warnings of results.
 
-A note is a string that can be printed. Programs and tests read its code and its values, never its text::
+A note is a string that can be printed. Programs and tests read its code and its values, never its
+text::
 
     Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
 
-A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command line prints the
-option of that name instead.
+A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command
+line prints the option of that name instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from qdqtool.errors import QdqtoolError
@@ -29,6 +30,7 @@ class Note(Said):
     values: Mapping[str, Any]
 
     def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
+        """Create a note; other keywords are its values."""
         note = super().__new__(cls, text)
         note.code = code
         note.values = values
@@ -51,8 +53,3 @@ def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
     note = Note(text)
     note.__dict__.update(attributes)
     return note
-
-
-def note_codes(notes: Iterable[str]) -> list[str]:
-    """Return the code of each note, an empty string for a plain string."""
-    return [note.code if isinstance(note, Note) else "" for note in notes]

@@ -366,10 +366,7 @@ def compare_with_build(
         uncertain_convolutions: Convolutions that depend on unknown scales; they count as unknown.
         uncertain_events: Pass lines that depend on unknown scales; they are left out.
     """
-    if not build.bindings and not build.parse.inputs and build.complete:
-        hole = find_listing_hole(build, model.inputs)
-        if hole is not None:
-            build = replace(build, gaps=[*build.gaps, hole], complete=False)
+    build = _add_listing_hole(model, build)
     mapper = NodeMapper(model, build.layers)
     complete = not build.has_gap(Section.PASSES)
     convolutions, mismatches = compare_convolutions(
@@ -412,6 +409,16 @@ def compare_with_build(
     )
 
 
+def _add_listing_hole(model: Model, build: Build) -> Build:
+    """Mark a build as incomplete if its listing lacks a layer after the model's inputs."""
+    if build.bindings or build.parse.inputs or not build.complete:
+        return build
+    hole = find_listing_hole(build, model.inputs)
+    if hole is None:
+        return build
+    return replace(build, gaps=[*build.gaps, hole], complete=False)
+
+
 def has_fp32_remainder(build: Build) -> bool:
     """Return whether the flags, not the placement, leave the float convolutions in FP32."""
     flags = build.precision_flags
@@ -451,7 +458,7 @@ def verify_with_builder(
     loaded = load(model)
     if builder == "tensorrt-rtx":
         print_license_notice()
-    capability = None if sm is None else _parse_capability(sm)
+    capability = _parse_capability(sm)
     check_choice("builder", builder, BUILDERS, BuilderError)
     assert builder is not None
     capabilities = None if capability is None else [int(capability)]
@@ -462,13 +469,15 @@ def verify_with_builder(
         )
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(loaded, result.build, target=target)
-    resolved = target_named(target) if target is not None else RTX
+    resolved = target_named(target or RTX)
     if capability is not None:
         resolved = resolved.with_capability(capability)
     return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
 
 
-def _parse_capability(sm: str) -> str:
+def _parse_capability(sm: str | None) -> str | None:
+    if sm is None:
+        return None
     digits = sm.lower().removeprefix("sm")
     if not digits.isdigit():
         raise QdqtoolError(

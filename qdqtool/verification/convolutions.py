@@ -262,14 +262,18 @@ def read_built_convolution(
 def _find_contradiction(
     built: BuiltConvolution, input_line: int | None, output_line: int | None, lines: PassLines
 ) -> DetailedDifference | None:
-    is_int8 = built.precision == Precision.INT8
-    if input_line is not None and built.precision is not None and built.precision.is_float:
+    if input_line is not None and _is_float(built.precision):
         return Difference.LINE_AND_INPUT, (input_line,)
-    if output_line is not None and built.output is not None and built.output.is_float:
+    if output_line is not None and _is_float(built.output):
         return Difference.LINE_AND_OUTPUT, (output_line,)
-    if is_int8 and input_line is None and lines.inputs and lines.complete:
+    needs_line = built.precision == Precision.INT8 and lines.inputs and lines.complete
+    if needs_line and input_line is None:
         return Difference.NO_LINE, ()
     return None
+
+
+def _is_float(precision: Precision | None) -> bool:
+    return precision is not None and precision.is_float
 
 
 def _read_layer(

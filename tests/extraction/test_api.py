@@ -26,12 +26,11 @@ from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
 from qdqtool.reasons.simulation import ConcatScales
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
-from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.extraction.networks import SECRET, residual, secretive
 from tests.findings.graphs import concat
 from tests.insertion.nets import run
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
@@ -421,7 +420,7 @@ def test_trimming_ends_within_its_budget(
 
 
 def test_trimming_of_parallel_branches_tries_groups(sketches: list[set[str]]) -> None:
-    """Without the farthest nodes, the ends of all branches, the part would still have each branch."""
+    """Without the farthest nodes, the ends of branches, the part would still have each branch."""
     proto = split_joined(210)
     node = [n.name for n in proto.graph.node if n.op_type == "Concat"][3]
     result = extract(proto, node=node, target="trt8.5")

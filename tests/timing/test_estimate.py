@@ -26,7 +26,7 @@ from qdqtool.timing.physics import load_constants
 from qdqtool.timing.results import MIN_GAIN
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
-from qdqtool.util.notes import note_codes
+from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.timing.models import TARGET, convolution_chain, estimate_model, model_workload
 from tests.trt import evidence

@@ -25,9 +25,8 @@ from qdqtool.timing.physics import estimate_seconds
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
-from qdqtool.util.notes import note_codes
 from tests.errors import has
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.timing.models import GPU, SHARED, TARGET, convolution_chain, estimate_model
 from tests.trt import evidence
 from tests.trt.builder import Graph
