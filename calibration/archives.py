@@ -126,7 +126,7 @@ class Archive:
             if entry.filename.endswith(".npy")
         }
         total = sum(entry.file_size for entry in self.members.values())
-        limit = limits.unpacked_limit(size)
+        limit = limits.max_unpacked_size(size)
         limits.check_size(total, limit, "its arrays unpack to", DataError, path=self.path)
 
     def describe(self, name: str) -> str:

@@ -20,7 +20,7 @@ from calibration.listing import file_digest, read_ahead
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 FEW_IMAGES = 100  # NVIDIA and Ultralytics advise several hundred; with fewer, the choice matters
 _FAR_INPUT = 8.0  # normalized inputs (mean and std) stay well below; pixels from 0 to 255 do not
@@ -73,8 +73,8 @@ class DataQuality:
             )
         if total < FEW_IMAGES:
             yield Note(
-                f"only {counted(total, 'calibration image')}; {FEW_IMAGES} or more give steadier "
-                "ranges",
+                f"only {format_count(total, 'calibration image')}; {FEW_IMAGES} or more give "
+                "steadier ranges",
                 code="few-images",
                 images=total,
                 enough=FEW_IMAGES,

@@ -18,7 +18,7 @@ from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.options import YOLO_PREPROCESS, Preprocess
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
-from qdqtool.util.files import reading_problem, record_input
+from qdqtool.util.files import find_reading_problem, record_input
 from qdqtool.util.text import reason_of
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
@@ -93,9 +93,8 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
 
 def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a regular file. Unlike those of `open_input`, messages do not begin with the path."""
-    problem = reading_problem(path)
+    code, problem = find_reading_problem(path)
     if problem:
-        code = "file-unreadable" if os.path.exists(path) else "file-missing"
         raise DataError(problem, code=code)
     limits.check_size(os.path.getsize(path), limits.IMAGE_FILE, "the file has", DataError)
     return open(path, "rb")
@@ -110,7 +109,7 @@ def _open_image(file: IO[bytes], name: str) -> Image.Image:
     start = file.read(16)
     for image_format in _FORMATS:
         open_format, accepts = Image.OPEN[image_format]
-        # What the decoders raise for another format.
+        # Exceptions of the decoders for another format.
         with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
             if accepts is None or accepts(start) is True:
                 file.seek(0)

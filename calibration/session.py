@@ -24,9 +24,10 @@ from qdqtool.proto.subgraphs import extract_part
 from qdqtool.runtime import sessions
 from qdqtool.runtime.sessions import open_proto
 from qdqtool.util import limits
-from qdqtool.util.json_text import parse_json
 
 Size = tuple[int, int]
+# "[640, 640]", "(640, 640)", "640x640" or "640".
+_IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
 
 
 def input_specs(model: Model) -> list[InputSpec]:
@@ -66,21 +67,11 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
 
 def metadata_size(model: Model) -> Size | None:
     """Return height and width from Ultralytics' metadata `imgsz` (`[640, 640]`), or None."""
-    text = model.metadata.get("imgsz", "")[:1000]
-    try:
-        value = parse_json(text)
-    except (ValueError, RecursionError):
-        numbers = re.findall(r"\d+", text)
-        value = [int(n) for n in numbers[:2]]
-    if isinstance(value, int):
-        value = [value, value]
-    if (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(v, int) and 0 < v <= 1 << 16 for v in value)
-    ):
-        return value[0], value[1]
-    return None
+    match = _IMAGE_SIZE.fullmatch(model.metadata.get("imgsz", "").strip())
+    if match is None:
+        return None
+    height, width = int(match[1] or match[3]), int(match[2] or match[3])
+    return (height, width) if min(height, width) > 0 and max(height, width) <= 1 << 16 else None
 
 
 def _display_path(model: Model) -> str:

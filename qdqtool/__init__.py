@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from qdqtool.verification.api import verify
     from qdqtool.verification.result import Verification
 
-_HOMES = {
+_MODULES = {
     "compare": "qdqtool.comparison.api",
     "Comparison": "qdqtool.comparison.result",
     "extract": "qdqtool.extraction.api",
@@ -88,14 +88,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _MODULES:
         raise AttributeError(f"module 'qdqtool' has no attribute '{name}'")
-    value = getattr(
-        importlib.import_module(home), "TOOL_VERSION" if name == "__version__" else name
-    )
-    globals()[name] = value
-    return value
+    module = importlib.import_module(_MODULES[name])
+    return getattr(module, "TOOL_VERSION" if name == "__version__" else name)
 
 
 def __dir__() -> list[str]:

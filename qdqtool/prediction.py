@@ -155,7 +155,7 @@ def predict_outcome(model: Model, target: Target) -> Prediction:
 
 
 def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:
-    """Find and number the findings of a prediction; build failures first, then the largest cost.
+    """Find the findings of a prediction, and sort and number them.
 
     Sets ``findings`` of each convolution to the ids of the findings about it.
     """
@@ -165,7 +165,7 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
 
 
 def predict_part(model: Model, target: Target) -> Prediction:
-    """Predict a part of a model for a comparison; its findings are not sorted and not numbered."""
+    """Predict a part of a model; its findings are neither sorted nor numbered."""
     with pause_gc():
         prediction = predict_outcome(model, target)
         prediction.findings = _find_findings(model, prediction, None)

@@ -29,7 +29,7 @@ def assert_int8(
     allow_float: str | Sequence[str] = (),
     max_conversions: int | None = None,
 ) -> Prediction:
-    """Predict a Q/DQ model and fail if a convolution is not INT8 or too many conversions remain.
+    """Fail if TensorRT would run a convolution in float or leave too many conversions.
 
     Convolutions are Conv, ConvTranspose, Gemm and MatMul. Patterns are regular expressions that are
     searched in their names. A pattern without a match is an error, because it has a typing mistake

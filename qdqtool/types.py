@@ -301,7 +301,7 @@ def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) ->
 @dataclass_transform(frozen_default=True)
 @record
 class Refusal:
-    """Reason of a finding: something that a pass, a check or a placement looked at and found unfit.
+    """Reason of a finding: why a pass, a check or a placement rejected a node.
 
     Each reason is a record class of its own in `qdqtool.reasons`, with the nodes and values that
     decided. It declares the codes of the finding that it becomes, and writes the message.
@@ -330,7 +330,7 @@ class Refusal:
         record(cls)
 
     def message(self, finding: Finding, cause: Cause) -> str | tuple[str, str]:
-        """Return the message, and what to change if that differs from the general advice of the code.
+        """Return the message, and the fix if it differs from the general advice of the code.
 
         Raises:
             NotImplementedError: Reasons of this class become no findings.

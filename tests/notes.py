@@ -1,5 +1,6 @@
 """Expected notes of results: their code and values, never their text."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from qdqtool.util.notes import Note
@@ -30,3 +31,8 @@ class ExpectedNote:
 def note(code: str, /, **values: Any) -> ExpectedNote:
     """Return the expected note of a code with some of its values."""
     return ExpectedNote(code, values)
+
+
+def note_codes(notes: Iterable[str]) -> list[str]:
+    """Return the code of each note, an empty string for a plain string."""
+    return [note.code if isinstance(note, Note) else "" for note in notes]

@@ -14,8 +14,8 @@ from qdqtool.trt import pipeline
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Prediction
-from qdqtool.util.notes import note_codes
 from tests.findings.test_causes import residual
+from tests.notes import note_codes
 from tests.verification.synthetic import log_of
 
 OPEN = residual("own", activation=True)  # conv -> SiLU -> Add whose other input has Q/DQ

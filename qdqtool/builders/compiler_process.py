@@ -1,4 +1,4 @@
-"""Process of a compiler, so that a crash ends only that process and each build has a time limit."""
+"""Process of a compiler, so that a crash ends only that process and builds have time limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qdqtool.util.outputs import write_text
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
     "tensorrt_rtx": "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it "
-    "accepts NVIDIA's licence)",
+    "accepts NVIDIA's license)",
     "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or build with "
     "tensorrt-rtx",
 }
@@ -170,7 +170,7 @@ class CompilerProcess:
 # License of TensorRT-RTX
 
 NOTICE = (
-    "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"
+    "TensorRT-RTX is NVIDIA's software, under NVIDIA's license, which was accepted by\n"
     "installing it: it may not be passed on, and NVIDIA may collect system information.\n"
     "qdqtool neither contains nor ships it. (Shown only once.)"
 )

@@ -166,16 +166,14 @@ def build_with_package(
     """
     is_rtx = options.builder == "tensorrt-rtx"
     targets = tuple(options.sm or DEFAULT_SM) if is_rtx else ()
-    profiles = {
-        name: [list(s) for s in profile] for name, profile in (options.shapes or {}).items()
-    }
+    shapes = options.shapes or {}
     request = {
         "model": str(path.resolve()),
         "log": str(work / "build.log"),
         "sm": list(targets),
         "engine": str(work / "engine.plan") if options.keep_engine else None,
         "layers": None if is_rtx else str(work / "inspector.json"),
-        "profiles": profiles,
+        "profiles": {name: list(map(list, profile)) for name, profile in shapes.items()},
     }
     start = time.monotonic()
     answer = process.send(
@@ -243,7 +241,6 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
 
 
 def _copy_output(source: Path, folder: Path) -> Path | None:
-    """Copy a file into a folder of the user. Return the copy, None if there is no such file."""
     if not source.exists():
         return None
     target = folder / source.name

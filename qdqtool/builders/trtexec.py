@@ -128,17 +128,16 @@ def trtexec_flags(
     flags += [f"--{flag}" for flag in ("skipInference", "buildOnly") if has(flag)][:1]
     if engine is not None:
         flags.append(f"--saveEngine={engine}")
-    if shapes:
-        for position, flag in enumerate(("minShapes", "optShapes", "maxShapes")):
-            flags.append(f"--{flag}={_format_shapes(shapes, position)}")
+    return flags + _format_shapes(shapes)
+
+
+def _format_shapes(shapes: Shapes) -> list[str]:
+    """Return flags such as ``--minShapes=a:1x3x32x32,b:1x8``."""
+    flags = []
+    for position, flag in enumerate(("minShapes", "optShapes", "maxShapes") if shapes else ()):
+        texts = [f"{name}:{'x'.join(map(str, dims[position]))}" for name, dims in shapes.items()]
+        flags.append(f"--{flag}={','.join(texts)}")
     return flags
-
-
-def _format_shapes(shapes: Shapes, position: int) -> str:
-    """Format one of the shapes of each input as ``a:1x3x32x32,b:1x8``."""
-    return ",".join(
-        f"{name}:{'x'.join(map(str, profile[position]))}" for name, profile in shapes.items()
-    )
 
 
 def find_trtexec_version(log: bytes) -> str:

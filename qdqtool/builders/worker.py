@@ -1,4 +1,4 @@
-"""Child process that runs a TensorRT: one request per line on stdin, one answer per line on stdout.
+"""Child process that runs a TensorRT: it answers each line of stdin with one of stdout.
 
 It runs as a file (``worker.py tensorrt_rtx`` or ``worker.py tensorrt``), so that it imports nothing
 of qdqtool, onnx or numpy. A crash of the compiler ends only this process. The parent reads the

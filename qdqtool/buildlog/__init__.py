@@ -1,0 +1,1 @@
+"""Readers of TensorRT build logs, layer listings and profiles."""

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.types import Build, Gap, GapKind, ListingSource, Section
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    BuiltTensor,
+    Gap,
+    GapKind,
+    ListingSource,
+    Section,
+)
 from qdqtool.types import Precision
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
@@ -33,29 +41,30 @@ def set_build_status(build: Build) -> None:
     """Set gaps, completeness, precision flags and version hint, and mark Q and DQ layers."""
     _mark_qdq(build)
     build.precision_flags = _find_precision_flags(build)
-    build.names_only = bool(build.layers) and not any(
-        layer.type or layer.inputs or layer.outputs for layer in build.layers
-    )
+    layers = build.layers
+    build.names_only = bool(layers) and not any(map(_has_details, layers))
     build.version_hint = build.tensorrt or _find_version_by_spelling(build)
-    gaps = [gap for gap in build.gaps if gap.kind.is_unread]
-    is_listing_cut = any(gap.section == Section.LISTING for gap in gaps)
+    build.gaps = [gap for gap in build.gaps if gap.kind.is_unread]
+    is_listing_cut = build.has_gap(Section.LISTING)
     if build.source.is_log:
-        gaps += _find_log_gaps(build)
+        build.gaps += _find_log_gaps(build)
     listing_gap = _find_listing_gap(build)
     if listing_gap is not None and not (is_listing_cut and listing_gap.kind.is_truncation):
-        gaps.append(listing_gap)
+        build.gaps.append(listing_gap)
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
-        gaps.append(Gap(Section.END))
-    is_cut = any(
-        gap.kind.is_truncation and gap.section != Section.PROFILE and gap not in _HARMLESS
-        for gap in gaps
-    )
-    build.gaps = gaps
-    build.complete = bool(build.layers) and not build.names_only and not is_cut
+        build.gaps.append(Gap(Section.END))
+    build.complete = bool(layers) and not build.names_only and not any(map(_is_harmful, build.gaps))
+
+
+def _has_details(layer: BuiltLayer) -> bool:
+    return bool(layer.type or layer.inputs or layer.outputs)
+
+
+def _is_harmful(gap: Gap) -> bool:
+    return gap.kind.is_truncation and gap.section != Section.PROFILE and gap not in _HARMLESS
 
 
 def _find_log_gaps(build: Build) -> list[Gap]:
-    """Return the gaps in the parse section and the optimizer passes of a log."""
     gaps = []
     parse = build.parse
     if not parse.nodes:
@@ -70,7 +79,7 @@ def _find_log_gaps(build: Build) -> list[Gap]:
         gaps.append(Gap(Section.PASSES))
     elif not _is_optimizer_finished(build):
         gaps.append(Gap(Section.PASSES, GapKind.CUT))
-    elif not any(milestone.name == "Original" for milestone in build.milestones):
+    elif build.milestone("Original") is None:
         gaps.append(Gap(Section.PASSES, GapKind.BEGINNING))
     return gaps
 
@@ -113,26 +122,23 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
         return None
     outputs = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     consumers = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
+    sources = outputs | network_ends
     for tensor, consumer in consumers.items():
-        if tensor in outputs or tensor in network_ends or _MYELIN_CONSTANT.fullmatch(tensor):
-            continue
-        return Gap(Section.LISTING, GapKind.UNWRITTEN, name=consumer[:80], tensor=tensor[:80])
+        if tensor not in sources and not _MYELIN_CONSTANT.fullmatch(tensor):
+            return Gap(Section.LISTING, GapKind.UNWRITTEN, name=consumer[:80], tensor=tensor[:80])
     # In a log, other programs may print among the bindings.
-    if build.listing == ListingSource.LAYER_JSON:
-        for name in build.bindings:
-            if name not in outputs and name not in consumers:
-                return Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=name[:80])
-    return None
+    if build.listing != ListingSource.LAYER_JSON:
+        return None
+    idle = [name for name in build.bindings if name not in outputs and name not in consumers]
+    return Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=idle[0][:80]) if idle else None
 
 
 def _mark_qdq(build: Build) -> None:
     """Set the origin of Q and DQ layers that another section of the log shows."""
     conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
-    nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS and node.name}
+    nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS} - {""}
     for layer in build.layers:
-        if layer.origin:
-            continue
-        if layer.name in conversions or (nodes and base_name(layer.name) in nodes):
+        if not layer.origin and (layer.name in conversions or base_name(layer.name) in nodes):
             layer.origin = "QDQ"
 
 
@@ -168,18 +174,13 @@ def _find_precision_flags(build: Build) -> frozenset[str]:
 
 
 def _find_version_by_spelling(build: Build) -> str | None:
-    """Return the earliest version that writes its listing like this one, as real builds show."""
     layers = build.layers
     if not layers:
         return None
     tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.outputs)]
     if any("_quantize_scale_node" in layer.name for layer in layers):
         return "8.0"
-    if any("StrideOrder" in layer.extras for layer in layers) or any(
-        # The format and the data type are separate fields.
-        tensor.format.startswith("(") and tensor.precision != Precision.UNKNOWN
-        for tensor in tensors
-    ):
+    if any("StrideOrder" in x.extras for x in layers) or any(map(_has_separate_format, tensors)):
         return "11"
     if any(layer.type in _MYELIN_TYPES for layer in layers):
         return "10"
@@ -189,8 +190,11 @@ def _find_version_by_spelling(build: Build) -> str | None:
         return "8.4" if build.listing else None
     if any(tensor.vector > 1 for tensor in tensors):
         return "8.5"
-    has_hex_tactics = all(layer.tactic.startswith("0x") for layer in layers if layer.tactic)
-    return "8.4" if has_hex_tactics else "8.2"
+    return "8.4" if all(x.tactic.startswith("0x") for x in layers if x.tactic) else "8.2"
+
+
+def _has_separate_format(tensor: BuiltTensor) -> bool:
+    return tensor.format.startswith("(") and tensor.precision != Precision.UNKNOWN
 
 
 def is_implicit_int8(build: Build) -> bool:
@@ -219,12 +223,10 @@ def is_float_build(build: Build) -> bool:
     """
     if not build.complete or build.is_rtx or _shows_quantizers(build):
         return False
-    for layer in build.layers:
-        if not layer.type[:1].isupper() or layer.type == "Myelin":
-            return False
-        if any(t.precision == Precision.INT8 for t in (*layer.inputs, *layer.outputs)):
-            return False
-    return True
+    if any(not layer.type[:1].isupper() or layer.type == "Myelin" for layer in build.layers):
+        return False
+    tensors = (tensor for layer in build.layers for tensor in (*layer.inputs, *layer.outputs))
+    return all(tensor.precision != Precision.INT8 for tensor in tensors)
 
 
 def _shows_quantizers(build: Build) -> bool:

@@ -20,7 +20,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, s
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import ending
+from qdqtool.util.text import keep_end
 
 _MAX_MACS = 1 << 80  # larger numbers are damage
 _MAX_WEIGHTS = 1 << 48
@@ -214,10 +214,8 @@ def analyze(build: Build) -> EngineReport:
         times[row.name].append(row.average_ms)
     total = sum(row.average_ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
-        parsed_weights = None
-        if nodes:
-            names = layer.parse_name(known_names).bases
-            parsed_weights = _count_parsed_weights([nodes[name] for name in names if name in nodes])
+        bases = layer.parse_name(known_names).bases if nodes else []
+        parsed_weights = _count_parsed_weights([nodes[name] for name in bases if name in nodes])
         cost = LayerCost(
             layer,
             index,
@@ -262,7 +260,6 @@ def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | 
 
 
 def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
-    """Return number and type of the weights in a detailed listing."""
     for key in ("Weights", "ConvWeights"):  # the second for a fused pooling
         weights = layer.extras.get(key)
         if isinstance(weights, dict):
@@ -288,29 +285,31 @@ def _count_parsed_weights(nodes: list[ParsedNode]) -> int | None:
 def _count_macs(layer: BuiltLayer, parsed_weights: int | None) -> int | None:
     if not _has_weights(layer):
         return 0
-    source, target = (
-        static_shape(tensors[0].shape) if tensors else None
-        for tensors in (layer.inputs, layer.outputs)
-    )
-    macs = None
+    source = static_shape(layer.inputs[0].shape) if layer.inputs else None
+    target = static_shape(layer.outputs[0].shape) if layer.outputs else None
     if source is None or target is None:
         return None
     if layer.is_convolution and len(source) >= 3:
-        if len(target) >= 3:
-            macs = _count_convolution_macs(layer, parsed_weights, source, target)
-    elif len(source) >= 2 and len(target) >= 2:
-        # A matrix product sums over the last dimension of its input. With the weights on the left
-        # it sums over the one before: then only the one before changes.
-        is_left = source[-1] == target[-1] and source[-2] != target[-2]
-        macs = math.prod(target) * source[-2 if is_left else -1]
+        macs = _count_convolution_macs(layer, parsed_weights, source, target)
+    else:
+        macs = _count_product_macs(source, target)
     return macs if macs is not None and 0 <= macs < _MAX_MACS else None
+
+
+def _count_product_macs(source: list[int], target: list[int]) -> int | None:
+    if len(source) < 2 or len(target) < 2:
+        return None
+    # A matrix product sums over the last dimension of its input. With the weights on the left it
+    # sums over the one before: then only the one before changes.
+    is_left = source[-1] == target[-1] and source[-2] != target[-2]
+    return math.prod(target) * source[-2 if is_left else -1]
 
 
 def _count_convolution_macs(
     layer: BuiltLayer, parsed_weights: int | None, source: list[int], target: list[int]
 ) -> int | None:
     weights = _count_convolution_weights(layer, parsed_weights, source[1])
-    if weights is None:
+    if weights is None or len(target) < 3:
         return None
     if layer.is_deconvolution:
         # Each input element is multiplied by every weight of its channel.
@@ -349,12 +348,10 @@ def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -
     after = int_list(extras.get("ConvPostPadding"), 0)
     if kernel is None or stride is None or before is None or after is None:
         return None
-    positions = 1
-    for size, window, step, low, high in zip(
-        source[2:], kernel, stride, before, after, strict=False
-    ):
-        positions *= (size + low + high - window) // step + 1
-    return positions
+    axes = zip(source[2:], kernel, stride, before, after, strict=False)
+    return math.prod(
+        (size + low + high - window) // step + 1 for size, window, step, low, high in axes
+    )
 
 
 # Names of layers and tensors for people
@@ -364,17 +361,17 @@ def layer_title(row: LayerCost) -> str:
     """Return a short name: the convolution of a fused layer, else its last node."""
     name = row.layer.parse_name()
     if name.kind.startswith("reformat"):
-        return f"reformat {ending(name.of, 26)}"
+        return f"reformat {keep_end(name.of, 26)}"
     if name.kind == "copy":
-        return f"copy {ending(name.of, 30)}"
+        return f"copy {keep_end(name.of, 30)}"
     if row.layer.is_qdq:
         owner, _, op = row.layer.name.rpartition("/")
         if not owner:
             return row.layer.name
-        return f"{'DQ' if op.startswith('D') else 'Q'} {ending(owner, 33)}"
+        return f"{'DQ' if op.startswith('D') else 'Q'} {keep_end(owner, 33)}"
     merged = len(name.alternatives) - 1
     extra = f"  (+{merged})" if merged > 0 else ""
-    return ending(main_node(row), 36 - len(extra)) + extra
+    return keep_end(main_node(row), 36 - len(extra)) + extra
 
 
 def main_node(row: LayerCost) -> str:

@@ -13,7 +13,7 @@ from qdqtool.buildlog.layout import LayoutBox, LayoutEdge, is_layout_available, 
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
-from qdqtool.util.text import as_line, as_text, ending
+from qdqtool.util.text import as_line, as_text, keep_end
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
@@ -92,10 +92,7 @@ class EngineDrawing:
 
 def draw_engine(report: EngineReport) -> EngineDrawing:
     """Create the graph of an engine: boxes are layers, arrows are tensors of a consumer."""
-    build = report.build
-    device = f", {build.device}" if build.device else ""
-    time = f", {report.total_ms:.3f} ms" if report.has_times else ""
-    drawing = EngineDrawing(f"{build.title}{device}: {len(report.rows)} layers{time}")
+    drawing = EngineDrawing(_format_title(report))
     boxes = drawing.boxes
     # A tensor has several producers if a concatenation became one buffer.
     producers: dict[str, list[tuple[int, BuiltTensor]]] = defaultdict(list)
@@ -112,16 +109,22 @@ def draw_engine(report: EngineReport) -> EngineDrawing:
         for tensor in row.layer.outputs:
             producers[tensor.tensor].append((len(boxes) - 1, tensor))
     consumed = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
-    outputs = [name for name in build.bindings if name in producers and name not in inputs]
-    outputs += [name for name in producers if name not in consumed]
-    for name in dict.fromkeys(outputs):
+    bindings = [n for n in report.build.bindings if n in producers and n not in inputs]
+    for name in dict.fromkeys([*bindings, *(n for n in producers if n not in consumed)]):
         drawing.arrows += _arrows(producers[name], len(boxes))
         boxes.append(_end_box(f"O{len(boxes)}", OUTPUT, producers[name][-1][1]))
     return drawing
 
 
+def _format_title(report: EngineReport) -> str:
+    build = report.build
+    device = f", {build.device}" if build.device else ""
+    time = f", {report.total_ms:.3f} ms" if report.has_times else ""
+    return f"{build.title}{device}: {len(report.rows)} layers{time}"
+
+
 def _end_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
-    lines = [ending(tensor.tensor, 36), format_tensor(tensor)]
+    lines = [keep_end(tensor.tensor, 36), format_tensor(tensor)]
     return DrawingBox(key, role, lines, tensor.tensor, tensor.precision)
 
 
@@ -141,7 +144,7 @@ def _layer_box(key: str, row: LayerCost) -> DrawingBox:
 def _arrows(sources: Iterable[tuple[int, BuiltTensor]], target: int) -> list[DrawingArrow]:
     arrows = []
     for source, tensor in sources:
-        lines = [ending(tensor.tensor, 30), format_tensor(tensor)]
+        lines = [keep_end(tensor.tensor, 30), format_tensor(tensor)]
         arrows.append(DrawingArrow(source, target, tensor.tensor, lines, tensor.precision))
     return arrows
 

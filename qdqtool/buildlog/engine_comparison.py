@@ -112,16 +112,12 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
         [(row, _find_signature(row)) for row in rows if _has_work(row)]
         for rows in _find_unpaired(first, second, partners)
     )
-    aligned = align(left, right, _rate_similarity)
-    partners.update((one.index, other.index) for one, other in aligned)
+    partners.update((x.index, y.index) for x, y in align(left, right, _rate_similarity))
     unique = _pair_unique_layers(*_find_unpaired(first, second, partners))
-    partners.update((one.index, other.index) for one, other in unique)
-    pairs = []
-    for row in first.rows:
-        partner = partners.get(row.index)
-        pairs.append(LayerPair(row, None if partner is None else second.rows[partner]))
-    _, unpaired = _find_unpaired(first, second, partners)
-    pairs += [LayerPair(None, row) for row in unpaired]
+    partners.update((x.index, y.index) for x, y in unique)
+    rows = dict(enumerate(second.rows))
+    pairs = [LayerPair(row, rows.get(partners.get(row.index, -1))) for row in first.rows]
+    pairs += [LayerPair(None, row) for row in _find_unpaired(first, second, partners)[1]]
     by_names = paired_by_name and 2 * paired_by_name >= len(partners)
     return EngineComparison(first, second, pairs, "names" if by_names else "shapes")
 
@@ -140,15 +136,14 @@ def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     """Return the partner of each layer with a common name of the layer or one of its nodes."""
     first_index, second_index = _index_names(first), _index_names(second)
     common = [name for name in first_index if name in second_index]
-    same = {
-        name
-        for name in common
-        if _computes_same(first.rows[first_index[name]], second.rows[second_index[name]])
+    rows = {
+        name: (first.rows[first_index[name]], second.rows[second_index[name]]) for name in common
     }
+    same = {name for name in common if _computes_same(*rows[name])}
     numbered = [name for name in common if NUMBERED_NAME.search(name)]
-    # Names of weights and whole paths first: they are the same in every export.
+    # Numbers are comparable if both engines are of one export. Names of weights and whole paths,
+    # which come first, are the same in every export.
     names = [name for name in common if not NUMBERED_NAME.search(name)]
-    # Numbers are comparable if both engines are of one export.
     if same.issuperset(numbered):
         names += numbered
     partners: dict[int, int] = {}
@@ -225,12 +220,11 @@ def _computes_same(first: LayerCost, second: LayerCost) -> bool:
     is_profile = not (first.layer.type and second.layer.type)
     if is_profile and first.layer.name == second.layer.name:
         return True
-    one, other = _find_signature(first), _find_signature(second)
-    return one.family == other.family and not _contradicts(one, other)
+    left, right = _find_signature(first), _find_signature(second)
+    return left.family == right.family and not _contradicts(left, right)
 
 
 def _contradicts(first: _LayerSignature, second: _LayerSignature) -> bool:
-    """Return whether two layers compute different things: other kernels, or other channels."""
     return any(a and b and a != b for a, b in zip(first.sizes, second.sizes, strict=True))
 
 
@@ -288,13 +282,7 @@ def align(
     """
     if len(left) * len(right) > _MAX_CELLS:
         return []
-    right_values = dict.fromkeys(value for _, value in right)
-    rows: dict[V, npt.NDArray[np.int32]] = {}
-    for _, value in left:
-        if value not in rows:
-            similarity_to = {other: rate(value, other) for other in right_values}
-            rows[value] = np.array([similarity_to[other] for _, other in right], np.int32)
-    similarity = [rows[value] for _, value in left]
+    similarity = _rate_all([value for _, value in left], [value for _, value in right], rate)
     # best[i][j] is the largest total of left[i:] and right[j:].
     best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
     for row, below, own in zip(best[-2::-1], best[:0:-1], reversed(similarity), strict=True):
@@ -310,3 +298,13 @@ def align(
         else:
             j += 1
     return pairs
+
+
+def _rate_all(
+    left: list[V], right: list[W], rate: Callable[[V, W], int]
+) -> list[npt.NDArray[np.int32]]:
+    rows: dict[V, npt.NDArray[np.int32]] = {}
+    for value in dict.fromkeys(left):
+        similarity_to = {other: rate(value, other) for other in dict.fromkeys(right)}
+        rows[value] = np.array([similarity_to[other] for other in right], np.int32)
+    return [rows[value] for value in left]

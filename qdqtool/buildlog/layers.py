@@ -123,16 +123,6 @@ def int_list(value: Any, least: int | None = None) -> list[int] | None:
     return list(value)
 
 
-def is_engine_line(text: str) -> bool:
-    """Return whether :func:`parse_engine_line` can parse a line."""
-    return _LAYER.match(text) is not None
-
-
-def is_info_line(text: str) -> bool:
-    """Return whether :func:`parse_info_line` can parse a line."""
-    return text.startswith("Name: ") and ", LayerType: " in text
-
-
 def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
     """Parse a ``Layer(TYPE): ...`` line. Return None for any other line."""
     head = _LAYER.match(text)
@@ -168,8 +158,8 @@ def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
 
     Return None for any other line, and for one that is cut off before the type.
     """
-    head, found, rest = text.partition(", LayerType: ")
-    if not text.startswith("Name: ") or not found:
+    head, separator, rest = text.partition(", LayerType: ")
+    if not text.startswith("Name: ") or not separator:
         return None
     kind, comma, rest = rest.partition(", ")
     fields: dict[str, Any] = {"Name": head[len("Name: ") :], "LayerType": kind.strip()}
@@ -215,7 +205,6 @@ def _parse_fields(text: str) -> dict[str, Any]:
 
 
 def _split_fields(text: str) -> list[str]:
-    """Split a text at commas outside brackets."""
     pieces: list[str] = []
     depth = start = 0
     for sign in _SIGNS.finditer(text):

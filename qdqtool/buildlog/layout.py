@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qdqtool.util import limits
@@ -53,7 +53,7 @@ def is_layout_available() -> bool:
     return importlib.util.find_spec("fast_sugiyama") is not None
 
 
-def compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int]:
+def _compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int]:
     """Return the rank of each box: one below its deepest producer.
 
     Args:
@@ -77,7 +77,7 @@ def compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int]
     return ranks
 
 
-def describe_excess(ranks: dict[str, int], links: Sequence[_Link]) -> str:
+def _describe_excess(ranks: dict[str, int], links: Sequence[_Link]) -> str:
     """Return why a graph is too large for a layout, an empty string if it is not.
 
     The time is quadratic in the size of a row, and an edge is in every row that it passes.
@@ -118,22 +118,22 @@ def lay_out(
     """
     keys = [f"B{i}" for i in range(len(boxes))]
     links = [(keys[edge.source], keys[edge.target]) for edge in edges]
-    ranks = compute_ranks(keys, links)
-    excess = describe_excess(ranks, links)
+    ranks = _compute_ranks(keys, links)
+    excess = _describe_excess(ranks, links)
     if excess:
         return 0.0, 0.0, excess
     all_ranks, passing = _insert_vertices(ranks, links)
-    columns = _compute_columns(all_ranks, _link_vertices(links, passing), keys)
+    columns = _compute_columns(all_ranks, _link_vertices(links, passing))
+    alone = [key for key in keys if key not in columns]
+    columns |= {key: float(column) for column, key in enumerate(alone)}
     box_width = max((box.w for box in boxes), default=0.0)
     centers = _convert_to_pixels(columns, all_ranks, box_width, column_gap, margin)
     heights: dict[int, float] = defaultdict(float)
     for key, box in zip(keys, boxes, strict=True):
         heights[ranks[key]] = max(heights[ranks[key]], box.h)
-    tops: dict[int, float] = {}
-    y = head + margin
-    for rank in range(max(ranks.values(), default=-1) + 1):
-        tops[rank] = y
-        y += heights[rank] + row_gap
+    last = max(ranks.values(), default=-1)
+    steps = (heights[rank] + row_gap for rank in range(last + 1))
+    tops = list(itertools.accumulate(steps, initial=head + margin))
     for key, box in zip(keys, boxes, strict=True):
         box.x = round(centers[key] - box.w / 2, 1)
         box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
@@ -143,13 +143,13 @@ def lay_out(
             x, top = round(centers[vertex], 1), tops[all_ranks[vertex]]
             edge.points += [[x, top], [x, top + heights[all_ranks[vertex]]]]
     _attach_edges(boxes, edges)
-    right = max((box.x + box.w for box in boxes), default=0.0)
-    right = max(right, *(x for edge in edges for x, _ in edge.points), 0.0)
-    return round(right + margin, 1), round(y - row_gap + margin, 1), ""
+    points = itertools.chain.from_iterable(edge.points for edge in edges)
+    right = max([0.0, *(box.x + box.w for box in boxes), *(x for x, _ in points)])
+    return round(right + margin, 1), round(tops[-1] - row_gap + margin, 1), ""
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
-    """Spread the ends of edges over the bottoms and tops of boxes, ordered by their other ends."""
+    """Spread the ends of edges over the edges of boxes, ordered by their other ends."""
     for end, other, position in (("source", "target", 0), ("target", "source", -1)):
         groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:
@@ -178,7 +178,6 @@ def _insert_vertices(
 
 
 def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Link]:
-    """Return the links between neighboring ranks, each once."""
     result: dict[_Link, None] = {}
     for (source, target), vertices in zip(links, passing, strict=True):
         for start, end in itertools.pairwise([source, *vertices, target]):
@@ -187,35 +186,31 @@ def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Li
     return list(result)
 
 
-def _compute_columns(
-    ranks: dict[str, int], links: list[_Link], boxes: Iterable[str]
-) -> dict[str, float]:
-    """Return the column of each box and vertex: parts of the graph side by side."""
+def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:
+    """Return the column of each linked box and vertex: parts of the graph side by side."""
     from fast_sugiyama import from_edges
 
-    columns: dict[str, float] = {}
+    if not links:
+        return {}
     names = list(dict.fromkeys(itertools.chain.from_iterable(links)))
     # The layout depends on hashes, and those of strings change.
     numbers = {name: number for number, name in enumerate(names)}
-    # Minimal ranks take quadratic time. If all boxes start in one rank, every ranking is minimal.
-    starts = {source for source, _ in links}.difference(target for _, target in links)
+    starts = {source for source, _ in links} - {target for _, target in links}
     has_one_start = len({ranks[name] for name in starts}) == 1
-    parts = []
-    if links:
-        parts = from_edges(
-            [(numbers[source], numbers[target]) for source, target in links],
-            vertex_spacing=4,
-            ranking_type="up" if has_one_start else "minimize",
-            crossing_minimization="barycenter",
-        )
+    parts = from_edges(
+        [(numbers[source], numbers[target]) for source, target in links],
+        vertex_spacing=4,
+        # Minimal edges take quadratic time. From one rank on, every ranking gives them.
+        ranking_type="up" if has_one_start else "minimize",
+        crossing_minimization="barycenter",
+    )
+    columns: dict[str, float] = {}
     offset = 0.0
     for positions in sorted(sorted(part[0]) for part in parts):
         low = min(x for _, (x, _y) in positions) / 4
-        for number, (x, _y) in positions:
-            columns[names[number]] = x / 4 - low + offset
-        offset = max(columns[names[number]] for number, _ in positions) + 1.0
-    for column, key in enumerate([key for key in boxes if key not in columns]):
-        columns[key] = float(column)
+        part_columns = {names[number]: x / 4 - low + offset for number, (x, _y) in positions}
+        columns |= part_columns
+        offset = max(part_columns.values()) + 1.0
     return columns
 
 

@@ -1,4 +1,4 @@
-"""Readers of single log lines: memory, performance, profile, parse section, messages, chatter."""
+"""Readers of single lines: memory, performance, profile, parser, messages, chatter."""
 
 from __future__ import annotations
 
@@ -111,10 +111,8 @@ def read_profile_row(build: Build, text: str) -> bool:
     median (from 8.4 on) and percent, as the head says.
     """
     columns = build.options.setdefault("Profile columns", {})
-    for order, word in (("first", "Time (ms)"), ("last", "Time(ms)")):
-        if word in text and "Layer" in text:
-            columns.update(order=order, median="yes" if "Median" in text else "")
-            return True
+    if _read_profile_head(columns, text):
+        return True
     if not columns and not _guess_columns(columns, text):
         return False
     count = 4 if columns["median"] else 3
@@ -131,8 +129,15 @@ def read_profile_row(build: Build, text: str) -> bool:
     return True
 
 
+def _read_profile_head(columns: dict[str, str], text: str) -> bool:
+    for order, word in (("first", "Time (ms)"), ("last", "Time(ms)")):
+        if word in text and "Layer" in text:
+            columns.update(order=order, median="yes" if "Median" in text else "")
+            return True
+    return False
+
+
 def _split_row(text: str, order: str, count: int) -> list[str]:
-    """Split a row of the profile into its name and `count` numbers, or fewer if it is short."""
     if order == "first":
         name, *numbers = text.rsplit(None, count) or [""]
     else:

@@ -79,7 +79,7 @@ _PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")  # Kubernetes' runtimes 
 
 
 class LogPrefixStripper:
-    """Remover of the prefixes that a container, CI service or journal adds: time, service, pod.
+    """Remover of the prefixes of containers, CI services and journals: time, service, pod.
 
     A prefix is recognized by its form without words and numbers: most lines of TensorRT have it
     before TensorRT's own prefix, and most lines of the log begin with it.
@@ -216,15 +216,11 @@ class LogReader:
         self._now: int | None = None
         self._stopped = False
         self._timing_readers: dict[str, Callable[[bytes, int], None]] = {
-            "tactic": self._count_tactic,
             "fastest": self._read_fastest,
             "runner": self._start_runner,
-            "reformat": self._count_reformat,
-            "format": self._count_combination,
             "chose": self._read_choice,
             "skip": self._read_refusal,
             "cost": self._read_cost,
-            "other": self._count_marked,
         }
 
     def feed(self, lines: Iterable[bytes]) -> None:
@@ -232,7 +228,7 @@ class LogReader:
         if self._stopped:
             return
         counts, sections, match_timing = self.build.lines, self.sections, _TIMING.match
-        tactics, number, blank = self.build.tactics, counts.total, 0
+        number, blank = counts.total, 0
         for line in lines:
             number += 1
             if not line or (len(line) < 3 and not line.strip()):
@@ -244,7 +240,7 @@ class LogReader:
             if match is not None and match.lastgroup == "tactic":
                 # Without a call, because most lines are of this kind.
                 counts.timing += 1
-                tactics.timed += 1
+                self.build.tactics.timed += 1
                 if self._tuned is not None:
                     self._tuned.tactics += 1
                 continue
@@ -254,11 +250,13 @@ class LogReader:
                 self._stopped = True
                 gap = Gap(Section.ALL, GapKind.BEYOND_LINE, number)
                 self.build.gaps.append(gap)
-                text = (
-                    f"{gap} was not read, because {_MAX_UNEXPLAINED:,} lines before it were not "
-                    "recognized"
+                self.build.notes.append(
+                    Note(
+                        f"{gap} was not read, because {_MAX_UNEXPLAINED:,} lines before it were "
+                        "not recognized",
+                        code="not-understood",
+                    )
                 )
-                self.build.notes.append(Note(text, code="not-understood"))
                 break
         counts.total = number
         counts.blank += blank
@@ -318,7 +316,6 @@ class LogReader:
         self.sections.read(level, text, number)
 
     def _read_result(self, message: bytes) -> None:
-        """Read the result of a layer's tuning, of this build or of the timing cache."""
         tactics = self.build.tactics
         head, cached, rest = message.rpartition(_CACHED)
         if cached:
@@ -335,32 +332,25 @@ class LogReader:
         _update_best(tuned, message[message.rfind(b" ") + 1 :])
 
     def _add_tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
-        """Return the layer of a name, added to the table if there is room."""
         tuned = table.get(name) or TunedLayer(name)
         if len(table) < _MAX_TUNED:
             table[name] = tuned
         return tuned
 
     def _read_timing(self, kind: str, line: bytes, end: int) -> None:
-        """Read a timing line. `kind` is the matched group of its expression, `end` its end."""
-        reader = self._timing_readers.get(kind)
-        if reader is not None:
-            reader(line, end)
-
-    def _count_tactic(self, _line: bytes, _end: int) -> None:
-        self.build.tactics.timed += 1
-        if self._tuned is not None:
-            self._tuned.tactics += 1
-
-    def _count_reformat(self, _line: bytes, _end: int) -> None:
-        self.build.tactics.reformat_timings += 1
-
-    def _count_combination(self, _line: bytes, _end: int) -> None:
-        self.build.tactics.combinations += 1
-
-    def _count_marked(self, line: bytes, _end: int) -> None:
-        if is_marked(line):
-            self.build.lines.marked += 1
+        tactics = self.build.tactics
+        if kind == "tactic":
+            tactics.timed += 1
+            if self._tuned is not None:
+                self._tuned.tactics += 1
+        elif kind == "reformat":
+            tactics.reformat_timings += 1
+        elif kind == "format":
+            tactics.combinations += 1
+        elif kind == "other":
+            self.build.lines.marked += is_marked(line)
+        elif kind in self._timing_readers:
+            self._timing_readers[kind](line, end)
 
     def _read_fastest(self, line: bytes, _end: int) -> None:
         if self._tuned is not None:
@@ -444,7 +434,7 @@ def _decode(text: bytes) -> str:
 
 
 def _strip_last(text: bytes, sign: bytes) -> bytes:
-    """Remove the last occurrence of a sign and everything after it, unless nothing is before it."""
+    """Remove the last occurrence of a sign and all after it, unless nothing is before it."""
     return text.rpartition(sign)[0] or text
 
 

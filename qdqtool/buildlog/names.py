@@ -80,7 +80,7 @@ class FusedName:
 
 def is_copy(name: str) -> bool:
     """Return whether a layer of this name only moves data."""
-    # Most names need no parsing to tell.
+    # Most names need no parsing.
     return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parse_layer_name(
         name
     ).is_copy
@@ -123,23 +123,26 @@ def parse_layer_name(name: str, known_names: NameSet = NO_NAMES) -> FusedName:
 
 def _parse_special_name(name: str, known_names: NameSet) -> FusedName | None:
     """Parse the name of a layer that is not a fusion of nodes: copies, Myelin, stations."""
-    if name.startswith(_REFORMATTING):
-        if match := _REFORMAT.fullmatch(name):
-            layer = parse_layer_name(match[3], known_names)
-            kind, index = f"reformat-{match[1].lower()}", int(match[2][:9])
-            return FusedName(name, kind, layer.alternatives, match[3], index)
-        if match := _NETWORK.fullmatch(name):
-            return FusedName(name, "reformat-network", [], match[2])
     if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
     if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):
         return FusedName(name, "station", [])
+    if name.startswith(_REFORMATTING) and (copy := _parse_reformat_name(name, known_names)):
+        return copy
     if name.endswith(_COPY):
         return FusedName(name, "copy", [], name[: -len(_COPY)])
     if "_myl" in name and (match := _MYELIN.fullmatch(name)):
         return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
     return None
+
+
+def _parse_reformat_name(name: str, known_names: NameSet) -> FusedName | None:
+    if match := _REFORMAT.fullmatch(name):
+        groups = parse_layer_name(match[3], known_names).alternatives
+        return FusedName(name, f"reformat-{match[1].lower()}", groups, match[3], int(match[2][:9]))
+    match = _NETWORK.fullmatch(name)
+    return None if match is None else FusedName(name, "reformat-network", [], match[2])
 
 
 def _parse_components(text: str, known_names: NameSet, depth: int) -> list[str]:
@@ -207,15 +210,15 @@ def _join_names(tokens: list[str], known_names: NameSet, joint: str, longest: in
     result: list[str] = []
     position = 0
     while position < len(tokens):
-        width = _known_name_width(tokens[position : position + longest], known_names, joint)
+        width = _find_known_width(tokens[position : position + longest], known_names, joint)
         if width == 0:
-            width = _closed_width(tokens, position, known_names, joint)
+            width = _find_closing_width(tokens, position, known_names, joint)
         result.append(joint.join(tokens[position : position + width]))
         position += width
     return result
 
 
-def _known_name_width(tokens: list[str], known_names: NameSet, joint: str) -> int:
+def _find_known_width(tokens: list[str], known_names: NameSet, joint: str) -> int:
     """Return the number of first tokens in the longest known name of two or more, else 0."""
     for width in range(len(tokens), 1, -1):
         if joint.join(tokens[:width]) in known_names:
@@ -223,7 +226,7 @@ def _known_name_width(tokens: list[str], known_names: NameSet, joint: str) -> in
     return 0
 
 
-def _closed_width(tokens: list[str], start: int, known_names: NameSet, joint: str) -> int:
+def _find_closing_width(tokens: list[str], start: int, known_names: NameSet, joint: str) -> int:
     """Return how many tokens from `start` on close their brackets; 1 if they never close."""
     name = tokens[start]
     width = 1

@@ -87,7 +87,6 @@ def _open_standard_input() -> BinaryIO:
 
 
 def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Yield blocks up to the limits of a pipe."""
     size = lines = 0
     for block in blocks:
         size += len(block)
@@ -111,7 +110,7 @@ def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
         limit = limits.LOG
         with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
             size = os.fstat(stream.fileno()).st_size
-            limit = min(limit, limits.unpacked_limit(size, limits.UNPACKED_LOG_RATIO))
+            limit = min(limit, limits.max_unpacked_size(size, limits.UNPACKED_LOG_RATIO))
         read = functools.partial(_read_bytes, stream)
         yield from compression.unpack(head, read, name, limit, whole=False, error=BuildLogError)
         return
@@ -216,9 +215,7 @@ def merge(build: Build, other: Build) -> None:
     build.is_rtx |= other.is_rtx
     if build.parse == ParseSection():
         build.parse = other.parse
-    if other.profile_rows and not build.profile_rows:
-        build.profile_rows, build.profile_total_ms = other.profile_rows, other.profile_total_ms
-        build.iterations = other.iterations
+    _merge_profiles(build, other)
     if not build.tactics.timed:
         build.tactics = other.tactics
     if build.memory.activation is None:
@@ -230,6 +227,12 @@ def merge(build: Build, other: Build) -> None:
     _merge_listings(build, other)
     build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.kind.is_unread))
     set_build_status(build)
+
+
+def _merge_profiles(build: Build, other: Build) -> None:
+    if other.profile_rows and not build.profile_rows:
+        build.profile_rows, build.profile_total_ms = other.profile_rows, other.profile_total_ms
+        build.iterations = other.iterations
 
 
 def _merge_listings(build: Build, other: Build) -> None:
@@ -258,14 +261,17 @@ def _check_same(build: Build, other: Build) -> None:
             f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}",
             code="different-versions",
         )
-    first = {layer.name for layer in build.layers} or {row.name for row in build.profile_rows}
-    second = {layer.name for layer in other.layers} or {row.name for row in other.profile_rows}
+    first, second = _layer_names(build), _layer_names(other)
     smaller, common = min(len(first), len(second)), len(first & second)
     if smaller >= 3 and 2 * common < smaller:
         raise BuildLogError(
             f"{names} are of different builds: {common} of {smaller} layer names in common",
             code="different-builds",
         )
+
+
+def _layer_names(build: Build) -> set[str]:
+    return {layer.name for layer in build.layers} or {row.name for row in build.profile_rows}
 
 
 def read_build(*sources: LogSource) -> Build:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Sha
 from qdqtool.errors import BuildLogError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 MARK = "inferred from shapes: "
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
@@ -69,6 +69,10 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
 
 def _present(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
     return [tensor for tensor in tensors if tensor is not None]
+
+
+def _names(tensors: Sequence[ParsedTensor | None]) -> set[str]:
+    return {tensor.name for tensor in tensors if tensor is not None}
 
 
 class _GraphRebuilder:
@@ -114,17 +118,11 @@ class _GraphRebuilder:
             self.quantized.update(outputs)
 
     def _find_deconvolution_inputs(self) -> set[str]:
-        direct: set[str] = set()
-        for node in self.nodes:
-            if node.op == "ConvTranspose":
-                direct.update(tensor.name for tensor in _present(node.inputs))
-        result = set(direct)
-        for node in self.nodes:
-            if node.op in _QUANTIZERS and any(
-                tensor.name in direct for tensor in _present(node.outputs)
-            ):
-                result.update(tensor.name for tensor in _present(node.inputs))
-        return result
+        names: set[str] = set()
+        names.update(*(_names(node.inputs) for node in self.nodes if node.op == "ConvTranspose"))
+        quantizers = [node for node in self.nodes if node.op in _QUANTIZERS]
+        before = [node for node in quantizers if names & _names(node.outputs)]
+        return names.union(*(_names(node.inputs) for node in before))
 
     def run(self) -> tuple[onnx.ModelProto, list[Note]]:
         listed = self._collect_listed_fields()
@@ -134,22 +132,17 @@ class _GraphRebuilder:
                 if tensor is not None and position in node.values:
                     self.values.setdefault(tensor.name, node.values[position])
         protos = [self._node(node) for node in nodes]
-        constants = [
-            self._constant(name)
-            for name in dict.fromkeys(self.build.parse.initializers)
-            if name in self.inputs and name not in self.outputs
-        ]
+        names = [n for n in dict.fromkeys(self.build.parse.initializers) if n in self.inputs]
         graph = helper.make_graph(
             protos,
             "from_log",
             self._graph_inputs(),
             self._graph_outputs(),
-            constants,
+            [self._constant(name) for name in names if name not in self.outputs],
             value_info=self._value_infos(),
         )
-        domains = sorted({node.domain for node in protos if node.domain})
         opsets = [helper.make_opsetid("", self.opset)]
-        opsets += [helper.make_opsetid(domain, 1) for domain in domains]
+        opsets += [helper.make_opsetid(d, 1) for d in sorted({p.domain for p in protos} - {""})]
         model = helper.make_model(
             graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8
         )
@@ -157,26 +150,31 @@ class _GraphRebuilder:
         return model, self._describe_gaps(nodes)
 
     def _node(self, node: InferredAttributes) -> onnx.NodeProto:
-        parsed, attributes = node.parsed, node.attributes
+        parsed = node.parsed
         inputs, outputs = (
             [tensor.name if tensor is not None else "" for tensor in side]
             for side in (parsed.inputs, parsed.outputs)
         )
         while inputs and not inputs[-1]:
             inputs.pop()
-        if parsed.op == "Constant":
-            attributes = {"value": self._constant(outputs[0])} if outputs else {}
-        elif parsed.op in _QUANTIZERS:
-            attributes = self._quantization_axis(parsed)
-        elif parsed.op == "ReduceSum" and self.opset >= 13:
-            attributes = {key: value for key, value in attributes.items() if key != "axes"}
         domain = "" if onnx.defs.has(parsed.op) else "unknown"
+        attributes = self._node_attributes(node, outputs)
         proto = helper.make_node(
             parsed.op, inputs, outputs, parsed.name, domain=domain, **attributes
         )
         if node.inferred:
             proto.doc_string = MARK + ", ".join(node.inferred)
         return proto
+
+    def _node_attributes(self, node: InferredAttributes, outputs: list[str]) -> dict[str, Any]:
+        op = node.parsed.op
+        if op == "Constant":
+            return {"value": self._constant(outputs[0])} if outputs else {}
+        if op in _QUANTIZERS:
+            return self._quantization_axis(node.parsed)
+        if op == "ReduceSum" and self.opset >= 13:
+            return {key: value for key, value in node.attributes.items() if key != "axes"}
+        return node.attributes
 
     def _quantization_axis(self, node: ParsedNode) -> dict[str, int]:
         """Return the axis attribute of a Q or DQ, nothing for one scale per tensor."""
@@ -188,10 +186,9 @@ class _GraphRebuilder:
         if len(data.shape) < 2:
             return {"axis": 0}
         axes = [axis for axis, size in enumerate(data.shape[:2]) if size == scale.shape[0]]
-        is_deconvolution = any(
-            tensor.name in self.deconvolution_inputs for tensor in _present(node.outputs)
-        )
-        return {"axis": 1 if axes == [1] or (is_deconvolution and 1 in axes) else 0}
+        if 1 in axes and self.deconvolution_inputs & _names(node.outputs):
+            return {"axis": 1}
+        return {"axis": int(axes == [1])}
 
     def _type(self, tensor: ParsedTensor | None) -> int:
         kind = _type_of(tensor)
@@ -247,15 +244,12 @@ class _GraphRebuilder:
         return [self._output_info(self.tensors[name]) for name in names]
 
     def _value_infos(self) -> list[onnx.ValueInfoProto]:
+        nodes = [node for node in self.nodes if node.op not in ("Constant", "Cast")]
+        tensors = itertools.chain.from_iterable(_present(node.outputs) for node in nodes)
         skipped = {"", *self.build.parse.outputs}
-        infos = []
-        for node in self.nodes:
-            if node.op in ("Constant", "Cast"):
-                continue
-            for tensor in _present(node.outputs):
-                if tensor.name not in skipped and tensor.shape is not None:
-                    infos.append(self._output_info(tensor))
-        return infos
+        return [
+            self._output_info(t) for t in tensors if t.name not in skipped and t.shape is not None
+        ]
 
     def _collect_listed_fields(self) -> dict[str, dict[str, Any]]:
         """Return the fields of the engine layer that absorbed each node, without merged layers."""
@@ -263,16 +257,15 @@ class _GraphRebuilder:
         table: dict[str, dict[str, Any]] = {}
         for layer in self.build.layers:
             name = layer.parse_name(known_names)
-            if "ParameterType" not in layer.extras or name.kind != "layer":
+            is_merged = len(name.alternatives) != 1
+            if "ParameterType" not in layer.extras or name.kind != "layer" or is_merged:
                 continue
-            if len(name.alternatives) != 1:
-                continue
-            fields = dict(layer.extras)
-            for key, value in layer.extras.items():
-                if key.startswith("Conv"):
-                    fields[key.removeprefix("Conv")] = value
-            for node in name.bases:
-                table.setdefault(node, fields)
+            fields = layer.extras | {
+                key.removeprefix("Conv"): value
+                for key, value in layer.extras.items()
+                if key.startswith("Conv")
+            }
+            table.update((node, fields) for node in name.bases if node not in table)
         return table
 
     def _describe_gaps(self, nodes: Sequence[InferredAttributes]) -> list[Note]:
@@ -282,37 +275,57 @@ class _GraphRebuilder:
                 code="constants-lack",
             )
         ]
-        scales = sum(node.op in _QUANTIZERS for node in self.nodes)
-        if scales:
-            text = (
-                f"scales of {scales} Q and DQ: not in the log; invented, and equal only where the "
-                "log shows that TensorRT merged Qs or where they read one constant"
+        ops = Counter(node.op for node in self.nodes)
+        if scales := ops[_Q] + ops[_DQ]:
+            notes.append(
+                Note(
+                    f"scales of {scales} Q and DQ: not in the log; invented, and equal only where "
+                    "the log shows that TensorRT merged Qs or where they read one constant",
+                    code="scales-lack",
+                    count=scales,
+                )
             )
-            notes.append(Note(text, code="scales-lack", count=scales))
         inferred = Counter(f"{node.parsed.op} {name}" for node in nodes for name in node.inferred)
         for attribute, count in sorted(inferred.items()):
-            text = (
-                f"{attribute} of {counted(count, 'node')}: not in the log; inferred from shapes "
-                "(see doc_string)"
+            notes.append(
+                Note(
+                    f"{attribute} of {format_count(count, 'node')}: not in the log; inferred from "
+                    "shapes (see doc_string)",
+                    code="attribute-inferred",
+                    what=attribute,
+                    count=count,
+                )
             )
-            notes.append(Note(text, code="attribute-inferred", what=attribute, count=count))
-        alphas = sum(node.op == "LeakyRelu" for node in self.nodes)
-        if alphas:
-            text = f"alpha of {alphas} LeakyRelu: not in the log; ONNX's default was used"
-            notes.append(Note(text, code="alphas-lack"))
-        unknown_ops = Counter(node.op for node in self.nodes if not onnx.defs.has(node.op))
-        for op, count in unknown_ops.items():
-            text = f"{op} ({count}): not an ONNX operator; put into domain 'unknown'"
-            notes.append(Note(text, code="no-operator"))
+        if alphas := ops["LeakyRelu"]:
+            notes.append(
+                Note(
+                    f"alpha of {alphas} LeakyRelu: not in the log; ONNX's default was used",
+                    code="alphas-lack",
+                )
+            )
+        for op, count in ops.items():
+            if not onnx.defs.has(op):
+                notes.append(
+                    Note(
+                        f"{op} ({count}): not an ONNX operator; put into domain 'unknown'",
+                        code="no-operator",
+                    )
+                )
+        return notes + self._describe_log_gaps()
+
+    def _describe_log_gaps(self) -> list[Note]:
+        notes = []
         if self.prints_int64_as_int32 and any(t.dtype == "INT32" for t in self.tensors.values()):
-            text = "integers: TensorRT before 10 prints INT64 as INT32; INT64 was written"
-            notes.append(Note(text, code="integers-narrowed"))
+            notes.append(
+                Note(
+                    "integers: TensorRT before 10 prints INT64 as INT32; INT64 was written",
+                    code="integers-narrowed",
+                )
+            )
         if not self.build.parse.opset:
             notes.append(Note("opset: not in the log; 13 was used", code="opset-lacks"))
-        for gap in self.build.gaps:
-            if gap.section == Section.PARSE:
-                notes.append(Note(f"the log: {gap}", code="log-lacks"))
-        return notes
+        gaps = [gap for gap in self.build.gaps if gap.section == Section.PARSE]
+        return notes + [Note(f"the log: {gap}", code="log-lacks") for gap in gaps]
 
 
 def _type_of(tensor: ParsedTensor | None) -> int:
@@ -327,8 +340,13 @@ def _value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProt
 
 
 def _invent_scales(build: Build) -> dict[str, float]:
-    """Return a value for each scale tensor, the same for scales that the log shows to be equal."""
-    scale_of_node, equal_nodes = _find_equal_scales(build)
+    """Return a value for each scale tensor, equal for scales that are equal in the log."""
+    quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
+    scale_of_node = {
+        node.name: tensors[1].name
+        for node in quantizers
+        if len(tensors := node.inputs) > 1 and tensors[1] is not None
+    }
     parent: dict[str, str] = {}
 
     def find_root(name: str) -> str:
@@ -337,37 +355,28 @@ def _invent_scales(build: Build) -> dict[str, float]:
             name = parent[name]
         return name
 
-    for first, second in equal_nodes:
+    for first, second in _find_equal_scales(build, quantizers):
         if first in scale_of_node and second in scale_of_node:
             parent[find_root(scale_of_node[first])] = find_root(scale_of_node[second])
     numbers: dict[str, int] = {}
-    scales: dict[str, float] = {}
-    for name in dict.fromkeys(scale_of_node.values()):
-        number = numbers.setdefault(find_root(name), len(numbers))
-        scales[name] = (1.0 + number / 1024) / 64
-    return scales
+    return {
+        name: (1.0 + numbers.setdefault(find_root(name), len(numbers)) / 1024) / 64
+        for name in dict.fromkeys(scale_of_node.values())
+    }
 
 
-def _find_equal_scales(build: Build) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Return the scale tensor of each Q and DQ by node, and pairs of nodes with equal scales."""
-    scale_of_node: dict[str, str] = {}
-    quantizer_of_tensor: dict[str, str] = {}
-    pairs: list[tuple[str, str]] = []
-    quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
-    for node in quantizers:
-        if len(node.inputs) > 1 and node.inputs[1] is not None:
-            scale_of_node[node.name] = node.inputs[1].name
-        if node.op == _Q:
-            for tensor in _present(node.outputs):
-                quantizer_of_tensor[tensor.name] = node.name
+def _find_equal_scales(build: Build, quantizers: list[ParsedNode]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of nodes with equal scales: a Q and its DQ, and Qs that TensorRT merged."""
+    producers = {
+        t.name: node.name for node in quantizers if node.op == _Q for t in _present(node.outputs)
+    }
     for node in quantizers:
         data = node.inputs[0] if node.inputs else None
-        if node.op == _DQ and data is not None and data.name in quantizer_of_tensor:
-            pairs.append((node.name, quantizer_of_tensor[data.name]))
+        if node.op == _DQ and data is not None and data.name in producers:
+            yield node.name, producers[data.name]
     for event in build.trace:
         if event.kind == "Eliminating":
-            pairs.append((base_name(event.subject), base_name(event.object)))
-    return scale_of_node, pairs
+            yield base_name(event.subject), base_name(event.object)
 
 
 # Attributes and constant values
@@ -439,17 +448,13 @@ def _find_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[i
 
 
 def _find_changed_axis(source: Sequence[int], target: Sequence[int], default: int) -> int:
-    """Return the first axis along which two shapes differ."""
-    for axis, (before, after) in enumerate(zip(source, target, strict=False)):
-        if before != after:
-            return axis
-    return default
+    axes = range(min(len(source), len(target)))
+    return next((axis for axis in axes if source[axis] != target[axis]), default)
 
 
 def _infer_window(
     node: InferredAttributes, fields: dict[str, Any], kernel: list[int] | None
 ) -> None:
-    """Set kernel, strides and pads of a convolution or pooling."""
     _read_window(node, fields)
     attributes = node.attributes
     if kernel:
@@ -469,7 +474,6 @@ def _infer_window(
 
 
 def _read_window(node: InferredAttributes, fields: dict[str, Any]) -> None:
-    """Set the printed and listed attributes of a window."""
     details = node.parsed.details
     for attribute, detail, listed_field in (
         ("kernel_shape", "kernel", "Kernel"),
@@ -538,8 +542,11 @@ def _infer_pool(node: InferredAttributes) -> None:
     fields = node.listed
     if "PoolingWindowSize" in fields:
         # The pooling of a layer with a convolution.
-        pooling = [key for key in fields if key.startswith("Pooling")]
-        fields = {key.removeprefix("Pooling"): fields[key] for key in pooling}
+        fields = {
+            key.removeprefix("Pooling"): value
+            for key, value in fields.items()
+            if key.startswith("Pooling")
+        }
     _infer_window(node, {**fields, "Kernel": fields.get("WindowSize")}, None)
 
 
@@ -611,9 +618,10 @@ def _infer_gather(node: InferredAttributes) -> None:
 
 def _infer_resize(node: InferredAttributes) -> None:
     details, count = node.parsed.details, len(node.parsed.inputs)
-    for key in ("mode", "coordinate_transformation_mode"):
-        if isinstance(details.get(key), str):
-            node.attributes[key] = details[key]
+    modes = ("mode", "coordinate_transformation_mode")
+    node.attributes.update(
+        (key, details[key]) for key in modes if isinstance(details.get(key), str)
+    )
     if node.attributes.get("coordinate_transformation_mode") == "asymmetric":
         node.infer(nearest_mode="floor")
     source, target = node.input_shape(0), node.output_shape()
@@ -660,12 +668,10 @@ def _infer_split(node: InferredAttributes) -> None:
     source = node.input_shape(0)
     if not source:
         return
-    parts: list[list[int]] = []
-    for position in range(len(node.parsed.outputs)):
-        part = node.output_shape(position)
-        if part is None or len(part) != len(source):
-            return
-        parts.append(part)
+    shapes = [node.output_shape(position) for position in range(len(node.parsed.outputs))]
+    parts = [shape for shape in shapes if shape is not None and len(shape) == len(source)]
+    if len(parts) < len(shapes):
+        return
     axes = (_find_changed_axis(source, part, len(source) - 1) for part in parts)
     axis = min(axes, default=len(source) - 1)
     node.infer(axis=axis)

@@ -151,22 +151,24 @@ class SectionReader:
         word = text.split(" ", 1)[0]
         reader = self._word_readers.get(word)
         if reader is None or not reader(text, line):
-            if word not in lines.PARSER_WORDS and self._read_event(text, line):
+            if self._read_network_line(word, text, line):
                 return True
-            if self.build.milestones and text.startswith(_PARSE_BEGINS):
-                # Another network is parsed after a run of the optimizer.
-                self._begin_again(parse=True)
-            if self.parse.read(text, line):
-                return True
-            if not (self._read_other(text, line) or lines.is_chatter(text)):
+            if not self._read_other(text, line):
                 return False
         if not level and lines.is_unmistakable(text):
             self.build.lines.marked += 1
         return True
 
+    def _read_network_line(self, word: str, text: str, line: int) -> bool:
+        """Read a line of the optimizer or of the parser."""
+        if word not in lines.PARSER_WORDS and self._read_event(text, line):
+            return True
+        if self.build.milestones and text.startswith(_PARSE_BEGINS):
+            # Another network is parsed after a run of the optimizer.
+            self._begin_again(parse=True)
+        return self.parse.read(text, line)
+
     def _read_engine_line(self, text: str, line: int) -> bool:
-        if self._full:
-            return layers.is_engine_line(text)
         layer = layers.parse_engine_line(text, line)
         if layer is None:
             return False
@@ -187,13 +189,8 @@ class SectionReader:
         return True
 
     def _read_other(self, text: str, line: int) -> bool:
-        """Read a line that is not recognized by its first word alone."""
         build = self.build
-        if text.startswith("[") and (match := _PLACED.match(text)):
-            if self._keep(text):
-                build.placement.append(
-                    ("GPU" if match[1] == "Gpu" else "DLA", match[2] or "", match[3])
-                )
+        if self._read_placement(text):
             return True
         if lines.read_memory(build.memory, text) or lines.read_metric(build.performance, text):
             return True
@@ -206,7 +203,14 @@ class SectionReader:
             return True
         # A profile row in an excerpt without heading: indented, a name and at least three numbers.
         is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
-        return is_excerpt and lines.read_profile_row(build, text)
+        return (is_excerpt and lines.read_profile_row(build, text)) or lines.is_chatter(text)
+
+    def _read_placement(self, text: str) -> bool:
+        match = _PLACED.match(text) if text.startswith("[") else None
+        if match is not None and self._keep(text):
+            device = "GPU" if match[1] == "Gpu" else "DLA"
+            self.build.placement.append((device, match[2] or "", match[3]))
+        return match is not None
 
     def _read_in_block(self, level: str, text: str) -> bool:
         """Read a line of the open block. The first line of another kind closes the block."""
@@ -378,8 +382,6 @@ class SectionReader:
         return True
 
     def _read_info_layer(self, text: str, line: int) -> bool:
-        if self._full:
-            return layers.is_info_line(text)
         layer = layers.parse_info_line(text, line)
         if layer is not None and self._keep(text):
             self._info_listing.append(layer)
@@ -416,11 +418,14 @@ class SectionReader:
             return True
         if not self._full:
             self._full = True
-            text = (
-                f"the log is too long: only its first {_MAX_RECORDS:,} records were read, later ones "
-                "were only counted"
+            self.build.notes.append(
+                Note(
+                    f"the log is too long: only its first {_MAX_RECORDS:,} records were read, "
+                    "later ones were only counted",
+                    code="too-long",
+                    records=_MAX_RECORDS,
+                )
             )
-            self.build.notes.append(Note(text, code="too-long", records=_MAX_RECORDS))
             self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, _MAX_RECORDS))
         return False
 
@@ -433,13 +438,10 @@ class SectionReader:
         elif self._lines_listing:
             build.layers, build.listing = self._lines_listing, ListingSource.ENGINE_LINES
             build.second_layers = self._info_listing
-        has_only_layers = not (build.trace or build.parse.nodes or build.milestones)
-        if (
-            has_only_layers
-            and build.listing == ListingSource.LAYER_INFO
-            and build.source == BuildSource.LOG
-        ):
-            build.source = BuildSource.LAYER_INFO
+        is_log = build.trace or build.parse.nodes or build.milestones
+        if build.listing == ListingSource.LAYER_INFO and not is_log:
+            if build.source == BuildSource.LOG:
+                build.source = BuildSource.LAYER_INFO
         set_build_status(build)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from qdqtool.buildlog.build_status import is_implicit_int8
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, LogMessage
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
 from qdqtool.types import TOOL_VERSION, Json
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 _OUTPUT_FLAGS = (
     "--verbose",
@@ -30,6 +30,7 @@ _REPLACED_FLAGS = (
     "--exportProfile",
     "--separateProfileRun",
     "--nvtxMode",
+    "--saveEngine",
 )
 # Of TensorRT before 11.
 _PROFILE_RUN_FLAGS = ("--separateProfileRun",)
@@ -46,11 +47,7 @@ def rerun_commands(build: Build) -> dict[str, str]:
     whose trtexec lists no layers has the listing in its verbose log.
     """
     words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
-    command = [
-        word
-        for word in words
-        if word.split("=")[0] not in _REPLACED_FLAGS and not word.startswith("--saveEngine")
-    ]
+    command = [word for word in words if word.split("=")[0] not in _REPLACED_FLAGS]
     program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
     if build.tensorrt is None or program is None:
         before_11 = command + [flag for flag in _INT8_FLAGS if flag not in command]
@@ -93,12 +90,7 @@ def summarize(build: Build) -> Json:
         # With the flag for INT8 and without 16-bit floats, all other layers run in FP32.
         "float_remainder_fp32": "int8" in flags
         and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
-        "model": {
-            "file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
-            "opset": build.parse.opset or None,
-            "producer": build.parse.producer or None,
-            "nodes": len(build.parse.nodes) or None,
-        },
+        "model": _summarize_model(build),
         "milestones": [
             {"what": m.name, **to_json_fields(m, "layers", "line")} for m in build.milestones
         ],
@@ -113,18 +105,27 @@ def summarize(build: Build) -> Json:
         "memory": to_json_fields(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _summarize_profile(build),
-        "messages": [
-            {
-                "level": "error" if m.level == "E" else "warning",
-                **to_json_fields(m, "text", "line", "count"),
-            }
-            for m in build.messages
-        ],
+        "messages": list(map(_summarize_message, build.messages)),
         "names_only": build.names_only,
         "rerun": rerun_commands(build) if build.names_only else {},
         "notes": list(build.notes),
         "lines": to_json_fields(build.lines, "total", "timing", "unexplained"),
     }
+
+
+def _summarize_model(build: Build) -> Json:
+    parse = build.parse
+    return {
+        "file": parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
+        "opset": parse.opset or None,
+        "producer": parse.producer or None,
+        "nodes": len(parse.nodes) or None,
+    }
+
+
+def _summarize_message(message: LogMessage) -> Json:
+    level = "error" if message.level == "E" else "warning"
+    return {"level": level, **to_json_fields(message, "text", "line", "count")}
 
 
 def describe_contents(build: Build) -> list[str]:
@@ -152,13 +153,15 @@ def describe_contents(build: Build) -> list[str]:
         (sum(message.count for message in build.warnings), "warning", ""),
         (sum(message.count for message in build.errors), "error", ""),
     )
-    parts = [f"{counted(count, noun)} {rest}".rstrip() for count, noun, rest in records if count]
+    parts = [
+        f"{format_count(count, noun)} {rest}".rstrip() for count, noun, rest in records if count
+    ]
     if parts or lines.total <= lines.blank:
         return parts
     understood = lines.total - lines.blank - lines.unexplained
     if understood:
-        return [f"{counted(understood, 'line')} of TensorRT with nothing to keep"]
-    unknown = counted(lines.marked, "line")
+        return [f"{format_count(understood, 'line')} of TensorRT with nothing to keep"]
+    unknown = format_count(lines.marked, "line")
     return [f"{unknown} that TensorRT wrote and that this version does not know"]
 
 

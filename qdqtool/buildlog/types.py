@@ -41,7 +41,7 @@ class Section(StrEnum):
 
 
 class GapKind(StrEnum):
-    """How a section is incomplete, as a template of the message."""
+    """Kind of a gap, as a template of the message."""
 
     ABSENT = "{section}"
     NOT_REACHED = "no {section}"
@@ -207,19 +207,6 @@ class TacticCounts:
     runners: Counter[str] = field(default_factory=Counter)
     layers: dict[str, TunedLayer] = field(default_factory=dict)
     reformats: dict[str, TunedLayer] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        """Reset all counts, because another build begins in the log."""
-        self.timed = self.combinations = self.reformat_timings = self.skipped = self.cached = 0
-        for table in (
-            self.costed,
-            self.reasons,
-            self.refused,
-            self.runners,
-            self.layers,
-            self.reformats,
-        ):
-            table.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,7 +529,7 @@ class Build:
             items.clear()
         self.profile_total_ms = self.iterations = self.passed = None
         self.memory = MemoryUse()
-        self.tactics.clear()
+        self.tactics = TacticCounts()
 
     @property
     def display_name(self) -> str:

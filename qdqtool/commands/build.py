@@ -9,7 +9,7 @@ import click
 from qdqtool.commands import options
 from qdqtool.errors import BuilderError
 from qdqtool.util.files import forbid_dash
-from qdqtool.util.text import as_text, layers_counted
+from qdqtool.util.text import as_text, format_layer_counts
 
 if TYPE_CHECKING:
     from qdqtool.verification.local_build import BuiltModel
@@ -94,7 +94,7 @@ def _text(result: BuiltModel, model: str) -> str:
     lines = [head]
     int8 = sum(n.precision == "INT8" for n in result.nodes)
     products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
-    lines.append(f"{int8} of {layers_counted(len(result.nodes) - products, products)} in INT8")
+    lines.append(f"{int8} of {format_layer_counts(len(result.nodes) - products, products)} in INT8")
     fused = (
         sum(ATTENTION in layer.name for layer in result.build.layers)
         if result.build is not None

@@ -21,7 +21,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.types import TOOL_VERSION
 from qdqtool.util import files
 from qdqtool.util.process import INTERRUPTED, silence_stdout
-from qdqtool.util.text import brief_repr, middle, one_line
+from qdqtool.util.text import brief_repr, cut_middle, one_line
 
 _LONG = re.compile(r"\S{500,}")  # what no name of a file or node should be
 _SHOWN = 200  # characters of such a word
@@ -94,7 +94,7 @@ def cli(ctx: click.Context) -> None:
 def _fail(message: str, code: int) -> int:
     with suppress(OSError, ValueError):  # nobody may be there to read it; the exit code says it too
         print(
-            f"qdqtool: {_LONG.sub(lambda word: middle(word[0], _SHOWN), one_line(message))}",
+            f"qdqtool: {_LONG.sub(lambda word: cut_middle(word[0], _SHOWN), one_line(message))}",
             file=sys.stderr,
         )
     return code
@@ -158,9 +158,8 @@ def _run(args: list[str] | None) -> int:
         return _fail(error.format_message(), 2)
     except QdqtoolError as error:
         from qdqtool.formats.output import as_options
-        from qdqtool.util.said import of_error
 
-        return _fail(as_options(of_error(error)), 2)
+        return _fail(as_options(str(error)), 2)
     except BrokenPipeError:
         silence_stdout()
         return 0

@@ -33,8 +33,7 @@ from qdqtool.runtime.sessions import open_session
 from qdqtool.trt.targets import RTX, Target
 from qdqtool.types import Precision
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark
-from qdqtool.util.said import said
+from qdqtool.util.notes import Note
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.local_build import ConvolutionPair
 from qdqtool.verification.result import Verification, verification_from_pairs
@@ -476,11 +475,7 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     started = time.perf_counter()
     if size > limits.DEMO_SIZE:
         raise DataError(
-            said(
-                "{`size`:{size}}: the limit of the demo is {most} pixels",
-                size=size,
-                most=limits.DEMO_SIZE,
-            ),
+            f"`size={size}`: the limit of the demo is {limits.DEMO_SIZE} pixels",
             code="out-of-range",
             parameter="size",
         )
@@ -652,5 +647,6 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
         BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True
     )
     result = verification_from_pairs(prediction, pairs, facts)
-    result.notes.append(Remark.BUILT_BEFORE())
+    text = "the build was made when this demo was written, not on this machine"
+    result.notes.append(Note(text, code="built-before"))
     return result

@@ -119,7 +119,6 @@ def command(
     from qdqtool.prediction import predict
     from qdqtool.timing.options import TimingOptions
     from qdqtool.util.files import record_input, reserve_output
-    from qdqtool.util.said import of_error
 
     chosen = options.choose_target(target, strongly_typed)
     request = TimingOptions(**timing)
@@ -186,7 +185,7 @@ def command(
         except QdqtoolError as error:
             if len(model) == 1:
                 raise
-            damaged[path] = as_options(of_error(error))
+            damaged[path] = as_options(str(error))
     if not damaged:
         _matched(patterns, [one[1] for one in answers])
     if assume and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):

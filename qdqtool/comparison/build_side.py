@@ -158,24 +158,10 @@ def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """Match nodes with layers by the names of weights, then by kernel and channels in order."""
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
-    weights = {n.index: view.weights(n).source for n in nodes}
-    initializers = NameSet(view.model.initializers)
-    by_weights: dict[str, BuiltLayer] = {}
-    for layer in layers:
-        if " || " not in layer.name:
-            by_weights.update(dict.fromkeys(layer.parse_name(initializers).bases, layer))
-    counts = Counter(weights.values())  # weights that two nodes share identify neither
-    pairs: list[tuple[Node, BuiltLayer]] = []
-    left: list[Node] = []
-    for node in nodes:
-        name = weights[node.index]
-        if counts[name] == 1 and name in by_weights:
-            pairs.append((node, by_weights[name]))
-        else:
-            left.append(node)
-    paired = {id(layer) for _, layer in pairs}
+    pairs = _match_weight_names(view, nodes, layers)
+    paired = {id(item) for pair in pairs for item in pair}
     pairs += align(
-        [(n, _weights_shape(view, n, weights[n.index])) for n in left],
+        [(node, _weights_shape(view, node)) for node in nodes if id(node) not in paired],
         [(layer, _layer_shape(layer)) for layer in layers if id(layer) not in paired],
         _compare_shapes,
     )
@@ -187,9 +173,27 @@ def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     }
 
 
-def _weights_shape(view: View, node: Node, weights: str) -> tuple[Shape, int | None]:
+def _match_weight_names(
+    view: View, nodes: list[Node], layers: list[BuiltLayer]
+) -> list[tuple[Node, BuiltLayer]]:
+    """Match nodes with the layers that name their weights; shared weights identify no node."""
+    initializers = NameSet(view.model.initializers)
+    by_weights: dict[str, BuiltLayer] = {}
+    for layer in layers:
+        if " || " not in layer.name:
+            by_weights.update(dict.fromkeys(layer.parse_name(initializers).bases, layer))
+    weights = [view.weights(node).source for node in nodes]
+    counts = Counter(weights)
+    return [
+        (node, by_weights[name])
+        for node, name in zip(nodes, weights, strict=True)
+        if counts[name] == 1 and name in by_weights
+    ]
+
+
+def _weights_shape(view: View, node: Node) -> tuple[Shape, int | None]:
     """Return the shape of the weights and the axis of the output channels."""
-    shape = view.model.constant_shape(weights) or ()
+    shape = view.model.constant_shape(view.weights(node).source) or ()
     return shape, output_axis(node, len(shape))
 
 

@@ -114,9 +114,9 @@ class NodeSide:
         output: Type of its output; None if unknown.
         data: Whether its data input has Q/DQ in the file; None for an engine layer.
         weights: Whether its weights have Q/DQ in the file; None without weights.
-        scale: QuantizerScales of its data input.
-        weights_scale: QuantizerScales of its weights.
-        other_scales: QuantizerScales of its other inputs with Q/DQ, by position.
+        scale: Scales of its data input.
+        weights_scale: Scales of its weights.
+        other_scales: Scales of its other inputs with Q/DQ, by position.
         fused: Operators fused into its layer.
         layer: Name of the engine layer.
         ms: Milliseconds of the engine layer; None without times.
@@ -199,6 +199,11 @@ class NodeChange:
     def op(self) -> str:
         """The operator, or the type of the engine layer."""
         return next((side.op for side in (self.a, self.b) if side is not None), "")
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether the node computes in INT8 on both sides."""
+        return self.a is not None and self.b is not None and self.a.is_int8 and self.b.is_int8
 
     @property
     def is_unknown(self) -> bool:
@@ -352,8 +357,8 @@ class Comparison(SavableResult):
     def open_outputs(self) -> int:
         """Number of convolutions, INT8 on both sides, whose output type one side does not show."""
         unknown = (None, Precision.UNKNOWN)
-        both = [(n.a, n.b) for n in self.nodes if n.a and n.b and n.a.is_int8 and n.b.is_int8]
-        return sum(a.output in unknown or b.output in unknown for a, b in both)
+        both = [(n.a, n.b) for n in self.nodes if n.is_int8]
+        return sum(any(side and side.output in unknown for side in sides) for sides in both)
 
     @property
     def partial(self) -> str:
@@ -477,9 +482,10 @@ def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[Chan
     if ChangeKind.LOST_INT8 in kinds or ChangeKind.GAINED_INT8 in kinds:
         return []
     changes = []
-    if (a.data and b.data is False) or (a.weights and b.weights is False):
+    pairs = ((a.data, b.data), (a.weights, b.weights))
+    if any(before and after is False for before, after in pairs):
         changes.append(ChangeKind.LOST_QDQ)
-    if (b.data and a.data is False) or (b.weights and a.weights is False):
+    if any(after and before is False for before, after in pairs):
         changes.append(ChangeKind.GAINED_QDQ)
     return changes
 

@@ -13,7 +13,7 @@ from qdqtool.comparison.result import (
     NodeChange,
     QuantizerScales,
 )
-from qdqtool.util.text import counted, layers_counted
+from qdqtool.util.text import format_count, format_layer_counts
 
 # Operators of a model, and kinds of layers of a build.
 _PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
@@ -73,7 +73,7 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
     both = [node for node in comparison.nodes if node.a and node.b]
     models = [node.a if a.kind == "model" else node.b for node in both]
     requested = [n for n, model in zip(both, models, strict=True) if model and model.is_int8]
-    realized = sum(node.a.is_int8 and node.b.is_int8 for node in requested if node.a and node.b)
+    realized = sum(node.is_int8 for node in requested)
     text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
     if NO_LISTING in (*a.gaps, *b.gaps):
         text += " by the optimizer's lines alone"
@@ -91,7 +91,7 @@ def _count_changes(comparison: Comparison, texts: dict[ChangeKind, str]) -> list
 
 def _count_layers(nodes: Sequence[NodeChange]) -> str:
     products = sum(n.op in _PRODUCTS for n in nodes)
-    return layers_counted(len(nodes) - products, products)
+    return format_layer_counts(len(nodes) - products, products)
 
 
 def _describe_losses(comparison: Comparison) -> list[str]:
@@ -130,7 +130,7 @@ def _describe_conversions(comparison: Comparison) -> list[str]:
         return []
     predicted = "" if kinds[0] == kinds[1] else " than predicted"
     is_more = more < 0 if kinds == ("build", "model") else more > 0
-    return [f"{counted(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"]
+    return [f"{format_count(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"]
 
 
 def _describe_all_scales(comparison: Comparison) -> list[str]:
@@ -139,7 +139,7 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
         "weights": [n.weights_factor for n in comparison.where(ChangeKind.WEIGHTS_SCALE)],
     }
     return [
-        f"scales of {tensors} differ at {counted(len(values), 'node')}{_describe_factors(values)}"
+        f"scales of {tensors} differ at {format_count(len(values), 'node')}{_describe_factors(values)}"
         for tensors, values in factors.items()
         if values
     ]

@@ -35,7 +35,7 @@ from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.process import INTERRUPTED
 from qdqtool.util.progress import track
-from qdqtool.util.text import listed
+from qdqtool.util.text import format_list
 
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import ModelCheck
@@ -55,7 +55,7 @@ class ExtractionJob:
         model: The whole model.
         target: Name of the target.
         cutter: Cutter of the model.
-        invariants: Findings and convolutions that stay the same.
+        invariants: Findings and convolutions that the extract keeps.
         budget: Number of nodes that trimming may predict.
         check: Builder or command. None without one.
         notes: Notes of the result that contain no names.
@@ -88,7 +88,7 @@ class ExtractionJob:
     # Selection ------------------------------------------------------------------------------------
 
     def select(self, selection: SelectionOptions, is_checked: bool) -> None:
-        """Choose the part, and what stays the same in it."""
+        """Choose the part and its invariants."""
         selection.check_consistency()
         if selection.inputs or selection.outputs:
             self._is_between = True
@@ -118,7 +118,7 @@ class ExtractionJob:
 
         def describe(rename: _Rename) -> str:
             places = [f"{f.code} at {rename(f.node) or 'the network'}" for f in findings]
-            return f"what {listed(places)} depends on"
+            return f"what {format_list(places)} depends on"
 
         self._describe_selection = describe
 
@@ -174,7 +174,7 @@ class ExtractionJob:
         similar = difflib.get_close_matches(name, names, 3, 0.5)
         hint = f"; did you mean {', '.join(similar)}?" if similar else ""
         if longer:
-            hint = f"; {len(longer)} begin so: {listed(longer, 3)}; name one of them"
+            hint = f"; {len(longer)} begin so: {format_list(longer, 3)}; name one of them"
         raise ModelError(
             f"has no node '{name}'{hint}",
             self.model.path or "model",
@@ -426,10 +426,10 @@ def _describe_invariants(invariants: Invariants) -> list[str]:
     if invariants.findings:
         codes = list(dict.fromkeys(str(f.code) for f in invariants.findings))
         plural = "s" if len(invariants.findings) > 1 else ""
-        texts.append(f"the finding{plural} {listed(codes)} with the same fix")
+        texts.append(f"the finding{plural} {format_list(codes)} with the same fix")
     if invariants.convolutions:
         names = [c.name for c in invariants.convolutions]
-        texts.append(f"the prediction of {listed(names, 3)}")
+        texts.append(f"the prediction of {format_list(names, 3)}")
     return texts
 
 
@@ -439,7 +439,7 @@ def _describe_changes(changes: Sequence[tuple[ConvOutcome, ConvOutcome]], rename
         f"here {part.precision} to {part.output})"
         for whole, part in changes
     ]
-    text = f"the cut changes predictions: {listed(texts, 3)}"
+    text = f"the cut changes predictions: {format_list(texts, 3)}"
     return Note(text, code="predicted-otherwise")
 
 

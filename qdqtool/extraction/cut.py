@@ -287,15 +287,15 @@ class ModelCutter:
         """
         model = self.model
         ends = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
-        for tensor in part.inputs:
-            if ends[tensor].type.WhichOneof("value") is None:
-                raise ModelError(
-                    f"the type of tensor '{tensor}' is not known, so it cannot become a network "
-                    "input; run onnx's shape inference on the model, or cut elsewhere",
-                    model.path or "model",
-                    code="unknown-type",
-                    node=tensor,
-                )
+        unknown = [t for t in part.inputs if ends[t].type.WhichOneof("value") is None]
+        if unknown:
+            raise ModelError(
+                f"the type of tensor '{unknown[0]}' is not known, so it cannot become a network "
+                "input; run onnx's shape inference on the model, or cut elsewhere",
+                model.path or "model",
+                code="unknown-type",
+                node=unknown[0],
+            )
         # TensorRT's passes depend on the order of nodes, such as which of two equal Qs remains.
         nodes = self._sort(part.nodes)
         consumed = {t for n in nodes for t in (*n.inputs, *n.captured)}

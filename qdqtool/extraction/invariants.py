@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from qdqtool.errors import ModelError
 from qdqtool.findings.alike import key, readers_in
 from qdqtool.types import ConvOutcome, Finding, Prediction
-from qdqtool.util.text import listed
+from qdqtool.util.text import format_list
 
 
 @dataclass(frozen=True)
 class Invariants:
-    """Findings and convolutions of the whole model that stay the same.
+    """Findings and convolutions that an extract shows like the whole model.
 
     Attributes:
         findings: Findings with the same message and fix.
@@ -136,4 +136,4 @@ def describe_missing(
             texts.append(f"{m.code} at {rename(m.node) or 'the network'}")
         else:
             texts.append(f"the outcome of {rename(m.name)}")
-    return listed(texts)
+    return format_list(texts)

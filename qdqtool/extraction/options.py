@@ -81,12 +81,12 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class ShrinkOptions:
-    """Reduction of a part, and the behavior that stays the same.
+    """Reduction of a part, and the behavior that it keeps.
 
     Attributes:
         minimize: Whether to remove nodes, channels, pixels and weights.
-        builder: Builder whose result has to stay.
-        check: Command whose exit code has to stay.
+        builder: Builder whose result the part keeps.
+        check: Command whose exit code the part keeps.
         says: Text that the command has to print.
         check_timeout: Seconds for one run of the command.
         limit: Maximum number of models to try.

@@ -1,11 +1,11 @@
 """Removal of everything from a model but its structure, so that it can be sent to others.
 
 Names are replaced consistently. Doc strings, metadata and other texts are removed. The prediction
-stays the same, which is checked. Dimensions, integer constants that hold shapes, and single numbers
+must not change, which is checked. Dimensions, integer constants that hold shapes, and single numbers
 (the bounds of a Clip) are structure. Words of ONNX, TensorRT and programs that write models remain.
 
 Weights and scales become random ones that keep what TensorRT's decisions depend on. Scales: equal
-ones stay equal, and single scales stay in order (a Concat takes the largest). Weights: each output
+ones remain equal, and single scales keep their order (a Concat takes the largest). Weights: each output
 channel fills the same part of its quantizer's range as before. No new number is the product of an
 old and a random one: the random numbers do not reveal the old ones.
 """
@@ -334,6 +334,7 @@ _CLEARED = frozenset(
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
 _UNNAMED_PREFIX = "node_of_"  # of TensorRT's name for a node without one, before its output
+_COPY_SUFFIX = re.compile(r"(?:_clone_\d+)*\Z")  # of the names of copies before Concats
 _LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
 _COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers of any text
 # Words in the report of every model.
@@ -396,8 +397,8 @@ class PrivateNames:
             return "".join(p if i % 2 else self.rename_layer(p) for i, p in enumerate(parts))
         if name not in self.names and name.startswith(_UNNAMED_PREFIX):
             return _UNNAMED_PREFIX + self.rename_layer(name.removeprefix(_UNNAMED_PREFIX))
-        end = len(name) if name in self.names else _find_copy_suffix(name)
-        return self.names.get(name[:end], name[:end]) + name[end:]
+        original = name if name in self.names else _COPY_SUFFIX.sub("", name)
+        return self.names.get(original, original) + name[len(original) :]
 
     def replace_names(self, text: str) -> str:
         """Replace the original names in a text of a compiler: whole names, the longest first."""
@@ -456,16 +457,6 @@ class PrivateNames:
 
 def _is_revealing(word: str) -> bool:
     return not is_public(word) and not _COMMON_WORD.fullmatch(word)
-
-
-def _find_copy_suffix(name: str) -> int:
-    """Return where ``_clone_<input>`` begins in the names of copies before Concats."""
-    end = len(name)
-    while (start := name.rfind("_clone_", 0, end)) >= 0:
-        if not name[start + len("_clone_") : end].isdigit():
-            break
-        end = start
-    return end
 
 
 def _spell_names(prefix: str) -> Iterator[str]:
@@ -561,9 +552,8 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _is_repeated(field: Any) -> bool:
-    if hasattr(field, "is_repeated"):
-        return bool(field.is_repeated)
-    return bool(field.label == field.LABEL_REPEATED)
+    is_new = hasattr(field, "is_repeated")
+    return bool(field.is_repeated if is_new else field.label == field.LABEL_REPEATED)
 
 
 def _replace_texts(

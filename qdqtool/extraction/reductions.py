@@ -100,9 +100,8 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
         name = node.output[0]
         if node.op_type == "Constant" or name not in types:
             continue
-        if floats and not _is_float(types[name]):
-            continue
-        if len(graph.output) != 1 or graph.output[0].name != name:
+        is_permitted = _is_float(types[name]) or not floats
+        if is_permitted and [o.name for o in graph.output] != [name]:
             candidate = copy_message(proto)
             del candidate.graph.output[:]
             candidate.graph.output.append(helper.make_value_info(name, types[name]))
@@ -134,10 +133,8 @@ def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.M
         if nodes[index].op_type != "Constant" and depends_on_input:
             ranges.append(range(index, index + 1))
     if floats:
-        for node in nodes:
-            for tensor in node.output:
-                if tensor in types and (node.op_type == qdq.DQ or not _is_float(types[tensor])):
-                    del types[tensor]
+        dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
+        types = {t: k for t, k in types.items() if _is_float(k) and t not in dequantized}
     for indices in ranges:
         candidate = _remove_range(proto, indices, constants, types)
         if candidate is not None:
@@ -217,11 +214,12 @@ def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     outputs = {o.name for o in proto.graph.output}
     tensors: dict[int, onnx.TensorProto] = {}
     for index, node in enumerate(proto.graph.node):
-        if node.op_type != "Constant" or node.domain not in STANDARD or len(node.output) != 1:
+        if node.op_type != "Constant" or node.domain not in STANDARD:
+            continue
+        if len(node.output) != 1 or node.output[0] in outputs:
             continue
         for attribute in node.attribute:
-            is_tensor = attribute.name == "value" and attribute.HasField("t")
-            if is_tensor and node.output[0] not in outputs:
+            if attribute.name == "value" and attribute.HasField("t"):
                 tensors[index] = attribute.t
     if not tensors:
         return

@@ -135,7 +135,7 @@ class ModelShrinker:
             copied_bytes: Bytes of constants that were copied to make it.
 
         Returns:
-            None if it is not tried: it is no valid model, was tried before, or exceeds the budget.
+            None if it is not tried: it is invalid, was tried before, or exceeds the budget.
         """
         if not self._spend(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
             return None

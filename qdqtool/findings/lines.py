@@ -12,7 +12,7 @@ from qdqtool.trt import trace
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import cases, passes
 from qdqtool.types import Event, Json
-from qdqtool.util.notes import Remark
+from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.tables import join_lines, read_sections
 
@@ -108,9 +108,18 @@ def explain_line(text: str) -> LineAnswer | None:
     rules = tuple(_fitting(_rule(kind), event) for kind in owners)
     note: str = ""
     if not rules:
-        note = Remark.PASS_UNKNOWN(name=named)
+        note = Note(
+            f"{named} is a pass that no available build shows; qdqtool does not simulate it. Please "
+            "report a log that contains it.",
+            code="pass-unknown",
+            name=named,
+        )
     elif len(rules) > 1:
-        note = Remark.PASSES_SHARE_LINE()
+        note = Note(
+            "Several passes print this line: it belongs to the pass of the last 'Running: ...' "
+            "line above it.",
+            code="passes-share-line",
+        )
     return LineAnswer(line, event, rules, note)
 
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from qdqtool.types import Finding, FindingCode, Refusal
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 _OBSTACLES: dict[FindingCode, str] = {
     "QOPERATOR": "integer operators instead of Q/DQ ({ops})",
@@ -44,7 +44,7 @@ def obstacles(findings: Iterable[Finding]) -> str:
     for code, refusals in found.items():
         counts = Counter(getattr(r, "op", "") for r in refusals).most_common()
         ops = ", ".join(f"{count} {op}" for op, count in counts[:3]) + ", ..." * (len(counts) > 3)
-        parts.append(_OBSTACLES[code].format(ops=ops, n=counted(len(refusals), "quantizer")))
+        parts.append(_OBSTACLES[code].format(ops=ops, n=format_count(len(refusals), "quantizer")))
     if not parts:
         return ""
     cut = set(found) == {"ZP-UINT8"}

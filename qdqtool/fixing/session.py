@@ -20,7 +20,7 @@ from qdqtool.reasons import faults
 from qdqtool.trt.targets import Target
 from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.notes import Note
-from qdqtool.util.text import were
+from qdqtool.util.text import format_count_were
 
 _FEW_SITES = 4  # if more fail, the prediction shows which are at fault
 _MIN_TRIES = 24  # of a step, however many places it has: each predicts the whole model
@@ -119,17 +119,7 @@ class FixSession:
         reason: Note | None = None
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
-        while True:
-            sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
-            sites = [s for s in sites if s.place not in refused and s.place not in done]
-            if not sites:
-                break
-            for site in sites:
-                self._attempt_places.update(dict.fromkeys(site.answers, site.place))
-            skipped = [s for s in sites if s.skip_reason]
-            if skipped:
-                refused.update((s.place, _make_attempt(s, s.skip_reason)) for s in skipped)
-                continue
+        while sites := self._find_open_sites(step, codes, refused, done):
             if tries == limit:
                 reason = _describe_limit(limit, reason)
                 refused.update((s.place, _make_attempt(s, reason)) for s in sites)
@@ -151,6 +141,18 @@ class FixSession:
         if refused:
             self._refused_steps.append((step, codes))
             self.refused += refused.values()
+
+    def _find_open_sites(
+        self, step: FixStep, codes: set[str], refused: dict[Place, FixAttempt], done: set[Place]
+    ) -> list[FixSite]:
+        """Return the sites that are neither refused nor done, after refusing those to skip."""
+        sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
+        sites = [s for s in sites if s.place not in refused and s.place not in done]
+        for site in sites:
+            self._attempt_places.update(dict.fromkeys(site.answers, site.place))
+            if site.skip_reason:
+                refused[site.place] = _make_attempt(site, site.skip_reason)
+        return [s for s in sites if s.place not in refused]
 
     def _narrow_culprits(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
@@ -354,7 +356,7 @@ def _count_errors(prediction: Prediction) -> int:
 def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
-        f"{were(len(constants), 'constant')} stored as INT8 in addition to the weights, so the "
+        f"{format_count_were(len(constants), 'constant')} stored as INT8 in addition to the weights, so the "
         f"file lacks the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector "
         "are off by up to half a step",
         code="constants-rounded",

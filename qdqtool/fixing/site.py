@@ -115,7 +115,7 @@ class FixCriteria:
         return attempted_codes(self.refusal_types)
 
     def select_causes(self, finding: Finding) -> tuple[Refusal, ...]:
-        """Return the refusals behind a finding that the changes answer."""
+        """Return the refusals of a finding that the changes answer."""
         if finding.code not in self.codes:
             return ()
         return tuple(select_refusals(self.refusal_types, attempted_reasons(finding)))
@@ -133,7 +133,7 @@ class _RefusalReport:
     Attributes:
         code: Code of the finding.
         node: Node of the finding.
-        refusals: Refusals behind it.
+        refusals: Refusals that it reports.
         rank: Priority as the purpose of a change, least first: automatic findings, others,
             refusals without a finding.
     """

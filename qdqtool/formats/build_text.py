@@ -9,7 +9,7 @@ from qdqtool.buildlog.build_status import IMPLICIT_INT8
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
 from qdqtool.formats.output import Page, as_options
 from qdqtool.trt.targets import target_named
-from qdqtool.util.text import counted, layers_counted, middle
+from qdqtool.util.text import cut_middle, format_count, format_layer_counts
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.engine_comparison import EngineComparison, LayerPair
@@ -51,7 +51,7 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
     build = report.build
     device = f" on {build.device}" if build.device else ""
     time = f", {report.total_ms:.4f} ms" if report.has_times else ""
-    page.line(f"{build.title}{device}: {counted(len(report.rows), 'layer')}{time}")
+    page.line(f"{build.title}{device}: {format_count(len(report.rows), 'layer')}{time}")
     if report.implicit_int8:
         page.fill(IMPLICIT_INT8)
     page.gap()
@@ -105,7 +105,7 @@ def _slow(page: Page, report: EngineReport) -> None:
     for row in slow[:_SLOW_LISTED]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
         tactic = row.layer.extras.get("TacticName") or row.layer.tactic
-        used = f"  [{middle(str(tactic), 60)}]" if tactic else ""
+        used = f"  [{cut_middle(str(tactic), 60)}]" if tactic else ""
         page.fill(
             f"{layer_title(row)}{used}",
             8,
@@ -118,12 +118,12 @@ def _totals(page: Page, key: str, totals: dict[str, LayerTotals], *, timed: bool
     for name, total in totals.items():
         ms = f"{total.ms:9.4f}" if timed else " " * 9
         page.line(
-            f"  {middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}"
+            f"  {cut_middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}"
         )
     unknown = sum(total.unknown for total in totals.values())
     if unknown and key == "kind":
         page.line(
-            f"  MACs or bytes of {counted(unknown, 'layer')} are not known (?) and not in the sums"
+            f"  MACs or bytes of {format_count(unknown, 'layer')} are not known (?) and not in the sums"
         )
 
 
@@ -159,7 +159,9 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
 def _side(page: Page, label: str, side: SideSummary) -> None:
     timed = side.kind == "build" and side.int8 is None
     parts = [
-        "times of layers, no data types" if timed else layers_counted(side.plain, side.products)
+        "times of layers, no data types"
+        if timed
+        else format_layer_counts(side.plain, side.products)
     ]
     if not side.quantized and side.kind == "model":
         parts.append("no Q/DQ")
@@ -171,7 +173,7 @@ def _side(page: Page, label: str, side: SideSummary) -> None:
         )
         parts.append(f"{side.int8} INT8{to}")
     if side.conversions is not None:
-        parts.append(counted(side.conversions, "conversion"))
+        parts.append(format_count(side.conversions, "conversion"))
     if side.ms is not None:
         parts.append(f"{side.ms:.3f} ms{'' if side.measured else f' on {side.gpu}, estimated'}")
     target = f", predicted for {side.target}" if side.target else ""
@@ -243,7 +245,7 @@ def verdict(result: Verification) -> str:
     conv, trace, conversions = result.convolutions, result.trace, result.conversions
     listed = result.prediction.convolutions if result.prediction is not None else []
     products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
-    parts = [f"{conv.agree} of {layers_counted(conv.total - products, products)} agree"]
+    parts = [f"{conv.agree} of {format_layer_counts(conv.total - products, products)} agree"]
     if conv.unknown:
         parts[0] += f", {conv.unknown} unknown"
     if conversions.built is not None and conversions.predicted is not None:

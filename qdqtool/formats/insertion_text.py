@@ -15,7 +15,7 @@ from qdqtool.formats.predict_text import verdict
 from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
-from qdqtool.util.text import counted, ending
+from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
@@ -50,7 +50,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
             far = f"by {found.error:.1%} of their standard deviation"
         page.heading(
             f"Agreement with the float model: INT8 and FP16 together change the outputs {far} "
-            f"({counted(found.samples, 'sample')})"
+            f"({format_count(found.samples, 'sample')})"
         )
     _remarks(
         page,
@@ -77,12 +77,12 @@ def _quantized(page: Page, insertion: Insertion) -> None:
         else f"{channels} of them per output channel"
     )
     page.fill(
-        f"quantized {counted(len(activations), 'activation')} ({methods}) and the weights of "
-        f"{counted(len(weights), 'node')} ({detail})"
+        f"quantized {format_count(len(activations), 'activation')} ({methods}) and the weights of "
+        f"{format_count(len(weights), 'node')} ({detail})"
     )
     images = insertion.calibration.get("images", 0)
     origin = (
-        counted(images, "image")
+        format_count(images, "image")
         if images
         else f"the table {insertion.calibration.get('table', '')}"
     )
@@ -94,7 +94,7 @@ def _skipped(page: Page, skipped: list[SkippedNode]) -> None:
     for node in skipped:
         by_reason.setdefault(node.reason, []).append(node.node)
     if skipped:
-        page.line("", f"Left float ({counted(len(skipped), 'node')})")
+        page.line("", f"Left float ({format_count(len(skipped), 'node')})")
     for reason, names in by_reason.items():
         shown = page.shown(names, _NAMED)
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
@@ -139,7 +139,7 @@ def _losses(page: Page, insertion: Insertion) -> None:
     judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
     found = (
         f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
-        f"standard deviation ({counted(losses.samples, 'sample')}): {judged}."
+        f"standard deviation ({format_count(losses.samples, 'sample')}): {judged}."
     )
     if not losses.tried:
         page.heading(f"{found} So no single ones were looked at (--losses {losses.samples} does)")
@@ -157,7 +157,7 @@ def _losses(page: Page, insertion: Insertion) -> None:
         price = ""
         if loss.convolutions is not None:
             more = "" if loss.conversions is None else f", {_more_conversions(loss.conversions)}"
-            price = f"; costs {counted(loss.convolutions, 'INT8 layer')}{more}"
+            price = f"; costs {format_count(loss.convolutions, 'INT8 layer')}{more}"
         page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")
     if losses.tensors[0].gain < _WORTH:
         page.fill(
@@ -222,7 +222,7 @@ def _verdict(page: Page, tuning: Tuning) -> None:
         )
     page.fill(
         f"{first}: {_interval(point)} on {images['judged_on']} held-out images; "
-        f"{cost.int8} of {cost.convolutions} convolutions INT8, {counted(cost.conversions, 'conversion')}{took}"
+        f"{cost.int8} of {cost.convolutions} convolutions INT8, {format_count(cost.conversions, 'conversion')}{took}"
     )
     facts = [tuning.metric["sentence"]]
     if tuning.metric["float"] != 1.0:
@@ -264,7 +264,7 @@ def _bought(page: Page, tuning: Tuning) -> None:
         row = f"{metric:>8} {one.int8:>+5d} {one.conversions:>+6d}"
         if timed:
             row += f" {'-' if one.ms is None else f'{one.ms:+.3f}':>8}"
-        page.line(f"  {ending(one.site, room):<{room}} {row}")
+        page.line(f"  {keep_end(one.site, room):<{room}} {row}")
     rest = set(tuning.chosen.sites) - {one.site for one in tuning.bought}
     if rest:
         page.fill(f"float too: {', '.join(s for s in tuning.chosen.sites if s in rest)}", 4, "  ")
@@ -284,7 +284,7 @@ def _front(page: Page, tuning: Tuning) -> None:
         what = point.name if len(point.sites) > 1 or not point.sites else point.sites[0]
         row = f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} {point.chosen_on:>7.3f}  "
         row += f"{_interval(point):<23} "
-        page.line(row + ending(what, max(12, page.width - len(row))))
+        page.line(row + keep_end(what, max(12, page.width - len(row))))
 
 
 def _sites(page: Page, tuning: Tuning) -> None:

@@ -12,7 +12,7 @@ from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.formats.output import Page
 from qdqtool.types import Json
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import as_text, counted, middle
+from qdqtool.util.text import as_text, cut_middle, format_count
 
 if TYPE_CHECKING:
     from qdqtool.findings.errors import KnownError
@@ -77,7 +77,7 @@ def _head(page: Page, facts: Json) -> None:
         extra = [
             f"opset {model['opset']}" if model["opset"] else "",
             model["producer"] or "",
-            counted(model["nodes"], "node") if model["nodes"] else "",
+            format_count(model["nodes"], "node") if model["nodes"] else "",
         ]
         _fact(page, "model", ", ".join([model["file"], *(text for text in extra if text)]))
     if facts["command"]:
@@ -111,9 +111,9 @@ def _layers(page: Page, facts: Json) -> None:
     engine = facts["engine"]
     if engine is None:
         return
-    text = counted(engine["layers"], "layer")
+    text = format_count(engine["layers"], "layer")
     if engine["convolutions"]:
-        text += f", of them {counted(engine['convolutions'], 'convolution')}:"
+        text += f", of them {format_count(engine['convolutions'], 'convolution')}:"
     _fact(page, "Engine", text)
     if engine["convolutions"]:
         page.line(
@@ -145,7 +145,11 @@ def _edges(page: Page, facts: Json, *, title: str, which: str) -> None:
         cells.append(("" if types == "UNKNOWN" else types, shape))
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
     for row, (types, shape) in zip(page.each(rows, _MANY), cells, strict=True):
-        name = row["name"] if row["qdq"] or page.everything else middle(row["name"], page.width - 6)
+        name = (
+            row["name"]
+            if row["qdq"] or page.everything
+            else cut_middle(row["name"], page.width - 6)
+        )
         start = f"  {types:<{first}}  {shape:<{second}}  "
         page.line(
             *(
@@ -175,9 +179,9 @@ def _tuning(page: Page, facts: Json) -> None:
     _fact(
         page,
         "Tuning",
-        f"{counted(tuning['tactics'], 'tactic')} timed for {counted(tuning['layers'], 'layer')}, "
-        f"{counted(tuning['combinations'], 'format combination')}, "
-        f"{counted(tuning['reformats'], 'reformat')} costed, {counted(tuning['added_reformats'], 'reformat')} added",
+        f"{format_count(tuning['tactics'], 'tactic')} timed for {format_count(tuning['layers'], 'layer')}, "
+        f"{format_count(tuning['combinations'], 'format combination')}, "
+        f"{format_count(tuning['reformats'], 'reformat')} costed, {format_count(tuning['added_reformats'], 'reformat')} added",
     )
     if facts["seconds"]:
         _fact(
@@ -198,11 +202,11 @@ def _tuning(page: Page, facts: Json) -> None:
     if slow:
         page.line("  slowest to tune:")
     for row in slow:
-        name = middle(row["name"], page.width - 30)
+        name = cut_middle(row["name"], page.width - 30)
         page.line(f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {name}")
     for row in tuning["slowest_reformats"][:1]:
         page.line(
-            f"  slowest reformat tried: {row['best_ms']:g} ms  {middle(row['name'], page.width - 38)}"
+            f"  slowest reformat tried: {row['best_ms']:g} ms  {cut_middle(row['name'], page.width - 38)}"
         )
 
 
@@ -257,11 +261,11 @@ def _profile(page: Page, facts: Json) -> None:
         return
     runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
     page.line(
-        f"Profile: {profile['total_ms']:.4f} ms in {counted(profile['layers'], 'layer')}{runs}; the slowest:"
+        f"Profile: {profile['total_ms']:.4f} ms in {format_count(profile['layers'], 'layer')}{runs}; the slowest:"
     )
     for row in profile["slowest"]:
         page.line(
-            f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {middle(row['name'], page.width - 24)}"
+            f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {cut_middle(row['name'], page.width - 24)}"
         )
 
 

@@ -11,7 +11,7 @@ from qdqtool.findings.report import title_of
 from qdqtool.formats.output import Page, as_options
 from qdqtool.reasons.simulation import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Prediction, Severity
-from qdqtool.util.text import counted, ending, layers_counted
+from qdqtool.util.text import format_count, format_layer_counts, keep_end
 
 if TYPE_CHECKING:
     from qdqtool.findings.ways import Way
@@ -38,7 +38,7 @@ def verdict(prediction: Prediction) -> str:
     products = s["matrix_products"]
     outside, count = (
         _outside(prediction),
-        layers_counted(s["convolutions"] - _weighted_products(prediction), products),
+        format_layer_counts(s["convolutions"] - _weighted_products(prediction), products),
     )
     forms = obstacles(prediction.findings)
     if not s["convolutions"] and not products:
@@ -55,7 +55,7 @@ def verdict(prediction: Prediction) -> str:
     parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
     if products:
         parts.append(
-            f"{counted(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
+            f"{format_count(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
             f"{s['matrix_products_float']} float"
         )
     if s["conversions"] is not None:
@@ -63,9 +63,9 @@ def verdict(prediction: Prediction) -> str:
         if any(r.uncertain or r.possible for r in prediction.regions):
             causes.append("how much Myelin takes in")
         open_choice = f", depending on {' and '.join(causes)}" if causes else ""
-        parts.append(counted(_ranges(prediction)["conversions"], "conversion") + open_choice)
+        parts.append(format_count(_ranges(prediction)["conversions"], "conversion") + open_choice)
         if kernels := _kernels(prediction):
-            parts.append(f"{counted(len(kernels), 'Q/DQ kernel')} of Myelin")
+            parts.append(f"{format_count(len(kernels), 'Q/DQ kernel')} of Myelin")
     said = "; ".join(parts)
     return f"{outside}the model has {forms}; apart from that {said}" if forms else outside + said
 
@@ -83,7 +83,7 @@ def _weighted_products(prediction: Prediction) -> int:
 def _types_of(prediction: Prediction) -> str:
     """Convolutions by type, products aside: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float``."""
     s = _ranges(prediction, [c for c in prediction.convolutions if c.is_product])
-    count = counted(s["convolutions"], "convolution")
+    count = format_count(s["convolutions"], "convolution")
     if s["conversions"] is None or not s["int8"]:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
     both = f" ({s['int8_to_int8']} to INT8, {s['int8_to_float']} to float)"
@@ -147,7 +147,7 @@ def _assumptions(prediction: Prediction) -> list[str]:
     """One paragraph for each: what decides, what each choice gives, and what is counted."""
     lines = []
     for a in prediction.assumptions:
-        places = counted(len(a.places), "residual Add")
+        places = format_count(len(a.places), "residual Add")
         where = (
             f" ({a.places[0]} first)"
             if len(a.places) > 1
@@ -159,7 +159,7 @@ def _assumptions(prediction: Prediction) -> list[str]:
         numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
         numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
         each = " ".join(
-            f"{value.capitalize()}, {_MEANS[value]}: {inside} INT8 to INT8, {counted(conversions, 'conversion')}."
+            f"{value.capitalize()}, {_MEANS[value]}: {inside} INT8 to INT8, {format_count(conversions, 'conversion')}."
             for value, (inside, conversions) in sorted(numbers.items())
         )
         other = next(iter(a.alternatives))
@@ -331,10 +331,10 @@ def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 def _group(page: Page, same: list[Finding], products: set[str]) -> None:
     head = same[0]
     concerned = list(dict.fromkeys(n for f in same for n in f.convolutions))
-    facts = [counted(len(same), "place")] if len(same) > 1 else []
+    facts = [format_count(len(same), "place")] if len(same) > 1 else []
     if len(concerned) > 1:
         inside = sum(name in products for name in concerned)
-        facts.append(layers_counted(len(concerned) - inside, inside))
+        facts.append(format_layer_counts(len(concerned) - inside, inside))
     facts.append(str(head.evidence))
     page.gap()
     from qdqtool.reasons.faults import describe_harm
@@ -454,8 +454,8 @@ def _says_costs(time: TimeEstimate) -> bool:
 
 def _moving(time: TimeEstimate) -> str:
     """What the conversions and changes of layout cost together; empty where there are none."""
-    costs = [counted(time.conversions, "conversion")] if time.conversions else []
-    costs += [counted(time.layouts, "layout change")] if time.layouts else []
+    costs = [format_count(time.conversions, "conversion")] if time.conversions else []
+    costs += [format_count(time.layouts, "layout change")] if time.layouts else []
     return f"{ms(time.conversions_ms + time.layouts_ms)} in {' and '.join(costs)}" if costs else ""
 
 
@@ -494,7 +494,7 @@ def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
     )
     why = _moving(time) or "no kernel gains enough by INT8"
     return (
-        f"{why}; the slowest is {ending(slowest.name, width)}"
+        f"{why}; the slowest is {keep_end(slowest.name, width)}"
         if slowest is not None and time.conversions
         else why
     )
@@ -546,7 +546,7 @@ def _details(page: Page, time: TimeEstimate, prediction: Prediction, *, layers: 
     if time.kernels:
         page.heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
     for kernel in page.shown(time.kernels, _SLOWEST):
-        name = kernel.name if page.everything else ending(kernel.title, page.width - 27)
+        name = kernel.name if page.everything else keep_end(kernel.title, page.width - 27)
         page.fill(f"{kernel.kind:<11} {name}", 26, f"  {ms(kernel.ms):>10}  ")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -126,9 +125,9 @@ def insert(
             ViT-B/16 and Swin-T in either type, and several of YOLO11's.
         unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share
             one scale.
-        exclude: Regular expressions (``re.search``) on names of nodes that stay float.
+        exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: The same for nodes to quantize although a preset would leave them float.
-        exclude_op: Operator types that stay float.
+        exclude_op: Operator types that remain float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
         high_precision: ``fp32`` leaves the float remainder as it is. ``fp16`` converts it, except
             tensors near the largest value of FP16, inputs and outputs. Default: ``fp16`` if the
@@ -197,7 +196,6 @@ class _Inserter:
     def __init__(
         self, model: ModelSource | Model, data: object, target: Target, options: InsertOptions
     ) -> None:
-        """Check the options and prepare the network."""
         if options.cluster.cluster is not None:
             from calibration.cluster.connection import check_cluster
 
@@ -258,14 +256,11 @@ class _Inserter:
             result.calibration = {"table": os.fspath(options.calib_table), "images": 0}
         else:
             scales = self._calibrate(groups, methods)
-        counts: Counter[str] = Counter()
-        for scale in scales:
-            counts[scale.method] += len(scale.group.quantized)
-        result.calibration["methods"] = dict(counts)
+        methods_used = Counter(s.method for s in scales for _ in s.group.quantized)
+        result.calibration["methods"] = dict(methods_used)
         result.calibration["powers"] = {
             t: round(s.power, 2) for s in scales if s.power for t in s.group.quantized
         }
-        result.groups = [s for s in scales if s.group.is_shared]
         return scales
 
     def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
@@ -301,11 +296,12 @@ class _Inserter:
         return self._options.images.preprocess or Preprocess()
 
     def insert_pairs(self, placement: Placement, scales: Sequence[GroupScale]) -> None:
-        """Insert the Q/DQ pairs."""
-        numbers = itertools.count()
+        groups = self.result.groups
         by_tensor: dict[str, ActivationScale] = {}
         for scale in scales:
-            number = next(numbers) if scale.group.is_shared else None
+            number = len(groups) if scale.group.is_shared else None
+            if scale.group.is_shared:
+                groups.append(scale)
             for tensor in scale.group.quantized:
                 by_tensor[tensor] = ActivationScale(scale.scale, scale.method, number)
         self.result.quantized = insert_pairs(
@@ -320,9 +316,7 @@ class _Inserter:
         entries = []
         for scale in scales:
             group = scale.group
-            if group.largest is not None:
-                continue
-            for tensor in group.quantized:
+            for tensor in group.quantized if group.largest is None else ():
                 sources = (tensor,) if tensor in group.sources else group.sources
                 parts = [self._statistics[source] for source in sources]
                 entries.append((quantizers[tensor], tensor, scale.scale, parts))
@@ -353,8 +347,9 @@ class _Inserter:
                 samples=self._options.losses,
             )
         except ModelError as error:  # operators after the last convolutions may be TensorRT's own
-            text = f"the causes of accuracy loss were not measured: {error}"
-            self._warn(text, "losses-not-measured", error)
+            self._warn(
+                "losses-not-measured", "the causes of accuracy loss were not measured", error
+            )
 
     def convert_to_fp16(self) -> None:
         """Convert the float remainder to FP16 if the options or the target need that."""
@@ -377,8 +372,8 @@ class _Inserter:
         try:
             self._measure_agreement(model)
         except ModelError as error:
-            text = f"agreement with the float model was not measured: {error}"
-            self._warn(text, "agreement-not-measured", error)
+            text = "agreement with the float model was not measured"
+            self._warn("agreement-not-measured", text, error)
 
     def _measure_agreement(self, model: Model) -> None:
         agreements = compare_outputs(
@@ -423,8 +418,7 @@ class _Inserter:
         if findings:
             more = len(findings) - 1
             others = f" The same holds for {more} more." if more else ""
-            note = _note_finding(findings[0], f"{others} {findings[0].fix}")
-            self.result.warnings.append(note)
+            self.result.warnings.append(_note_finding(findings[0], f"{others} {findings[0].fix}"))
 
     def predict(self) -> None:
         """Predict the result, and the changes that leaving out single activations would make."""
@@ -444,10 +438,10 @@ class _Inserter:
                 )
             result.warnings.extend(_note_errors(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is complete without a prediction
-            self._warn(f"not predicted: {error}", "not-predicted", error)
+            self._warn("not-predicted", "not predicted", error)
 
-    def _warn(self, text: str, code: str, error: QdqtoolError) -> None:
-        self.result.warnings.append(Note(text, code=code, error=str(error)))
+    def _warn(self, code: str, text: str, error: QdqtoolError) -> None:
+        self.result.warnings.append(Note(f"{text}: {error}", code=code, error=str(error)))
 
 
 def _note_finding(finding: Finding, addition: str) -> Note:

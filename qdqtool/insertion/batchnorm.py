@@ -6,7 +6,7 @@ The weights that are quantized are then those that TensorRT computes with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +19,6 @@ from qdqtool.ir.operators import LayerKind, operator_of, output_axis
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
 _TEXT_KINDS = "OSU"  # numpy's kinds of texts
-
-
-class _ConvWeights(NamedTuple):
-    """Constant weights of a convolution, and its bias if it has one."""
-
-    weight: _Array
-    bias: _Array | None
-
-
-class _NormParameters(NamedTuple):
-    """A BatchNormalization as ``(x - mean) * factor + beta``, one number for each channel."""
-
-    factor: _Floats
-    beta: _Floats
-    mean: _Floats
 
 
 def fold_batch_normalization(model: Model) -> int:
@@ -98,15 +83,14 @@ def _can_fold(model: Model, conv: Node, norm: Node) -> bool:
     )
 
 
-def _set_weights(editor: Editor, conv: Node, suffix: str, weights: _ConvWeights) -> None:
+def _set_weights(editor: Editor, conv: Node, suffix: str, weights: tuple[_Array, _Array]) -> None:
     name = f"{conv.input(1)}_{suffix}"
-    assert weights.bias is not None
-    editor.set_input(conv, 1, editor.constant(name, weights.weight))
-    editor.set_input(conv, 2, editor.constant(f"{name}_bias", weights.bias))
+    editor.set_input(conv, 1, editor.constant(name, weights[0]))
+    editor.set_input(conv, 2, editor.constant(f"{name}_bias", weights[1]))
 
 
-def _fold_into_producer(model: Model, conv: Node, norm: Node) -> _ConvWeights | None:
-    """Return a convolution's new weights; None if a parameter is computed or does not fit."""
+def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
+    """Return a convolution's new weights and bias; None if parameters do not fit."""
     weights, parameters = _read_weights(model, conv), _read_parameters(model, norm)
     if weights is None or parameters is None:
         return None
@@ -126,7 +110,7 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> _ConvWeights | 
         factors = factor.reshape(groups, -1).repeat(weight.shape[0] // groups, axis=0)
     factors = factors.reshape(*factors.shape, *(1,) * (weight.ndim - 2))
     new_weight = weight.astype(np.float64) * factors
-    return _ConvWeights(new_weight.astype(weight.dtype), new_bias.astype(weight.dtype))
+    return new_weight.astype(weight.dtype), new_bias.astype(weight.dtype)
 
 
 def _count_output_channels(conv: Node, weight: _Array) -> int | None:
@@ -142,8 +126,8 @@ def _count_output_channels(conv: Node, weight: _Array) -> int | None:
 
 def _fold_into_consumers(
     model: Model, norm: Node, convs: Sequence[Node]
-) -> list[_ConvWeights] | None:
-    """Return new weights for each convolution; None if one of them cannot be folded exactly."""
+) -> list[tuple[_Array, _Array]] | None:
+    """Return new weights and bias of each convolution; None if one cannot be folded exactly."""
     parameters = _read_parameters(model, norm)
     if parameters is None:
         return None
@@ -163,12 +147,12 @@ def _fold_into_consumers(
 
 def _fold_input_map(
     model: Model, conv: Node, factor: _Floats, shift: _Floats
-) -> _ConvWeights | None:
-    """Return the weights of a convolution that reads ``x`` instead of ``x * factor + shift``."""
+) -> tuple[_Array, _Array] | None:
+    """Return weights and bias for an input ``x`` instead of ``x * factor + shift``."""
     if operator_of(conv).kind != LayerKind.CONVOLUTION:
         return None
     weights = _read_weights(model, conv)
-    if weights is None or weights.weight.dtype.kind != "f" or weights.weight.ndim < 3:
+    if weights is None or weights[0].dtype.kind != "f" or weights[0].ndim < 3:
         return None
     weight, bias = weights
     if shift.any() and _has_padding(conv):  # padded zeros would be shifted as well
@@ -184,7 +168,7 @@ def _fold_input_map(
     if bias is not None:
         new_bias = new_bias + bias.astype(np.float64)
     new_weight = (flat * factor[channels][..., None]).reshape(weight.shape)
-    return _ConvWeights(new_weight.astype(weight.dtype), new_bias.astype(weight.dtype))
+    return new_weight.astype(weight.dtype), new_bias.astype(weight.dtype)
 
 
 def _has_padding(conv: Node) -> bool:
@@ -194,8 +178,11 @@ def _has_padding(conv: Node) -> bool:
     return conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
 
 
-def _read_parameters(model: Model, norm: Node) -> _NormParameters | None:
-    """Return the parameters, perhaps not finite; None if they are computed or do not fit."""
+def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
+    """Return factor, beta and mean of each channel; None if they are computed or do not fit.
+
+    The BatchNormalization is ``(x - mean) * factor + beta``. Parameters may be not finite.
+    """
     arrays = [model.constant(t) for t in norm.inputs[1:]]
     values = [a for a in arrays if a is not None and a.dtype.kind not in _TEXT_KINDS]
     if len(values) != 4 or len(norm.inputs) != 5:
@@ -205,13 +192,11 @@ def _read_parameters(model: Model, norm: Node) -> _NormParameters | None:
     gamma, beta, mean, variance = (v.astype(np.float64) for v in values)
     epsilon = float(norm.attributes.get("epsilon", 1e-5))
     with np.errstate(all="ignore"):
-        return _NormParameters(gamma / np.sqrt(variance + epsilon), beta, mean)
+        return gamma / np.sqrt(variance + epsilon), beta, mean
 
 
-def _read_weights(model: Model, conv: Node) -> _ConvWeights | None:
-    """Return the constant weights and bias; None if one of them is computed."""
+def _read_weights(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
+    """Return the constant weights, and the bias if there is one; None if one is computed."""
     weight = model.constant(conv.input(1))
     bias = model.constant(conv.input(2)) if conv.input(2) else None
-    if weight is None or (conv.input(2) and bias is None):
-        return None
-    return _ConvWeights(weight, bias)
+    return None if weight is None or (conv.input(2) and bias is None) else (weight, bias)

@@ -34,7 +34,7 @@ class MatMulOperand(NamedTuple):
     Attributes:
         position: Input of the Einsum.
         axes: Letters of its axes in their new order.
-        shape: Shape after that; empty if it stays.
+        shape: Shape after that; empty if it does not change.
     """
 
     position: int
@@ -48,7 +48,7 @@ class MatMulForm(NamedTuple):
     Attributes:
         operands: Left and right operand.
         axes: Letters of the axes of the result.
-        shape: Shape of the result, with these axes; empty if it stays.
+        shape: Shape of the result with these axes; empty if it does not change.
     """
 
     operands: tuple[MatMulOperand, MatMulOperand]
@@ -65,12 +65,9 @@ class EinsumConverter:
 
     def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | EinsumObstacle:
         """Return the MatMul with the fewest Transposes and Reshapes, or the reason for none."""
-        shapes = [
-            self._model.shape(tensor) or (None,) * len(axes)
-            for tensor, axes in zip(node.inputs, product.operands, strict=True)
-        ]
         sizes: dict[str, int | None] = {}
-        for axes, shape in zip(product.operands, shapes, strict=True):
+        for tensor, axes in zip(node.inputs, product.operands, strict=True):
+            shape = self._model.shape(tensor) or (None,) * len(axes)
             if not product.exact or len(shape) != len(axes):
                 return EinsumObstacle.RANK
             sizes.update(zip(axes, shape, strict=True))
@@ -176,10 +173,16 @@ def _list_forms(
     product: Contraction, is_constant: Sequence[bool], sizes: Mapping[str, int | None]
 ) -> list[MatMulForm]:
     """Return the MatMuls in both orders of the operands; a constant can only be the second."""
-    orders = [o for o in ((0, 1), (1, 0)) if is_constant[o[1]] or not any(is_constant)]
-    summed = ["".join(c for c in axes if c in product.summed) for axes in product.operands]
-    forms = [_build_form(product, order, axes, sizes) for order in orders for axes in summed]
-    return [form for form in forms if form is not None]
+    forms = []
+    for left, right in ((0, 1), (1, 0)):
+        if is_constant[left] and not is_constant[right]:
+            continue
+        for axes in product.operands:
+            summed = "".join(c for c in axes if c in product.summed)
+            form = _build_form(product, (left, right), summed, sizes)
+            if form is not None:
+                forms.append(form)
+    return forms
 
 
 def _build_form(
@@ -292,8 +295,8 @@ def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: st
 def lower_equation(node: onnx.NodeProto) -> bool:
     """Write the equation of an Einsum without capitals, and return whether it changed.
 
-    ONNX has no capitals there, but exporters write them. An equation without an output part stays,
-    because its output has the letters in their order.
+    ONNX has no capitals there, but exporters write them. An equation without an output part is
+    not changed, because its output has the letters in their order.
     """
     attribute = next((a for a in node.attribute if a.name == "equation"), None)
     if attribute is None:

@@ -43,14 +43,14 @@ _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 def convert_to_fp16(model: Model, wide: Collection[str] = ()) -> int:
     """Convert the float remainder of a Q/DQ model to FP16, in place.
 
-    Graph inputs and outputs keep their types. Nodes after the last convolutions, DFL included, stay
+    Graph inputs and outputs keep their types. Nodes after the last convolutions, DFL included, remain
     FP32: they do little work, and FP16 resolves pixel coordinates above 512 to half a pixel only. A
-    decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32, or stays FP32
-    if none computes the same.
+    decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32, or remains
+    FP32 if none computes the same.
 
     Args:
         model: Opset 19 or newer.
-        wide: Tensors that FP16 cannot hold. Their producers and consumers stay FP32.
+        wide: Tensors that FP16 cannot hold. Their producers and consumers remain FP32.
 
     Returns:
         The number of nodes that compute in FP16 now.
@@ -137,7 +137,7 @@ class _Fp16Converter:
                 self.editor.set_input(node, position, self._half_name(tensor))
 
     def _round_scale(self, tensor: str) -> None:
-        """Round the scale of a pair that stays FP32, as FP16 rounds it.
+        """Round the scale of a pair that remains FP32, as FP16 rounds it.
 
         Pairs with one scale then still have one scale.
         """
@@ -247,7 +247,7 @@ def find_wide_tensors(
 def describe_fp16(
     model: Model, target: Target, wide: Mapping[str, float], is_default: bool
 ) -> list[Note]:
-    """Return the notes on a float remainder that will be FP16, and on what stays FP32 in it."""
+    """Return the notes on a float remainder that will be FP16, and on its FP32 parts."""
     notes = []
     if is_default:
         notes.append(

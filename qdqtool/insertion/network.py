@@ -14,7 +14,7 @@ from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
-from qdqtool.util.text import were
+from qdqtool.util.text import format_count_were
 
 
 @dataclass
@@ -149,7 +149,7 @@ def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
     if count := fold_leading_batch_normalization(model):
         notes.append(
             Note(
-                f"{were(count, 'BatchNormalization node')} folded into the convolutions after it",
+                f"{format_count_were(count, 'BatchNormalization node')} folded into the convolutions after it",
                 code="norms-folded-behind",
                 count=count,
             )

@@ -30,10 +30,16 @@ from qdqtool.insertion.structure import (
     commuting_outputs,
     has_only_quantized_consumers,
     walk_tensors,
-    weight_scale_axis,
 )
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import WEIGHTED, LayerKind, is_sum, operator_of, pooling_type
+from qdqtool.ir.operators import (
+    WEIGHTED,
+    LayerKind,
+    is_sum,
+    operator_of,
+    pooling_type,
+    weight_scale_axis,
+)
 from qdqtool.ir.qdq import QUANTIZABLE, is_sparse
 from qdqtool.ir.sizes import contraction
 from qdqtool.patterns.heads import (
@@ -141,7 +147,7 @@ class Placement:
     Attributes:
         inputs: For each tensor, the inputs that read it dequantized, in graph order.
         weights: Weights to quantize.
-        skipped: Nodes that could have been quantized and stay float.
+        skipped: Nodes that could have been quantized and remain float.
         notes: Options without effect.
     """
 
@@ -159,7 +165,7 @@ class Placement:
         self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
     def skip(self, refusal: Refusal) -> None:
-        """Record a node that stays float."""
+        """Record a node that remains float."""
         self.skipped.append(SkippedNode(refusal))
 
 
@@ -186,7 +192,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the nodes that a preset of the option `head` leaves float, and what they are."""
+    """Return the nodes that a preset of the option `head` leaves float, by part of the head."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -218,7 +224,7 @@ def is_average_pooling(model: Model, node: Node) -> bool:
 
 
 def can_be_quantized(model: Model, node: Node) -> bool:
-    """Return whether placement decides about a node: weighted, average pooling, or sum of two."""
+    """Return whether placement decides about a node: weighted, average pooling or sum."""
     return (
         operator_of(node).weights is not None
         or is_average_pooling(model, node)
@@ -227,7 +233,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
 
 
 class _UserChoices:
-    """Nodes that the user excludes and includes, by the patterns of the rules."""
+    """Nodes that the user excludes and includes."""
 
     def __init__(self, model: Model, rules: PlacementRules) -> None:
         self._rules = rules
@@ -517,7 +523,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add differ in shape, so that it is no residual."""
+        """Return whether the inputs of an Add differ in shape, unlike those of a residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False

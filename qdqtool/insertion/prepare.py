@@ -30,7 +30,7 @@ from qdqtool.proto.shapes import convert_opset
 from qdqtool.proto.slim import without_large_weights
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD
 from qdqtool.util.notes import Note
-from qdqtool.util.text import reason_of, were
+from qdqtool.util.text import format_count_were, reason_of
 
 MIN_OPSET = 13
 _MAX_REASON = 120  # characters of an error of the inliner
@@ -69,7 +69,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     model.proto.ir_version = max(model.proto.ir_version, min_ir_version)
     notes.extend(_normalize_nodes(model))
     if count := replace_einsums(model):
-        products = were(count, "matrix product")
+        products = format_count_were(count, "matrix product")
         notes.append(
             Note(
                 f"{products} written as MatMul instead of Einsum, so that it can be INT8",
@@ -80,7 +80,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     if count := fold_constant_weights(model):
         notes.append(
             Note(
-                f"{were(count, 'weight tensor')} computed from constants",
+                f"{format_count_were(count, 'weight tensor')} computed from constants",
                 code="weights-computed",
                 count=count,
             )
@@ -88,7 +88,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     if count := copy_shared_weights(model):
         notes.append(
             Note(
-                f"{were(count, 'weight tensor')} copied for nodes that shared one",
+                f"{format_count_were(count, 'weight tensor')} copied for nodes that shared one",
                 code="weights-copied",
                 count=count,
             )
@@ -96,7 +96,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     if count := fold_batch_normalization(model):
         notes.append(
             Note(
-                f"{were(count, 'BatchNormalization node')} folded into a convolution before it",
+                f"{format_count_were(count, 'BatchNormalization node')} folded into a convolution before it",
                 code="norms-folded",
                 count=count,
             )
@@ -117,7 +117,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
         editor.finish()
     notes = []
     if renamed:
-        nodes = were(renamed, "node")
+        nodes = format_count_were(renamed, "node")
         notes.append(
             Note(
                 f"{nodes} named after an output, because onnxruntime requires unique names",
@@ -126,7 +126,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
             )
         )
     if lowered:
-        equations = were(lowered, "Einsum equation")
+        equations = format_count_were(lowered, "Einsum equation")
         notes.append(
             Note(
                 f"{equations} written in lower case, as TensorRT's parser requires",
@@ -137,7 +137,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
     if sums:
         notes.append(
             Note(
-                f"{were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses",
+                f"{format_count_were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses",
                 code="sums-as-adds",
                 count=len(sums),
             )
@@ -186,7 +186,7 @@ def _rename_duplicates(editor: Editor) -> int:
 
 
 def raise_opset(model: Model, opset: int) -> None:
-    """Raise the opset in place; names of nodes stay.
+    """Raise the opset in place, and keep the names of nodes.
 
     Raises:
         ModelError: onnx cannot convert it.

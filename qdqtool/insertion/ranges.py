@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import CacheOptions, ClusterOptions, ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES
 from qdqtool.insertion.scales import (
     LEVELS,
     GroupMember,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from calibration import Statistics
     from qdqtool.insertion.result import Insertion
 
+_NO_CACHE = CacheOptions()
+_NO_CLUSTER = ClusterOptions()
+
 
 def collect_statistics(
     model: Model,
@@ -31,9 +35,9 @@ def collect_statistics(
     groups: Sequence[ScaleGroup],
     *,
     max_images: int,
-    images: ImageOptions | None = None,
-    cache: CacheOptions | None = None,
-    cluster: ClusterOptions | None = None,
+    images: ImageOptions = DEFAULT_IMAGES,
+    cache: CacheOptions = _NO_CACHE,
+    cluster: ClusterOptions = _NO_CLUSTER,
     progress: bool = False,
 ) -> tuple[Statistics, Json]:
     """Run the model over the data and return the statistics of the groups' sources.
@@ -53,8 +57,6 @@ def collect_statistics(
             code="missing-argument",
             parameter="data",
         )
-    images, cache = images or ImageOptions(), cache or CacheOptions()
-    cluster = cluster or ClusterOptions()
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     scores = find_class_outputs(model)
     statistics = collect(

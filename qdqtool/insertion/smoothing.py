@@ -9,7 +9,7 @@ the tensor has to cover them. For a tensor X [..., channels] that Linears with w
 is the same in float, except for rounding. ``1 / s`` goes into the constants of X's producer: scale and
 bias of a LayerNormalization (also a decomposed one), the output channels of a Linear, the constant of a
 Mul or Div (that of a decomposed GELU). Everything between keeps the channels apart, and every consumer
-of X multiplies by ``s``, or X stays as it is.
+of X multiplies by ``s``, or X is not changed.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def smooth(
 
     Args:
         model: The prepared float model.
-        placement: What is to be quantized.
+        placement: Tensors and weights to quantize.
         alpha: Part of the difference between channels that goes into the weights: 0 to 1, mostly 0.5.
         data: The calibration data, which is read for this only.
         images: How images become inputs.
 
     Returns:
-        The changes, empty if there are none, and a note about them.
+        The changes, which may be empty, and a note about them.
 
     Raises:
         QdqtoolError: `alpha` is out of range, or the data can be read only once.
@@ -147,10 +147,10 @@ def smooth(
         f"`smooth={alpha:g}`: activation scales of {linears} Linears were moved into their weights, at "
         f"{places} places"
     )
-    if not reasons:
-        return migrations, Note(text, code="smoothed", alpha=alpha, linears=linears, places=places)
-    text += f"; not possible for {reasons}"
-    code = "smoothed-in-part"
+    code = "smoothed"
+    if reasons:
+        text += f"; not possible for {reasons}"
+        code = "smoothed-in-part"
     return migrations, Note(text, code=code, alpha=alpha, linears=linears, places=places)
 
 
@@ -177,7 +177,7 @@ def _check_arguments(alpha: float, data: object) -> None:
 
 
 def _describe_skipped(regions: Sequence[_ScaleRegion]) -> list[str]:
-    """Return the reasons for tensors that stay as they are, each with its first node."""
+    """Return the reasons for tensors that do not change, each with its first node."""
     counts = Counter(region.skip_reason for region in regions if region.skip_reason)
     first = {region.skip_reason: region.blocking_node for region in reversed(regions)}
     texts = []
@@ -509,20 +509,20 @@ class _ScaleRegion:
         if node.op == "Transpose":
             perm = node.attributes.get("perm")
             return isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
-        axes: Sequence[int] | None
         if node.op == "Slice":
             value = self._shapes.value(node.input(3)) if node.input(3) else None
-            axes = None if value is None else [int(axis) for axis in value.reshape(-1)]
-        elif node.op == "ReduceMean":
-            axes = reduced_axes(self.model, node)
-        elif node.op == "Gather" or operator.cuts or operator.joins:
-            axes = [node.integer("axis", 0)]
-        else:  # a Reshape works row by row if the last axis has one size before and after
-            tensors = (node.input(0), node.output)
-            sizes = [(self._shapes.shape(t) or (None,))[-1] for t in tensors]
-            return rearranges(node) and not operator.moves and sizes == [channels, channels]
+            return value is not None and self._excludes_last_axis(node, value.reshape(-1).tolist())
+        if node.op == "ReduceMean":
+            return self._excludes_last_axis(node, reduced_axes(self.model, node))
+        if node.op == "Gather" or operator.cuts or operator.joins:
+            return self._excludes_last_axis(node, [node.integer("axis", 0)])
+        # A Reshape works row by row if the last axis has one size before and after.
+        sizes = [(self._shapes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
+        return rearranges(node) and not operator.moves and sizes == [channels, channels]
+
+    def _excludes_last_axis(self, node: Node, axes: Sequence[int] | None) -> bool:
         rank = self._shapes.rank(node.input(0))
-        return bool(axes) and rank > 0 and all(a % rank != rank - 1 for a in axes or ())
+        return bool(axes) and rank > 0 and all(axis % rank != rank - 1 for axis in axes or ())
 
 
 def _keeps_product_axis(places: Places, position: int) -> bool:

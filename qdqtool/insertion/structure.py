@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLVE, commuting_inputs, operator_of
-from qdqtool.ir.operators import weight_scale_axis as weight_scale_axis
 from qdqtool.patterns.pointwise import activation_outputs, pointwise_region
 
 

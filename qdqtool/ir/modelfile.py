@@ -22,7 +22,7 @@ from qdqtool.proto.subgraphs import check_functions, require_utf8, with_subgraph
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, read_all, same_file
 from qdqtool.util.outputs import atomic_write
-from qdqtool.util.text import middle, reason_of
+from qdqtool.util.text import cut_middle, reason_of
 
 _VERSIONS = range(1000)  # of operator sets, far above any
 
@@ -127,7 +127,7 @@ def _tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     texts.append(tensor.name)
     if not external.is_possible(tensor.dims):
         raise ModelError(
-            f"tensor '{middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} dimensions, "
+            f"tensor '{cut_middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} dimensions, "
             "and more elements than there can be",
             code="tensor-damaged",
             node=str(tensor.name),
@@ -191,7 +191,7 @@ def _with_short_names(model: Model) -> Model:
     what = model.path or "model in memory"
     if len(longest) > limits.NAME:
         raise ModelError(
-            f"the name '{middle(longest, 60)}' has {len(longest)} characters; the limit is "
+            f"the name '{cut_middle(longest, 60)}' has {len(longest)} characters; the limit is "
             f"{limits.NAME}",
             what,
             code="name-too-long",
@@ -261,7 +261,7 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
         raise _too_large(path, file.read(file_types.HEAD))
     head = file.read(compression.HEAD)
     if compression.find_magic(head) == compression.GZIP:
-        limit = min(limits.unpacked_limit(size), MAX_PROTO_BYTES)
+        limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
     with contextlib.suppress(OSError):  # some files of the kernel can be read only once

@@ -7,8 +7,9 @@
     done = qat.export(model, "model_qdq.onnx", sample)
     print(done.prediction.summary())
 
-The placement is that of :func:`qdqtool.insert`: the float network is traced, the same rules decide, and the decision is
-carried back to the modules. Needs the extra ``qdqtool[qat]``; importing this package does not import torch.
+The placement is that of :func:`qdqtool.insert`: the float network is traced, the same rules decide,
+and the decision is carried back to the modules. Needs the extra ``qdqtool[qat]``. Importing this
+package does not import torch.
 """
 
 from __future__ import annotations
@@ -26,13 +27,23 @@ if TYPE_CHECKING:
     from qdqtool.qat.ranges import Calibration, calibrate
     from qdqtool.qat.switching import Sensitivity, disable, disabled, enable, sensitivity
 
-_HOMES = {
-    "preparation": ("prepare", "checkpoint", "restore"),
-    "planning": ("plan", "Plan"),
-    "checking": ("Check",),
-    "ranges": ("calibrate", "Calibration"),
-    "exporting": ("export", "check", "Export"),
-    "switching": ("disable", "disabled", "enable", "sensitivity", "Sensitivity"),
+_MODULES = {
+    "Calibration": "ranges",
+    "Check": "checking",
+    "Export": "exporting",
+    "Plan": "planning",
+    "Sensitivity": "switching",
+    "calibrate": "ranges",
+    "check": "exporting",
+    "checkpoint": "preparation",
+    "disable": "switching",
+    "disabled": "switching",
+    "enable": "switching",
+    "export": "exporting",
+    "plan": "planning",
+    "prepare": "preparation",
+    "restore": "preparation",
+    "sensitivity": "switching",
 }
 
 __all__ = [
@@ -56,14 +67,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = next((room for room, names in _HOMES.items() if name in names), None)
-    if home is None:
+    """Import a name's module on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'qdqtool.qat' has no attribute '{name}'")
     try:
-        value = getattr(importlib.import_module(f"qdqtool.qat.{home}"), name)
+        return getattr(importlib.import_module(f"qdqtool.qat.{_MODULES[name]}"), name)
     except ImportError as error:
         raise QdqtoolError(
             f"training needs torch ({error}); pip install 'qdqtool[qat]'", code="missing-package"
         ) from error
-    globals()[name] = value
-    return value

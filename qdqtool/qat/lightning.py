@@ -40,24 +40,28 @@ except ImportError:
 
 
 class QATCallback(Callback):  # type: ignore[misc]
-    """Quantization-aware training as a callback.
+    """Callback for quantization-aware training.
 
-    The quantizers go in before Lightning makes the optimizer and wraps the network; ranges come from the training
-    loader, once. Checkpoints hold the plan, so that resuming puts the quantizers back before the weights are loaded.
+    Quantizers are inserted before Lightning creates the optimizer and wraps the network. They are
+    calibrated once, on batches of the training loader. Checkpoints hold the plan, so that resuming
+    inserts the quantizers before the weights are loaded.
 
     Args:
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments that the network is called with.
-        network: The attribute of the LightningModule that holds the network; an empty string for the module itself.
-        fn: From a batch of the training loader to what the network is called with, as for
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments of the network.
+        network: Attribute of the LightningModule that holds the network; an empty string for the
+            module itself.
+        fn: Function from a batch of the training loader to the arguments of the network, as for
             :func:`qdqtool.qat.calibrate`.
-        batches: How many batches calibrate.
+        batches: Number of batches for the calibration.
         method: As for :func:`qdqtool.qat.calibrate`.
-        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
-        path: Where to write the Q/DQ model when training ends; None for nowhere.
-        options: As for :func:`qdqtool.qat.prepare`: ``target``, ``backend``, ``head``, ``exclude`` ...
+        freeze_norms: Whether BatchNormalization keeps its statistics, see
+            :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
+        path: File to write the Q/DQ model to when training ends; None for no file.
+        options: As for :func:`qdqtool.qat.prepare`: ``target``, ``backend``, ``head``, ``exclude``
+            ...
 
     Attributes:
-        exported: What was written.
+        exported: The model that was written.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class QATCallback(Callback):  # type: ignore[misc]
         self.exported: Export | None = None
         self._plan: Plan | None = None
 
-    def _of(self, module: Any) -> nn.Module:
+    def _find_network(self, module: Any) -> nn.Module:
         network = getattr(module, self.network, None) if self.network else module
         if not isinstance(network, nn.Module):
             raise QdqtoolError(
@@ -90,8 +94,8 @@ class QATCallback(Callback):  # type: ignore[misc]
         return network
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Prepares, before strategies wrap the module and optimizers read its parameters."""
-        network = self._of(pl_module)
+        """Insert quantizers, before strategies wrap the module and optimizers are created."""
+        network = self._find_network(pl_module)
         if not is_prepared(network):
             if self._plan is not None:
                 apply_plan(network, self._plan)
@@ -99,8 +103,8 @@ class QATCallback(Callback):  # type: ignore[misc]
                 prepare(network, self.sample, **self.options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Calibrates, unless a checkpoint brought the ranges."""
-        network = self._of(pl_module)
+        """Calibrate, unless a checkpoint brought the ranges."""
+        network = self._find_network(pl_module)
         if find_uncalibrated(network):
             trainer.fit_loop.setup_data()
             calibrate(
@@ -113,24 +117,24 @@ class QATCallback(Callback):  # type: ignore[misc]
             )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Freezes BatchNormalization where that is wanted; Lightning sets the training mode before each epoch."""
+        """Freeze BatchNormalization again: Lightning sets the training mode before each epoch."""
         if self.freeze_norms:
-            freeze_batch_norms(self._of(pl_module))
+            freeze_batch_norms(self._find_network(pl_module))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Writes the model, checked and predicted."""
+        """Write the model, checked and predicted."""
         if self.path is not None and trainer.is_global_zero:
-            self.exported = export(self._of(pl_module), self.path, self.sample)
+            self.exported = export(self._find_network(pl_module), self.path, self.sample)
 
     def state_dict(self) -> dict[str, Any]:
-        """The plan, as plain data."""
+        """Return the plan as plain data."""
         return {} if self._plan is None else {"plan": plan_to_dict(self._plan)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The plan of a checkpoint."""
+        """Read the plan of a checkpoint."""
         if "plan" in state_dict:
             self._plan = plan_from_dict(state_dict["plan"])
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Keeps the plan that the network has now."""
-        self._plan = read_plan(self._of(pl_module))
+        """Store the plan of the network for `state_dict`."""
+        self._plan = read_plan(self._find_network(pl_module))

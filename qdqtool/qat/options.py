@@ -12,15 +12,15 @@ BACKENDS = ("pytorch-quantization", "modelopt")
 
 @dataclass(frozen=True)
 class QatOptions:
-    """Which quantizers a network gets for training.
+    """Options of the placement of quantizers.
 
     Attributes:
         target: TensorRT version whose rules decide.
-        backend: One of :data:`BACKENDS`: whose quantizer modules are used.
-        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        backend: Package with the quantizer modules, one of :data:`BACKENDS`.
+        head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
         residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
         unify: Whether tensors that Concat and the like tie together share one quantizer.
-        exclude: Regular expressions on names of modules or nodes that stay float.
+        exclude: Regular expressions on names of modules or nodes that are left float.
         include: The same for modules that a rule would leave float.
         merge: Whether parallel branches that deploy as one convolution are merged first.
     """

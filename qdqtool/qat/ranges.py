@@ -30,7 +30,7 @@ from qdqtool.qat.preparation import read_plan
 from qdqtool.qat.sites import QuantizerSite, pause_idle_watchers
 from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 FEW_IMAGES = 16  # with fewer the largest values have hardly been seen
 
@@ -144,7 +144,7 @@ def calibrate(
         result.warnings.extend(notes)
     if result.images < FEW_IMAGES:
         warnings.warn(
-            f"calibrated with {counted(result.images, 'image')}: ranges of so few say little about "
+            f"calibrated with {format_count(result.images, 'image')}: ranges of so few say little about "
             "others; give a hundred or more that look like those in use",
             UserWarning,
             stacklevel=3,

@@ -1,4 +1,4 @@
-"""Training inside Ultralytics, with quantizers where TensorRT uses them.
+"""Training with Ultralytics, with quantizers where TensorRT uses them.
 
     from ultralytics import YOLO
     from qdqtool import qat
@@ -6,15 +6,17 @@
 
     yolo = YOLO("yolov8n.pt")                              # a trained checkpoint
     yolo.train(trainer=Trainer, data="coco8.yaml", **RECIPE)
-    done = qat.export(yolo, "yolov8n_qdq.onnx")            # checked and predicted; YOLO("yolov8n_qdq.onnx") runs it
+    done = qat.export(yolo, "yolov8n_qdq.onnx")            # checked and predicted
+    YOLO("yolov8n_qdq.onnx").predict("photo.jpg")
 
-The trainer is Ultralytics' own: data, losses, EMA, checkpoints, resume and validation are theirs. Before the first step
-the network gets its quantizers and is calibrated on training images without augmentation.
+The trainer is Ultralytics' own: data, losses, EMA, checkpoints, resume and validation are theirs.
+Before the first step the network gets its quantizers and is calibrated on training images without
+augmentation.
 
-Importing this imports ``ultralytics``, which is under the AGPL-3.0. The classes made here are subclasses of its
-trainers and exist only in the process that imports both; qdqtool itself contains none of Ultralytics' code and does not
-depend on it. What you train and deploy with Ultralytics is under their licence to you (AGPL-3.0, or their commercial
-one), with this trainer as with theirs.
+Importing this imports ``ultralytics``, which is under the AGPL-3.0. The classes here are subclasses
+of its trainers; qdqtool contains none of Ultralytics' code and does not depend on it. Their license
+(AGPL-3.0, or their commercial one) applies to the models that you train and deploy with
+Ultralytics, with this trainer as with theirs.
 """
 
 import math
@@ -27,7 +29,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from ultralytics import __version__ as _version
-from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
@@ -40,8 +41,9 @@ from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
 from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
-# Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),
-# no mosaic (statistics as at inference), and float32: the quantizers' steps are finer than bfloat16's.
+# Fine-tuning of a trained network: a twentieth of the rate from scratch, no warm-up of the biases
+# (which starts at 0.1), no mosaic (for statistics as at inference), and float32, because the
+# quantizers' steps are finer than those of bfloat16.
 RECIPE: dict[str, Any] = {
     "epochs": 10,
     "optimizer": "AdamW",
@@ -59,7 +61,7 @@ class Options(QatOptions):
     """Options of the trainer; further ones are those of :func:`qdqtool.qat.prepare`.
 
     Attributes:
-        method: How ranges are chosen, as for :func:`qdqtool.qat.calibrate`.
+        method: Method for the ranges, as for :func:`qdqtool.qat.calibrate`.
         images: Number of training images for the calibration.
         freeze_norms: Whether BatchNormalization keeps its statistics, see
             :data:`qdqtool.qat.batch_norms.FREEZE_NORMS`.
@@ -71,7 +73,7 @@ class Options(QatOptions):
 
 
 class QuantizedTrainerMixin:
-    """Mixed into a trainer of Ultralytics'; see :class:`Trainer` and :func:`trainer_for`."""
+    """Mixin for a trainer of Ultralytics; see :class:`Trainer` and :func:`trainer_for`."""
 
     options: Options = Options()
     args: Any
@@ -81,28 +83,38 @@ class QuantizedTrainerMixin:
 
     @classmethod
     def with_options(cls, **changes: Any) -> type[Any]:
-        """The same trainer with other :class:`Options`, for example ``Trainer.with_options(target="trt10")``."""
-        listed: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()
-        }
-        for name in listed.keys() - {f.name for f in fields(Options)}:
+        """Return the trainer with other :class:`Options`.
+
+        For example ``Trainer.with_options(target="trt10")``.
+        """
+        for name in changes.keys() - {f.name for f in fields(Options)}:
             raise QdqtoolError(
                 f"Trainer.with_options: got an unexpected keyword argument '{name}'",
                 code="unknown-choice",
                 parameter=name,
             )
-        options = replace(cls.options, **listed)
-        return type(cls.__name__, (cls,), {"options": options, "__module__": cls.__module__})
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()
+        }
+        changed_options = replace(cls.options, **values)
+
+        class ConfiguredTrainer(cls):  # type: ignore[misc, valid-type]
+            options = changed_options
+
+        return ConfiguredTrainer
 
     def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = True) -> Any:
-        """A network that has quantizers goes on being trained; Ultralytics would build another one without."""
+        """Return the network to train: one with quantizers as it is, others as Ultralytics does.
+
+        Ultralytics would build a new network without quantizers.
+        """
         if not isinstance(weights, nn.Module) or not is_prepared(weights):
             return super().get_model(cfg=cfg, weights=weights, verbose=verbose)  # type: ignore[misc]
         classes = getattr(weights.model[-1], "nc", None) or len(getattr(weights, "names", ()) or ())
         if self.args.task != "classify" and classes != self.data["nc"]:
             raise QdqtoolError(
-                f"the network has {classes} classes and the data {self.data['nc']}: train the float network on the new "
-                "classes first, then with quantizers",
+                f"the network has {classes} classes and the data {self.data['nc']}: train the float "
+                "network on the new classes first, then with quantizers",
                 code="different-classes",
             )
         model = weights.float()
@@ -111,7 +123,11 @@ class QuantizedTrainerMixin:
         return model
 
     def set_model_attributes(self) -> None:
-        """The last hook before EMA, compilation and DistributedDataParallel wrap the network."""
+        """Insert quantizers and calibrate them.
+
+        Ultralytics calls this last before EMA, compilation and DistributedDataParallel wrap the
+        network.
+        """
         super().set_model_attributes()  # type: ignore[misc]
         if getattr(self.args, "quantize", None) == 8:
             raise QdqtoolError(
@@ -121,60 +137,58 @@ class QuantizedTrainerMixin:
             )
         network = unwrap(getattr(self.model, "student_model", self.model))
         if not is_prepared(network):
-            self._insert(network)
+            self._insert_quantizers(network)
         if find_uncalibrated(network):
             images = self.options.images
             LOGGER.info(f"qdqtool: calibrating on up to {images} training images")
-            done = calibrate(
-                network, self.calibration_batches(images), self.options.method, total=images
-            )
-            for warning in done.warnings:
+            batches = self.calibration_batches(images)
+            calibration = calibrate(network, batches, self.options.method, total=images)
+            for warning in calibration.warnings:
                 LOGGER.warning(f"qdqtool: {warning}")
 
-    def _insert(self, network: nn.Module) -> None:
+    def _insert_quantizers(self, network: nn.Module) -> None:
         if is_untrained(network):
             LOGGER.warning(
                 "qdqtool: this network was never trained; start from a trained checkpoint"
             )
-        height, width = self._size(network)
-        channels = self.data.get("channels", 3)
+        size = self._image_size(network)
         device = next(network.parameters()).device
-        sample = torch.zeros(1, channels, height, width, device=device)
+        sample = torch.zeros(1, self.data.get("channels", 3), *size, device=device)
         plan = insert_quantizers(network, sample, self.options)
         LOGGER.info(f"qdqtool: {plan.text().splitlines()[0]}")
 
-    def _size(self, network: nn.Module) -> tuple[int, int]:
+    def _image_size(self, network: nn.Module) -> tuple[int, int]:
+        """Return height and width, rounded up to the stride."""
         stride = max(int(torch.as_tensor(getattr(network, "stride", 32)).max()), 32)
-        given = self.args.imgsz
-        height, width = (given, given) if isinstance(given, int) else (given[0], given[-1])
+        size = self.args.imgsz
+        height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
         return -(-height // stride) * stride, -(-width // stride) * stride
 
     def calibration_batches(self, count: int) -> Iterator[Tensor]:
-        """Batches of up to ``count`` training images, of the size of training and without augmentation."""
+        """Yield batches of up to ``count`` training images in total, without augmentation.
+
+        They have the size of training, in squares as an engine gets them.
+        """
         trainer: Any = self
-        size = max(self._size(unwrap(trainer.model)))
-        stride = getattr(trainer, "stride", None)
-        trainer.stride = stride if stride is not None else 32
+        size = max(self._image_size(unwrap(trainer.model)))
+        if getattr(trainer, "stride", None) is None:
+            trainer.stride = 32
         with override_attributes(trainer.args, imgsz=size, multi_scale=0.0, cache=False):
-            per_batch = max(
-                1, min(int(trainer.batch_size) if trainer.batch_size >= 1 else 16, 16, count)
-            )
-            given = trainer.get_dataloader(
+            batch_size = int(trainer.batch_size) if trainer.batch_size >= 1 else 16
+            per_batch = max(1, min(batch_size, 16, count))
+            loader = trainer.get_dataloader(
                 trainer.data["train"], batch_size=per_batch, rank=-1, mode="val"
             )
-            if getattr(given.dataset, "rect", False):
-                given.dataset.rect = (
-                    False  # squares, as an engine gets them, and not Ultralytics' padded rectangles
-                )
-            chosen = spread_batches(len(given.dataset), per_batch, count)
-            seen = 0
-            for batch in DataLoader(
-                given.dataset, batch_sampler=chosen, collate_fn=given.collate_fn
-            ):
+            dataset = loader.dataset
+            if getattr(dataset, "rect", False):
+                dataset.rect = False  # no padded rectangles
+            sampler = spread_batches(len(dataset), per_batch, count)
+            remaining = count
+            for batch in DataLoader(dataset, batch_sampler=sampler, collate_fn=loader.collate_fn):
                 images: Tensor = trainer.preprocess_batch(batch)["img"]
-                yield images[: count - seen]
-                seen += len(images)
-                if seen >= count:
+                yield images[:remaining]
+                remaining -= len(images)
+                if remaining <= 0:
                     break
 
     def _model_train(self) -> None:
@@ -184,93 +198,129 @@ class QuantizedTrainerMixin:
 
 
 def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
-    """Whole batches of about ``count`` images, evenly over a data set that is sorted by shape or by class.
+    """Return the indices of whole batches, evenly over a data set that is sorted.
 
-    Returns:
-        The indices of each batch; batches begin at multiples of ``per_batch``, since those of one shape lie together.
+    Images of one shape or class lie together, so batches begin at multiples of ``per_batch``.
+
+    Args:
+        images: Number of images in the data set.
+        per_batch: Number of images in a batch.
+        count: Number of images to choose, at least.
     """
-    there, wanted = math.ceil(images / per_batch), math.ceil(min(count, images) / per_batch)
-    starts = sorted(
-        {round(i * (there - 1) / max(wanted - 1, 1)) * per_batch for i in range(wanted)}
-    )
+    available, chosen = math.ceil(images / per_batch), math.ceil(min(count, images) / per_batch)
+    last, steps = available - 1, max(chosen - 1, 1)
+    starts = sorted({round(i * last / steps) * per_batch for i in range(chosen)})
     return [list(range(s, min(s + per_batch, images))) for s in starts]
 
 
-def quantized_trainer(base: type) -> type[Any]:
-    """The quantized form of a trainer of Ultralytics', found again by pickles of this module."""
-    name = f"Quantized{base.__name__}"
-    if name not in globals():
-        described = {"__module__": __name__, "__doc__": QuantizedTrainerMixin.__doc__}
-        globals()[name] = type(name, (QuantizedTrainerMixin, base), described)
-    made: type[Any] = globals()[name]
-    return made
+class QuantizedDetectionTrainer(QuantizedTrainerMixin, yolo.detect.DetectionTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for boxes, with quantizers."""
 
 
-def __getattr__(name: str) -> Any:
-    """Quantized trainers by name: a process that Ultralytics starts for another GPU asks for the one it was sent."""
-    if name.startswith("Quantized"):
-        for base in _below(BaseTrainer):
-            if f"Quantized{base.__name__}" == name and not issubclass(base, QuantizedTrainerMixin):
-                return quantized_trainer(base)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+class QuantizedSegmentationTrainer(QuantizedTrainerMixin, yolo.segment.SegmentationTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for masks, with quantizers."""
 
 
-def _below(base: type) -> Iterator[type]:
-    subclasses: list[type] = base.__subclasses__()
-    for derived in subclasses:
-        yield derived
-        yield from _below(derived)
+class QuantizedPoseTrainer(QuantizedTrainerMixin, yolo.pose.PoseTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for key points, with quantizers."""
 
 
-_TASKS = {
-    "segment": yolo.segment.SegmentationTrainer,
-    "pose": yolo.pose.PoseTrainer,
-    "obb": yolo.obb.OBBTrainer,
-    "classify": yolo.classify.ClassificationTrainer,
+class QuantizedOBBTrainer(QuantizedTrainerMixin, yolo.obb.OBBTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for rotated boxes, with quantizers."""
+
+
+class QuantizedClassificationTrainer(QuantizedTrainerMixin, yolo.classify.ClassificationTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for classes of images, with quantizers."""
+
+
+class QuantizedRTDETRTrainer(QuantizedTrainerMixin, rtdetr.train.RTDETRTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for RT-DETR, with quantizers."""
+
+
+class QuantizedWorldTrainer(QuantizedTrainerMixin, yolo.world.WorldTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for YOLO-World, with quantizers."""
+
+
+class QuantizedYOLOETrainer(QuantizedTrainerMixin, yolo.yoloe.YOLOETrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for boxes of YOLOE, with quantizers."""
+
+
+class QuantizedYOLOESegTrainer(QuantizedTrainerMixin, yolo.yoloe.YOLOESegTrainer):  # type: ignore[misc]
+    """Ultralytics' trainer for masks of YOLOE, with quantizers."""
+
+
+_TASK_TRAINERS: dict[str, type[Any]] = {
+    "segment": QuantizedSegmentationTrainer,
+    "pose": QuantizedPoseTrainer,
+    "obb": QuantizedOBBTrainer,
+    "classify": QuantizedClassificationTrainer,
+}
+_TRAINERS: dict[type, type[Any]] = {
+    yolo.detect.DetectionTrainer: QuantizedDetectionTrainer,
+    yolo.segment.SegmentationTrainer: QuantizedSegmentationTrainer,
+    yolo.pose.PoseTrainer: QuantizedPoseTrainer,
+    yolo.obb.OBBTrainer: QuantizedOBBTrainer,
+    yolo.classify.ClassificationTrainer: QuantizedClassificationTrainer,
+    rtdetr.train.RTDETRTrainer: QuantizedRTDETRTrainer,
+    yolo.world.WorldTrainer: QuantizedWorldTrainer,
+    yolo.yoloe.YOLOETrainer: QuantizedYOLOETrainer,
+    yolo.yoloe.YOLOESegTrainer: QuantizedYOLOESegTrainer,
 }
 
 
-class Trainer(QuantizedTrainerMixin, yolo.detect.DetectionTrainer):  # type: ignore[misc]
-    """Ultralytics' trainer for the current task, with quantizers: ``yolo.train(trainer=Trainer, ...)``.
+class Trainer(QuantizedDetectionTrainer):
+    """Ultralytics' trainer for the current task, with quantizers.
 
-    Choose with ``Trainer.with_options(...)``, see :class:`Options`. For World and YOLOE take :func:`trainer_for`.
+    Use it as ``yolo.train(trainer=Trainer, ...)``, with options as
+    ``Trainer.with_options(...)``, see :class:`Options`. For World and YOLOE use
+    :func:`trainer_for`.
     """
 
     def __new__(
         cls, cfg: Any = DEFAULT_CFG, overrides: dict[str, Any] | None = None, _callbacks: Any = None
     ) -> Any:
-        """An instance for the task that ``overrides`` names."""
-        given = overrides or {}
-        base = _TASKS.get(str(given.get("task") or "detect"))
-        if base is None and "rtdetr" in str(given.get("model", "")).lower():
-            base = rtdetr.train.RTDETRTrainer
-        if base is None or cls.__init__ is not yolo.detect.DetectionTrainer.__init__:
+        """Return a trainer for the task in ``overrides``."""
+        arguments = overrides or {}
+        trainer = _TASK_TRAINERS.get(str(arguments.get("task") or "detect"))
+        if trainer is None and "rtdetr" in str(arguments.get("model", "")).lower():
+            trainer = QuantizedRTDETRTrainer
+        if trainer is None or cls.__init__ is not yolo.detect.DetectionTrainer.__init__:
             return super().__new__(cls)
-        made = quantized_trainer(base)
-        if cls.options != made.options:
-            made = type(made.__name__, (made,), {"options": cls.options, "__module__": __name__})
-        return made(cfg, overrides, _callbacks)
+        if cls.options != trainer.options:
+            trainer = trainer.with_options(**vars(cls.options))
+        return trainer(cfg, overrides, _callbacks)
 
 
 def trainer_for(model: Any, **options: Any) -> type[Any]:
-    """The quantized form of the trainer that a model (``YOLO``, ``RTDETR``, ``YOLOWorld`` ...) trains with.
+    """Return the trainer of a model (``YOLO``, ``RTDETR``, ``YOLOWorld`` ...), with quantizers.
 
     Args:
         model: Ultralytics' wrapper.
         options: See :class:`Options`.
     """
-    made = quantized_trainer(model._smart_load("trainer"))
-    return made.with_options(**options) if options else made
+    trainer = find_quantized_trainer(model._smart_load("trainer"))
+    return trainer.with_options(**options) if options else trainer
+
+
+def find_quantized_trainer(base: type) -> type[Any]:
+    """Return the class here for a trainer of Ultralytics; a new one for other trainers."""
+    if base in _TRAINERS:
+        return _TRAINERS[base]
+
+    class QuantizedTrainer(QuantizedTrainerMixin, base):  # type: ignore[misc]
+        """A trainer with quantizers."""
+
+    return QuantizedTrainer
 
 
 def export_output_names(network: nn.Module) -> list[str] | None:
-    """Names as Ultralytics' own export gives them."""
+    """Return the names of outputs in Ultralytics' own export, None for its default."""
     return ["output0", "output1"] if getattr(network, "task", "") == "segment" else None
 
 
 def export_metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
-    """What Ultralytics reads from an ONNX model in order to run it."""
-    found = {
+    """Return the metadata that Ultralytics needs to run an ONNX model."""
+    values = {
         "description": f"Quantized {type(network).__name__}",
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "version": _version,
@@ -285,8 +335,8 @@ def export_metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str
         "end2end": getattr(network, "end2end", False),
     }
     if hasattr(network, "kpt_shape"):
-        found["kpt_shape"] = network.kpt_shape
-    return {k: str(v) for k, v in found.items()}
+        values["kpt_shape"] = network.kpt_shape
+    return {k: str(v) for k, v in values.items()}
 
 
 guard_ultralytics()

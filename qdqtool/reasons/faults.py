@@ -20,7 +20,7 @@ from qdqtool.types import (
     fixable,
 )
 from qdqtool.util.records import record
-from qdqtool.util.text import layers_counted
+from qdqtool.util.text import format_layer_counts
 
 _FAILED_BUILDS = ": builds with these failed (`include` quantizes it)"
 CHECK = "model"  # stands for the pass in faults
@@ -972,5 +972,5 @@ class RemainingFloat(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"the float part of the model stays FP32 ({self.convolutions} of "
-            f"{layers_counted(self.total - self.products, self.products)} read or write FP32 and could use FP16, {self.first} first)."
+            f"{format_layer_counts(self.total - self.products, self.products)} read or write FP32 and could use FP16, {self.first} first)."
         )

@@ -9,7 +9,7 @@ from enum import StrEnum
 from qdqtool.errors import ModelError
 from qdqtool.types import Json, Refusal
 from qdqtool.util.records import record, replace_fields
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 PLACEMENT = "placement"  # stands for the pass in these reasons
 _HEAD_OPTION = "(`head='none'` quantizes it)"
@@ -117,7 +117,7 @@ class WeightsRank(Refusal):
 
     def skip_reason(self) -> str:
         return (
-            f"its weights have {counted(self.dimensions, 'dimension')}; TensorRT supports constant "
+            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports constant "
             "INT8 weights of two"
         )
 
@@ -297,7 +297,7 @@ def nothing_to_quantize(
     if not has_weights:
         text += ": no Conv, ConvTranspose, Gemm or MatMul in the main graph"
     for reason, count in reasons:
-        text += f"; {counted(count, 'node')}: {reason.skip_reason()}"
+        text += f"; {format_count(count, 'node')}: {reason.skip_reason()}"
     error = NothingToQuantize(text, source, code="nothing-to-quantize")
     if reasons:
         error.refusal, error.count = reasons[0]

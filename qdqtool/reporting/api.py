@@ -23,7 +23,6 @@ from qdqtool.types import TOOL_VERSION, Json, Severity
 from qdqtool.util import limits
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.outputs import write_text
-from qdqtool.util.said import said
 from qdqtool.verification.api import load_build
 
 REPORT_SCHEMA = "qdqtool/report/1"
@@ -134,9 +133,7 @@ def collect(
     """Return the contents of the page; errors are those of :func:`report`."""
     before, gpu = inputs.before, inputs.gpu
     if gpu.clock is not None and gpu.gpu is None and not builds:
-        raise QdqtoolError(
-            said("{`clock`} needs {`gpu`}"), code="missing-argument", parameter="gpu"
-        )
+        raise QdqtoolError("`clock` needs `gpu`", code="missing-argument", parameter="gpu")
     build = load_build(builds) if builds else None
     chosen = gpu_for(build, gpu)
     subject = look_at(model, inputs, chosen, build)

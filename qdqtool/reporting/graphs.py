@@ -22,7 +22,7 @@ from qdqtool.reporting.nodes import Collector, paint_of
 from qdqtool.reporting.page import plain, short, shown
 from qdqtool.types import BYTES, Precision
 from qdqtool.util import limits
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
@@ -278,7 +278,7 @@ def _modules(
             data.Box(
                 "module",
                 short(title, NAME_WIDTH),
-                counted(len(rows), "node"),
+                format_count(len(rows), "node"),
                 paints.pop() if len(paints) == 1 else data.OTHER,
                 -1,
                 rows,

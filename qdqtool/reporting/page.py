@@ -30,7 +30,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats.predict_text import ms as _ms
 from qdqtool.reporting import data
 from qdqtool.util.json_text import json_text
-from qdqtool.util.text import as_line, counted, escape_hidden
+from qdqtool.util.text import as_line, escape_hidden, format_count
 
 SCRIPTS = (
     "dom.js",
@@ -243,5 +243,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "amount": amount,
     "number": number,
     "sort_key": sort_key,
-    "plural": counted,
+    "plural": format_count,
 }

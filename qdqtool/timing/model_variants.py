@@ -125,18 +125,18 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     """
     notes: list[Note] = []
     shapes: dict[str, list[int]] = {}
-    size = _image_size(model)
     for name in model.inputs:
         shape = model.shape(name)
         if shape is None or all(d is not None and d > 0 for d in shape):
             continue
         defaults = [batch, *([1] * (len(shape) - 1))]
         if len(shape) == 4:
-            defaults[2:] = size
-        dims = [d or default for d, default in zip(shape, defaults, strict=True)]
-        shapes[name] = dims
-        text = "x".join(map(str, dims))
-        notes.append(Note(f"input '{name}': shape {text} assumed", code="input-taken", shape=dims))
+            defaults[2:] = _image_size(model)
+        shapes[name] = [d or default for d, default in zip(shape, defaults, strict=True)]
+        text = "x".join(map(str, shapes[name]))
+        notes.append(
+            Note(f"input '{name}': shape {text} assumed", code="input-taken", shape=shapes[name])
+        )
     if not shapes:
         return model, notes
     proto = strip_large_constants(model)

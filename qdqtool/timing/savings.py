@@ -44,42 +44,35 @@ def add_savings(
     """
     if not gpu.has_int8 or not prediction.findings:
         return
-    layers = simulated.layers
     best_ms = estimate_seconds([_as_int8(w) for w in workload.layers], gpu) * 1e3
     if correction:
-        best_ms = correction.apply(best_ms, np.ones(len(layers)))
-    positions = {layer.name: i for i, layer in enumerate(layers)}
+        best_ms = correction.apply(best_ms, np.ones(len(workload.layers)))
+    finder = _SavingFinder(simulated, workload, ms, best_ms)
     layer_of = {c.name: c.layer for c in prediction.convolutions}
-    vanishing = _VanishingKernels(simulated, workload)
-    savings: dict[tuple[int, ...], float] = {}  # findings often share their layers
     for finding in prediction.findings:
-        own = positions.get(finding.node)
-        if own is not None and layers[own].type == "Conversion":
+        own = finder.positions.get(finding.node)
+        if own is not None and simulated.layers[own].type == "Conversion":
             finding.saves_ms = round(float(ms[own]), 5)
             continue
-        names = dict.fromkeys(map(layer_of.get, finding.convolutions))
-        slow = tuple(
-            positions[name]
-            for name in names
-            if name in positions and workload.layers[positions[name]].kind in work.COMPUTING
-        )
-        if slow not in savings:
-            faster = sum(max(0.0, ms[i] - best_ms[i]) for i in slow)
-            savings[slow] = float(faster + sum(ms[j] for j in vanishing.find(slow)))
-        saving = savings[slow]
+        saving = finder.find(dict.fromkeys(map(layer_of.get, finding.convolutions)))
         finding.saves_ms = round(saving, 5) if saving > _MIN_SAVING else None
 
 
-class _VanishingKernels:
-    """Kernels that vanish if convolutions write INT8.
+class _SavingFinder:
+    """Milliseconds that are saved if layers run from INT8 to INT8.
 
-    These are poolings after them, and conversions and reformats in between.
+    Attributes:
+        positions: Position of each engine layer by its name.
     """
 
-    def __init__(self, simulated: Prediction, workload: EngineWorkload) -> None:
-        self.simulated, self.workload = simulated, workload
+    def __init__(
+        self, simulated: Prediction, workload: EngineWorkload, ms: Array, best_ms: Array
+    ) -> None:
+        self.layers, self.workload = simulated.layers, workload
+        self.ms, self.best_ms = ms, best_ms
+        self.positions = {layer.name: i for i, layer in enumerate(self.layers)}
         self.consumers: dict[str, list[int]] = defaultdict(list)
-        for i, layer in enumerate(simulated.layers):
+        for i, layer in enumerate(self.layers):
             for edge in layer.inputs:
                 self.consumers[edge.tensor].append(i)
         # Reformats that exist because no kernel writes FP16, not those of the network's outputs.
@@ -88,12 +81,25 @@ class _VanishingKernels:
             for i, extra in enumerate(workload.extras, len(workload.layers))
             if (extra.work.precision, extra.work.written_as) == (Precision.FP32, Precision.FP16)
         }
+        self._savings: dict[tuple[int, ...], float] = {}  # findings often share their layers
 
-    def find(self, convolutions: Iterable[int]) -> set[int]:
-        """Return the positions of the kernels that vanish after convolutions."""
-        layers = self.simulated.layers
+    def find(self, names: Iterable[str | None]) -> float:
+        """Return what is saved if the convolutions among layers run from INT8 to INT8."""
+        positions = [self.positions[name] for name in names if name in self.positions]
+        slow = tuple(i for i in positions if self.workload.layers[i].kind in work.COMPUTING)
+        if slow not in self._savings:
+            faster = sum(max(0.0, self.ms[i] - self.best_ms[i]) for i in slow)
+            vanishing = sum(self.ms[j] for j in self._find_vanishing(slow))
+            self._savings[slow] = float(faster + vanishing)
+        return self._savings[slow]
+
+    def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
+        """Return the kernels after convolutions that vanish.
+
+        These are poolings, and conversions and reformats in between.
+        """
         kernels: set[int] = set()
-        pending = [edge.tensor for i in convolutions for edge in layers[i].outputs]
+        pending = [edge.tensor for i in convolutions for edge in self.layers[i].outputs]
         while pending:
             tensor = pending.pop()
             if f"reformat of {tensor}" in self.reformats:
@@ -101,11 +107,13 @@ class _VanishingKernels:
             for j in self.consumers.get(tensor, ()):
                 if j in kernels:
                     continue
-                if layers[j].type == "Conversion":
+                if self.layers[j].type == "Conversion":
                     kernels.add(j)
-                elif layers[j].type == "Pooling" and self.workload.layers[j].precision.is_float:
+                elif (
+                    self.layers[j].type == "Pooling" and self.workload.layers[j].precision.is_float
+                ):
                     kernels.add(j)  # fuses into the convolution's own layer
-                    pending += [edge.tensor for edge in layers[j].outputs]
+                    pending += [edge.tensor for edge in self.layers[j].outputs]
         return kernels
 
 

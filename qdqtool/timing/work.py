@@ -264,21 +264,8 @@ class _LayoutTracker:
 
     def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[LayoutChange]:
         self.layouts = dict.fromkeys(inputs, Layout.LINEAR)
-        for i, (layer, work) in enumerate(self.engine):
-            accepted = self.accepted[i]
-            if len(accepted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
-                # All inputs get one layout: the first that needs no change.
-                current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
-                accepted = (next((c for c in current if c in accepted), accepted[0]),)
-            for position, edge in enumerate(layer.inputs):
-                is_residual = position and work.kind in COMPUTING
-                is_open = edge.precision in (Precision.FLOAT, Precision.UNKNOWN)
-                self._convert(
-                    edge.tensor,
-                    layer.name,
-                    (self._output_layout(i),) if is_residual else accepted,
-                    work.precision if is_open else edge.precision,
-                )
+        for i, (layer, _) in enumerate(self.engine):
+            self._convert_inputs(i)
             for edge in layer.outputs:
                 if edge.tensor not in self.layouts or len(self.producers[edge.tensor]) == 1:
                     self.layouts[edge.tensor] = self._output_layout(i)
@@ -286,6 +273,22 @@ class _LayoutTracker:
             for i in self.producers.get(tensor, ())[:1]:
                 self._convert(tensor, "", _LINEAR, self.engine[i][1].written_as)
         return self.changes
+
+    def _convert_inputs(self, i: int) -> None:
+        (layer, work), accepted = self.engine[i], self.accepted[i]
+        if len(accepted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
+            # All inputs get one layout: the first that needs no change.
+            current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
+            accepted = (next((c for c in current if c in accepted), accepted[0]),)
+        for position, edge in enumerate(layer.inputs):
+            is_residual = position and work.kind in COMPUTING
+            is_open = edge.precision in (Precision.FLOAT, Precision.UNKNOWN)
+            self._convert(
+                edge.tensor,
+                layer.name,
+                (self._output_layout(i),) if is_residual else accepted,
+                work.precision if is_open else edge.precision,
+            )
 
     def _convert(
         self, tensor: str, layer: str, accepted: tuple[Layout, ...], precision: Precision
@@ -344,11 +347,7 @@ class _LayoutTracker:
                 return _float_layout(work)
             return Layout.LINEAR if work.written_as == Precision.FP32 else Layout.BLOCKS
         if layer.type == "Conversion":
-            for edge in layer.outputs:
-                for consumer in self.consumers.get(edge.tensor, ()):
-                    if self.accepted[consumer]:
-                        return self.accepted[consumer][0]
-            return Layout.BLOCKS if work.written_as == Precision.INT8 else Layout.LINEAR
+            return self._conversion_layout(layer, work)
         if layer.type in _LINEAR_TYPES and not self._keeps_shape(layer):
             return Layout.LINEAR
         current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
@@ -356,6 +355,14 @@ class _LayoutTracker:
         if not accepted:
             return (current[0] if current else None) or Layout.LINEAR
         return next((c for c in current if c is not None and c in accepted), accepted[0])
+
+    def _conversion_layout(self, layer: EngineLayer, work: LayerWork) -> Layout:
+        """Return the layout that the first consumer with a preference accepts."""
+        for edge in layer.outputs:
+            for consumer in self.consumers.get(edge.tensor, ()):
+                if self.accepted[consumer]:
+                    return self.accepted[consumer][0]
+        return Layout.BLOCKS if work.written_as == Precision.INT8 else Layout.LINEAR
 
 
 def _float_layout(work: LayerWork) -> Layout:
@@ -389,11 +396,11 @@ def find_region_nodes(model: Model) -> frozenset[str]:
     }
     if not seeds:
         return frozenset()
-    downstream, upstream = set(seeds), set(seeds)
     candidates = [node for node in model.ordered if node.op not in _OUTSIDE]
+    downstream, upstream = set(seeds), set(seeds)
     for node in candidates:
-        producers = map(model.producer, filter(None, node.inputs))
-        if any(p is not None and p.name in downstream for p in producers):
+        producers = (model.producer(tensor) for tensor in node.inputs if tensor)
+        if any(p.name in downstream for p in producers if p is not None):
             downstream.add(node.name)
     for node in reversed(candidates):
         consumers = (c for tensor in node.outputs for c in model.consumers(tensor))

@@ -298,19 +298,7 @@ class _WorkloadBuilder:
         bevfusion-camera-rtx3080ti-trt8600). Layers that only map or pool values continue in FP32;
         other consumers of a float get a reformat to FP16 (as in the engine of resnet18-a100-qat).
         """
-        if self.float_type == Precision.FP32 or layer_work is None:
-            return layer_work
-        if not layer_work.written_as.is_float:
-            return layer_work
-        is_by_fours = (
-            layer_work.precision == Precision.INT8
-            and layer_work.kind in work.COMPUTING
-            and layer_work.channels < work.FEW_CHANNELS
-        )
-        continues = _computes_in_any_float(layer) and any(
-            edge.tensor in self.fp32_tensors for edge in layer.inputs
-        )
-        if not is_by_fours and not continues:
+        if layer_work is None or not self._writes_only_fp32(layer, layer_work):
             return layer_work
         for edge in layer.outputs:
             consumers = self.consumers[edge.tensor]
@@ -319,6 +307,15 @@ class _WorkloadBuilder:
             elif count := self._count_elements(edge.tensor):
                 self.narrowed[edge.tensor] = count
         return layer_work.with_fp32_output()
+
+    def _writes_only_fp32(self, layer: EngineLayer, layer_work: LayerWork) -> bool:
+        if self.float_type == Precision.FP32 or not layer_work.written_as.is_float:
+            return False
+        if layer_work.precision == Precision.INT8 and layer_work.kind in work.COMPUTING:
+            if layer_work.channels < work.FEW_CHANNELS:
+                return True
+        reads_fp32 = any(edge.tensor in self.fp32_tensors for edge in layer.inputs)
+        return reads_fp32 and _computes_in_any_float(layer)
 
     def _resolve_type(self, precision: Precision, tensor: str = "") -> Precision:
         """Return the type of a tensor, with the builder's choice for a float of open width."""
@@ -587,14 +584,13 @@ class _WorkloadBuilder:
         first_consumers = {
             layer.inputs[0].tensor: layer for layer in self.prediction.layers if layer.inputs
         }
-        for tensor in self.model.inputs:
+        for tensor in filter(self._is_fp32, self.model.inputs):
             count, layer = self._count_elements(tensor), first_consumers.get(tensor)
-            is_converted = layer is not None and layer.type == "Conversion"
-            if count and self._is_fp32(tensor) and not is_converted:
+            if count and (layer is None or layer.type != "Conversion"):
                 self._add_reformat(tensor, count, Precision.FP32, Precision.FP16)
-        for tensor in self.model.outputs:
+        for tensor in filter(self._is_fp32, self.model.outputs):
             count = self._count_elements(tensor)
-            if count and self._is_fp32(tensor) and tensor not in self.fp32_tensors:
+            if count and tensor not in self.fp32_tensors:
                 self._add_reformat(tensor, count, Precision.FP16, Precision.FP32)
 
     def _is_fp32(self, tensor: str) -> bool:

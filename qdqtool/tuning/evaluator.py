@@ -72,16 +72,9 @@ class CandidateEvaluator:
         title: str,
         until: float | None = None,
     ) -> bool:
-        """Measure the error of recipes.
+        """Measure the error of recipes, and return whether there was time for all.
 
-        Args:
-            recipes: The recipes.
-            images: Numbers of samples.
-            title: Title of the progress bar.
-            until: Time when the sweep ends, if it is before the deadline.
-
-        Returns:
-            Whether all were measured in time.
+        The sweep ends at `until` if that is before the deadline.
         """
         try:
             self._run(SWEEP, recipes, images, title, until)
@@ -94,10 +87,7 @@ class CandidateEvaluator:
     ) -> npt.NDArray[np.float64]:
         """Return errors of a recipe on samples, NaN for those that were not measured.
 
-        Args:
-            recipe: The recipe.
-            images: Numbers of samples.
-            kinds: Kinds of measurements, the preferred one last.
+        The last one of `kinds` takes precedence.
         """
         rows: SampleMeasurements = {}
         for kind in kinds:

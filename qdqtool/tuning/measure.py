@@ -139,12 +139,8 @@ def run_task(
 ) -> TaskResult:
     """Measure all candidates of a task.
 
-    The same job and task give the same bits, wherever and in whatever order they run.
-
-    Args:
-        job: The job.
-        task: The task.
-        stopped: Ends the task early, with the measurements so far, once it is set.
+    The same job and task give the same bits, wherever and in whatever order they run. Once
+    `stopped` is set, the task ends with the measurements so far.
 
     Raises:
         ModelError: onnxruntime cannot run a candidate.
@@ -231,11 +227,7 @@ class ActivationCache:
     """
 
     def __init__(self, uses: Mapping[PartRun, Sequence[int]]) -> None:
-        """Create an empty cache.
-
-        Args:
-            uses: Turns in which the outputs of each run are used.
-        """
+        """Create an empty cache, given the turns that use the outputs of each run."""
         self.outputs: dict[PartRun, _Arrays] = {}
         self._uses = uses
         self._bytes_left = limits.TUNING_HELD
@@ -276,11 +268,9 @@ class SessionCache:
     def get(
         self, key: tuple[int, str], open_session: Callable[[], tuple[TensorFetcher, int]]
     ) -> TensorFetcher:
-        """Return the session of a key.
+        """Return the session of a part's number and a recipe's key.
 
-        Args:
-            key: Number of the part and key of the recipe.
-            open_session: Opens a missing session, and returns it with its size in bytes.
+        `open_session` opens a missing one, and returns it with its size in bytes.
         """
         with self._lock:
             if key in self._sessions:
@@ -342,11 +332,7 @@ class PartitionedNetwork:
     ) -> Iterator[tuple[str, Measurement]]:
         """Measure candidates on one sample, and yield each with its key.
 
-        Args:
-            number: Number of the sample.
-            sample: Inputs of the network.
-            candidates: The candidates.
-            with_metric: Whether to measure the metric in addition to the error.
+        `with_metric` measures the metric in addition to the error.
         """
         sample = {**sample, **self._constants}
         floats = [r for r in candidates if r.is_float]

@@ -157,12 +157,7 @@ class Planner:
         return self._placements[key]
 
     def groups(self, placement: Placement, own_scales: Iterable[str] = ()) -> list[ScaleGroup]:
-        """Return the scale groups of a placement.
-
-        Args:
-            placement: The placement.
-            own_scales: Tensors to take out of their groups, each into a group of its own.
-        """
+        """Return the scale groups of a placement, where `own_scales` are groups of their own."""
         separate = set(own_scales)
         groups: list[ScaleGroup] = []
         for group in find_scale_groups(self.model, placement.inputs, self.unify):
@@ -224,12 +219,7 @@ class Planner:
         return self._plans[configuration]
 
     def build(self, plan: PlacementPlan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
-        """Build the final Q/DQ model, and list its pairs.
-
-        Args:
-            plan: The plan.
-            weights: Form of the weights, as for :meth:`Recipe.build`.
-        """
+        """Build the final Q/DQ model, and list its pairs, see :meth:`Recipe.build`."""
         if plan.recipe.pairs:
             model, quantized = plan.recipe.build(self.model, weights)
         else:

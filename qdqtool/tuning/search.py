@@ -34,7 +34,7 @@ from qdqtool.tuning.sites import (
     select_candidates,
 )
 from qdqtool.util.notes import Note
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 NamedConfigurations = Sequence[tuple[str, Configuration]]
 
@@ -360,7 +360,7 @@ class PlacementSearch:
             cost = self.planner.cost(configuration)
             if not cost.int8:
                 break
-            chain.steps.append((counted(len(chain.steps) + 1, "choice"), configuration))
+            chain.steps.append((format_count(len(chain.steps) + 1, "choice"), configuration))
             if len(chain.steps) not in _MEASURED_STEPS:
                 continue
             waiting.append(len(chain.steps) - 1)
@@ -659,12 +659,7 @@ class PlacementSearch:
     def judge_in_time(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
-        """Judge placements and measure the benefit of choices, if there is time.
-
-        Args:
-            placement: The placement whose choices are measured.
-            shown: Placements to judge.
-        """
+        """Judge the shown placements and measure the benefit of choices, if there is time."""
         self.evaluator.deadline = self.final_deadline
         batches = [shown] if self.final_deadline is None else [[p] for p in shown]
         try:

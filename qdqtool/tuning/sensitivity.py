@@ -77,14 +77,8 @@ class SensitivitySweep:
     ) -> bool:
         """Measure choices alone on a few samples, and the better ones on more and more.
 
-        Args:
-            candidates: The choices.
-            title: Title of the progress bar.
-            least_gain: Gain above which a choice may be measured on more samples.
-            until: Time when the race ends; None without a limit.
-
-        Returns:
-            Whether there was time for all.
+        Only choices with more than `least_gain` are measured on more samples. Return whether there
+        was time for all until the time `until`.
         """
         for images in self.list_sample_sets():
             for candidate in candidates:
@@ -128,8 +122,7 @@ class SensitivitySweep:
     def error(self, images: Sequence[int] | None = None) -> float | None:
         """Return the root mean square output error of the start; None if it was not measured.
 
-        Args:
-            images: Samples; those for single sites by default.
+        The samples are those for single sites by default.
         """
         images = self.evaluator.sets.swept_on if images is None else images
         recipe = self.planner.plan(self.start).recipe
@@ -155,9 +148,7 @@ class SensitivitySweep:
     ) -> npt.NDArray[np.float64]:
         """Return by how much a choice alone reduces the squared error of each sample.
 
-        Args:
-            candidate: The choice.
-            images: Samples; all of the choice by default. Those not measured are left out.
+        The samples are all of the choice by default. Those not measured are left out.
         """
         images = self._measured_on.get(candidate, ()) if images is None else images
         if not images:

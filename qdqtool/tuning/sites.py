@@ -323,9 +323,7 @@ class ChoiceGain:
 def estimate_gain(gains: Sequence[ChoiceGain], combination: Configuration) -> float:
     """Return the sum of the gains within a combination, each node counted once.
 
-    Args:
-        gains: Gains of single choices. The first ones take precedence.
-        combination: The combination.
+    The first gains take precedence.
     """
     covered: set[str] = set()
     total = 0.0

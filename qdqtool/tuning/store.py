@@ -54,10 +54,6 @@ class MeasurementStore:
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
         """Open a store, and read its file if there is one.
 
-        Args:
-            path: File of the measurements; None keeps them in memory.
-            identity: Identity of the measured model, images and settings.
-
         Raises:
             DataError: The file is damaged, or has another identity.
             QdqtoolError: The file cannot be written.

@@ -146,14 +146,7 @@ def describe_cost(gpu: gpus.Gpu | None) -> Json:
 
 
 def describe_images(sets: ImageSets, data: object, evaluation: object, calibrated: int) -> Json:
-    """Describe the images of a tuning.
-
-    Args:
-        sets: The images.
-        data: Calibration data, as the user gave it.
-        evaluation: Evaluation data, as the user gave it.
-        calibrated: Number of images that ranges are from.
-    """
+    """Describe the images of a tuning, `calibrated` of which the ranges are from."""
     paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
     return {
         "calibration": calibrated,

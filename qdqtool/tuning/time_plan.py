@@ -10,7 +10,7 @@ from qdqtool.tuning.recipe import FLOAT_RECIPE
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.sensitivity import BETTER_PART
 from qdqtool.util.notes import Note
-from qdqtool.util.text import counted
+from qdqtool.util.text import format_count
 
 _COMBINATIONS = 30  # that a search usually measures
 _TIMED_SAMPLES = 2
@@ -83,9 +83,9 @@ def describe_duration(
         duration = "an earlier run has measured most of it"
     else:
         minutes = "a minute" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-        duration = f"at most about {minutes} with {counted(workers, 'worker')}"
+        duration = f"at most about {minutes} with {format_count(workers, 'worker')}"
     return (
-        f"{choices} choices to measure on {counted(images, 'image')}{unmeasured}, "
+        f"{choices} choices to measure on {format_count(images, 'image')}{unmeasured}, "
         f"then combinations: {duration}"
     )
 

@@ -1,7 +1,7 @@
 """Input files: opened for reading, limited in size, and never overwritten by an output.
 
-Every file that a command reads is recorded by device and inode, so that links are seen through. Outputs go
-through :func:`qdqtool.util.outputs.atomic_write`, which refuses recorded files.
+Every file that a command reads is recorded by device and inode, so that links are seen through.
+Outputs go through :func:`qdqtool.util.outputs.atomic_write`, which refuses recorded files.
 """
 
 from __future__ import annotations
@@ -36,22 +36,17 @@ class InputFiles:
         self._names: dict[FileKey, str] = {}
         self._reserved: dict[FileKey, tuple[str, str]] = {}  # option and path
 
-    def _with_outer(self) -> Iterator[InputFiles]:
-        inputs: InputFiles | None = self
-        while inputs is not None:
-            yield inputs
-            inputs = inputs._outer
-
     def add(self, key: FileKey, name: str) -> None:
         """Record a file that is read.
 
         Raises:
             QdqtoolError: It is reserved for an output.
         """
-        for inputs in self._with_outer():
-            inputs._names.setdefault(key, name)
-            if key in inputs._reserved:
-                raise _is_input(*inputs._reserved[key], name)
+        self._names.setdefault(key, name)
+        if key in self._reserved:
+            raise _is_input(*self._reserved[key], name)
+        if self._outer is not None:
+            self._outer.add(key, name)
 
     def forbid_overwrite(self, path: StrPath, option: str = "") -> None:
         """Refuse an output that was read, by this name or another one.
@@ -62,10 +57,11 @@ class InputFiles:
         target = Path(path)
         if is_stream(target) and not target.is_file():
             return
-        key = file_key(path)
-        for inputs in self._with_outer():
-            if key in inputs._names:
-                raise _is_input(option, os.fspath(path), inputs._names[key])
+        name = self._names.get(file_key(path))
+        if name is not None:
+            raise _is_input(option, os.fspath(path), name)
+        if self._outer is not None:
+            self._outer.forbid_overwrite(path, option)
 
     def reserve(self, path: StrPath, option: str) -> None:
         """Reserve a file for the output of an option, before any work is done.
@@ -128,7 +124,7 @@ def forbid_overwrite(inputs: InputFiles | None) -> contextlib.AbstractContextMan
 
 
 def reserve_output(path: StrPath | None, option: str) -> None:
-    """Reserve a file for the output of an option; see :meth:`InputFiles.reserve`. None is no file."""
+    """Reserve a file, if any, for the output of an option; see :meth:`InputFiles.reserve`."""
     if path is not None:
         (_current.get() or InputFiles()).reserve(path, option)
 
@@ -176,7 +172,7 @@ def _is_input(option: str, path: str, name: str) -> QdqtoolError:
 
 
 def file_key(path: StrPath) -> FileKey:
-    """Return device and inode of a file, or those of its folder and its name if it does not exist."""
+    """Return device and inode of a file, or those of its folder and the name of a new file."""
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -195,19 +191,14 @@ def same_file(a: StrPath, b: StrPath) -> bool:
         return False
 
 
-# Reading ---------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
-def reading_problem(path: StrPath) -> str:
-    """Return why a path cannot be read, empty if it is a regular file.
+def find_reading_problem(path: StrPath) -> tuple[str, str]:
+    """Return the code of the error and why a path cannot be read; empty for a regular file.
 
     A pipe, a socket or a device may never end. A log is also read from standard input, as ``-``.
     """
-    return _reading_problem(path)[1]
-
-
-def _reading_problem(path: StrPath) -> tuple[str, str]:
-    """Return the code of the error and the reason, both empty for a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -242,16 +233,16 @@ def open_input(
     Raises:
         QdqtoolError: It is missing, not a regular file, not readable, or reserved for an output.
     """
-    code, problem = _reading_problem(path)
+    code, problem = find_reading_problem(path)
     if problem:
         raise error(problem, os.fspath(path), code=code)
     if record:
         record_input(path)
     try:
         return open(path, "rb")
-    except OSError as found:
-        reason = f"cannot be read: {found.strerror or found}"
-        raise error(reason, os.fspath(path), code="file-unreadable") from found
+    except OSError as cause:
+        reason = f"cannot be read: {cause.strerror or cause}"
+        raise error(reason, os.fspath(path), code="file-unreadable") from cause
 
 
 def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = QdqtoolError) -> bytes:
@@ -285,7 +276,7 @@ def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
     return b"".join(blocks)
 
 
-# Places to write -------------------------------------------------------------------------------------
+# Places to write ----------------------------------------------------------------------------------
 
 _DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 
@@ -310,20 +301,23 @@ def is_stream(target: Path) -> bool:
 
 
 def forbid_dash(path: StrPath, option: str) -> None:
-    """Refuse ``-`` as an output: it looks like standard output, and would be a file of that name.
+    """Refuse ``-`` as an output: it would be a file of that name, not standard output.
 
     Raises:
         QdqtoolError: The path is ``-``.
     """
     if os.fspath(path) == "-":
         raise QdqtoolError(
-            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name",
+            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that "
+            "name",
             code="invalid-path",
         )
 
 
 def check_writable(target: Path, option: str = "") -> None:
-    """Check that a file can be written: a regular or new one, an open descriptor, or /dev/null.
+    """Check that a file can be written.
+
+    It has to be a regular or new file, an open descriptor, or /dev/null.
 
     Raises:
         QdqtoolError: It cannot.

@@ -111,7 +111,7 @@ def check_seconds(seconds: float | None, name: str) -> float:
     return float(seconds)
 
 
-def unpacked_limit(size: int, ratio: int = UNPACKED_RATIO) -> int:
+def max_unpacked_size(size: int, ratio: int = UNPACKED_RATIO) -> int:
     """Return how many bytes a compressed file of `size` bytes may hold."""
     return max(UNPACKED, ratio * size)
 

@@ -1,17 +1,17 @@
 """Notes and warnings of results.
 
-A note is a string that can be printed. Programs and tests read its code and its values, never its text::
+A note is a string that can be printed. Programs and tests read its code and its values, never its
+text::
 
     Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
 
-A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command line prints the
-option of that name instead.
+A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command
+line prints the option of that name instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from enum import Enum
+from collections.abc import Mapping
 from typing import Any, Self
 
 from qdqtool.errors import QdqtoolError
@@ -30,6 +30,7 @@ class Note(Said):
     values: Mapping[str, Any]
 
     def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
+        """Create a note; other keywords are its values."""
         note = super().__new__(cls, text)
         note.code = code
         note.values = values
@@ -52,33 +53,3 @@ def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
     note = Note(text)
     note.__dict__.update(attributes)
     return note
-
-
-class Remark(Enum):
-    """Templates of all notes; calling one with values returns the note."""
-
-    # Accuracy
-    NOT_PREDICTED = "not predicted: {error}"
-
-    # verify and compare
-    BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
-
-    # A line of a log
-    PASS_UNKNOWN = (
-        "{name} is a pass that no available build shows; qdqtool does not simulate it. Please"
-        " report a log that contains it."
-    )
-    PASSES_SHARE_LINE = (
-        "Several passes print this line: it belongs to the pass of the last 'Running: ...' "
-        "line above it."
-    )
-
-    def __call__(self, **values: Any) -> Note:
-        note = Note().saying(self.value, values)
-        note.code = self.name.lower().replace("_", "-")
-        return note
-
-
-def note_codes(notes: Iterable[str]) -> list[str]:
-    """Return the code of each note, an empty string for a plain string."""
-    return [note.code if isinstance(note, Note) else "" for note in notes]

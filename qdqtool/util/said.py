@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Self
 
 from qdqtool.errors import LONGEST, QdqtoolError, shorten
-from qdqtool.util.text import counted, listed, were
+from qdqtool.util.text import format_count, format_count_were, format_list
 
 Told = Callable[[str, str], str]
 """How a parameter is called, of its name and of its value as text, which is empty where none is given."""
@@ -107,9 +107,9 @@ class _Words(string.Formatter):
         how, _, word = format_spec.partition(" ")
         if how in ("each", "first"):
             most, _, word = word.partition(" ") if how == "first" else (str(len(value)), "", word)
-            return listed([word % item for item in self._told(value)], int(most))
+            return format_list([word % item for item in self._told(value)], int(most))
         if how in ("counted", "were"):
-            return (counted if how == "counted" else were)(value, word)
+            return (format_count if how == "counted" else format_count_were)(value, word)
         return (
             word.join(self._told(value))
             if how == "joined"

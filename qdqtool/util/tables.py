@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _VERBATIM_FIELDS = ("pattern",)  # spaces count
@@ -93,20 +93,26 @@ def make_entry(kind: type[T], fields: Mapping[str, Any], entry_name: str) -> T:
 
 
 def _convert(hint: Any, value: Any, name: str, entry_name: str) -> Any:
-    where = f"{entry_name}.{name}"
+    """Convert a value of a table to the type of a record's field.
+
+    Raises:
+        ValueError: It is empty or of another type.
+    """
     if isinstance(value, str) and name not in _VERBATIM_FIELDS:
         value = join_lines(value)
-    options = [o for o in getattr(hint, "__args__", ()) if o is not type(None)]
-    is_tuple = getattr(hint, "__origin__", None) is tuple
-    if not is_tuple and len(options) == 1:
-        hint = options[0]  # X | None
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return hint(value)
-    if is_tuple and isinstance(value, list | tuple):
-        element = options[0] if isinstance(options[0], type) else object
-        if any(not isinstance(v, element) for v in value):
-            raise ValueError(f"{where}: {value!r} is not a list of {options[0].__name__}")
-        return tuple(value)
-    if value == "" or (isinstance(hint, type) and type(value) is not hint):
-        raise ValueError(f"{where}: {value!r} is not a {getattr(hint, '__name__', hint)}")
-    return value
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        element = kinds[0] if isinstance(kinds[0], type) else object
+        if all(isinstance(v, element) for v in value):
+            return tuple(value)
+        raise ValueError(f"{entry_name}.{name}: {value!r} is not a list of {kinds[0].__name__}")
+    kind = kinds[0] if len(kinds) == 1 else hint  # X | None
+    if isinstance(kind, type):
+        if issubclass(kind, enum.Enum):
+            return kind(value)
+        if type(value) is kind and value != "":
+            return value
+    elif value != "":
+        return value
+    kind_name = getattr(kind, "__name__", kind)
+    raise ValueError(f"{entry_name}.{name}: {value!r} is not a {kind_name}")

@@ -1,8 +1,8 @@
 """Text for terminals, logs and JSON: no control characters, one line, short.
 
-Names in models, logs, JSON and archives come from others. An escape sequence in a name would run in the
-user's terminal, and some JSON readers reject C1 codes. The filter for both is here. The command line puts
-it on stdout and stderr, and code that writes an answer to a file uses it as well.
+Names in models, logs, JSON and archives come from others. An escape sequence in a name would run in
+the user's terminal, and some JSON readers reject C1 codes. The filter for both is here. The command
+line puts it on stdout and stderr, and code that writes an answer to a file uses it as well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-# C0 (except tab and newline), DEL and C1; separators that some terminals take for newlines; marks that
-# change the direction of text or are invisible; halves of surrogate pairs, which Python uses for file
-# names that are not UTF-8; characters that XML forbids; invisible letters of tags.
+# C0 (except tab and newline), DEL and C1; separators that some terminals take for newlines; marks
+# that change the direction of text or are invisible; halves of surrogate pairs, which Python uses
+# for file names that are not UTF-8; characters that XML forbids; invisible letters of tags.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\ufffe\uffff\U000e0000-\U000e007f]"
@@ -90,28 +90,28 @@ def brief_repr(value: object) -> str:
     return text if len(text) <= _REPR else f"{text[:_REPR]}..."
 
 
-def counted(number: int | str | None, word: str) -> str:
+def format_count(number: int | str | None, word: str) -> str:
     """Return ``1 layer`` or ``2 layers``."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def were(number: int, word: str) -> str:
+def format_count_were(number: int, word: str) -> str:
     """Return ``1 layer was`` or ``2 layers were``."""
-    return f"{counted(number, word)} {'was' if number == 1 else 'were'}"
+    return f"{format_count(number, word)} {'was' if number == 1 else 'were'}"
 
 
-def listed(items: Sequence[str], most: int = 4) -> str:
+def format_list(items: Sequence[str], most: int = 4) -> str:
     """Return the first few items: ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
 
 
-def ending(name: str, width: int) -> str:
+def keep_end(name: str, width: int) -> str:
     """Return the end of a name, which distinguishes nodes, in at most `width` characters."""
     return name if len(name) <= width else f"...{name[-(width - 3) :]}"
 
 
-def middle(name: str, width: int) -> str:
+def cut_middle(name: str, width: int) -> str:
     """Return a name in at most `width` columns, without its middle if it is too long.
 
     Beginning and end distinguish layers.
@@ -123,13 +123,13 @@ def middle(name: str, width: int) -> str:
     return f"{name[: width - 3 - tail]}...{name[-tail:]}"
 
 
-def layers_counted(convolutions: int, products: int) -> str:
+def format_layer_counts(convolutions: int, products: int) -> str:
     """Return ``74 (1 convolution, 73 matrix products)``, or ``64 convolutions`` of one kind."""
     kinds = []
     if convolutions or not products:
-        kinds.append(counted(convolutions, "convolution"))
+        kinds.append(format_count(convolutions, "convolution"))
     if products:
-        kinds.append(counted(products, "matrix product"))
+        kinds.append(format_count(products, "matrix product"))
     if len(kinds) == 2:
         return f"{convolutions + products} ({', '.join(kinds)})"
     return kinds[0]

@@ -366,10 +366,7 @@ def compare_with_build(
         uncertain_convolutions: Convolutions that depend on unknown scales; they count as unknown.
         uncertain_events: Pass lines that depend on unknown scales; they are left out.
     """
-    if not build.bindings and not build.parse.inputs and build.complete:
-        hole = find_listing_hole(build, model.inputs)
-        if hole is not None:
-            build = replace(build, gaps=[*build.gaps, hole], complete=False)
+    build = _add_listing_hole(model, build)
     mapper = NodeMapper(model, build.layers)
     complete = not build.has_gap(Section.PASSES)
     convolutions, mismatches = compare_convolutions(
@@ -412,6 +409,16 @@ def compare_with_build(
     )
 
 
+def _add_listing_hole(model: Model, build: Build) -> Build:
+    """Mark a build as incomplete if its listing lacks a layer after the model's inputs."""
+    if build.bindings or build.parse.inputs or not build.complete:
+        return build
+    hole = find_listing_hole(build, model.inputs)
+    if hole is None:
+        return build
+    return replace(build, gaps=[*build.gaps, hole], complete=False)
+
+
 def has_fp32_remainder(build: Build) -> bool:
     """Return whether the flags, not the placement, leave the float convolutions in FP32."""
     flags = build.precision_flags
@@ -451,13 +458,7 @@ def verify_with_builder(
     loaded = load(model)
     if builder == "tensorrt-rtx":
         print_license_notice()
-    capability = None if sm is None else sm.lower().removeprefix("sm")
-    if capability is not None and not capability.isdigit():
-        raise QdqtoolError(
-            f"'{sm}' is not a compute capability; give it as 86 or sm86",
-            code="wrong-format",
-            parameter="sm",
-        )
+    capability = _parse_capability(sm)
     check_choice("builder", builder, BUILDERS, BuilderError)
     assert builder is not None
     capabilities = None if capability is None else [int(capability)]
@@ -468,10 +469,23 @@ def verify_with_builder(
         )
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(loaded, result.build, target=target)
-    resolved = target_named(target) if target is not None else RTX
+    resolved = target_named(target or RTX)
     if capability is not None:
         resolved = resolved.with_capability(capability)
     return _compare_with_local_build(predict(loaded, resolved), result, loaded.path or "model")
+
+
+def _parse_capability(sm: str | None) -> str | None:
+    if sm is None:
+        return None
+    digits = sm.lower().removeprefix("sm")
+    if not digits.isdigit():
+        raise QdqtoolError(
+            f"'{sm}' is not a compute capability; give it as 86 or sm86",
+            code="wrong-format",
+            parameter="sm",
+        )
+    return digits
 
 
 def _compare_with_local_build(
@@ -573,10 +587,7 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
     if not build.trace and not build.layers:
         return  # the log ends in its parse section; nothing is compared
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
-    produced = {t.name for t in (*proto.graph.input, *proto.graph.initializer)} | {""}
-    produced.update(output for node in proto.graph.node for output in node.output)
-    inputs = (tensor for node in proto.graph.node for tensor in node.input)
-    missing = next((tensor for tensor in inputs if tensor not in produced), None)
+    missing = _find_missing_tensor(proto.graph)
     if gap is not None or missing is not None:
         why = f"{gap} is missing" if gap is not None else f"no node makes {missing}"
         raise BuildLogError(
@@ -584,6 +595,14 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
             code="incomplete-graph",
             node=missing if missing is not None and gap is None else "",
         )
+
+
+def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
+    """Return the first input of a node that no node, input or initializer produces."""
+    produced = {tensor.name for tensor in (*graph.input, *graph.initializer)} | {""}
+    produced.update(output for node in graph.node for output in node.output)
+    inputs = (tensor for node in graph.node for tensor in node.input)
+    return next((tensor for tensor in inputs if tensor not in produced), None)
 
 
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.buildlog.agreement import (
@@ -82,22 +82,27 @@ def find_built_nodes(
     mapper = NodeMapper(model, layers, names)
     products = [n for n in model.nodes if is_multiplication(model, n)]
     candidates = [{id(x): x for x, _ in mapper.positions(n)}.values() for n in products]
-    # A generated kernel that computes several small products does not show the type of each. A
-    # product with a layer of its own is not computed there: such a kernel only contains its
-    # neighbors.
-    counts: Counter[int] = Counter()
-    for node_layers in candidates:
-        if not any(layer.type in SINGLE_PRODUCT for layer in node_layers):
-            counts.update(map(id, node_layers))
-    ambiguous = {
-        id(layer)
-        for layer in layers
-        if layer.type == "kgen" and counts[id(layer)] > 1 and ATTENTION not in layer.name
-    }
+    ambiguous = _find_ambiguous_kernels(layers, candidates)
     return [
         _map_node(node, [layer for layer in node_layers if id(layer) not in ambiguous])
         for node, node_layers in zip(products, candidates, strict=True)
     ]
+
+
+def _find_ambiguous_kernels(
+    layers: Sequence[BuiltLayer], candidates: Sequence[Collection[BuiltLayer]]
+) -> set[int]:
+    """Return the identities of generated kernels that compute several products.
+
+    They do not show the type of each product. A product with a layer of its own is not computed
+    there: such a kernel only contains its neighbors.
+    """
+    counts: Counter[int] = Counter()
+    for node_layers in candidates:
+        if not any(layer.type in SINGLE_PRODUCT for layer in node_layers):
+            counts.update(map(id, node_layers))
+    kernels = [layer for layer in layers if layer.type == "kgen" and ATTENTION not in layer.name]
+    return {id(layer) for layer in kernels if counts[id(layer)] > 1}
 
 
 def _map_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
@@ -257,14 +262,18 @@ def read_built_convolution(
 def _find_contradiction(
     built: BuiltConvolution, input_line: int | None, output_line: int | None, lines: PassLines
 ) -> DetailedDifference | None:
-    is_int8 = built.precision == Precision.INT8
-    if input_line is not None and built.precision is not None and built.precision.is_float:
+    if input_line is not None and _is_float(built.precision):
         return Difference.LINE_AND_INPUT, (input_line,)
-    if output_line is not None and built.output is not None and built.output.is_float:
+    if output_line is not None and _is_float(built.output):
         return Difference.LINE_AND_OUTPUT, (output_line,)
-    if is_int8 and input_line is None and lines.inputs and lines.complete:
+    needs_line = built.precision == Precision.INT8 and lines.inputs and lines.complete
+    if needs_line and input_line is None:
         return Difference.NO_LINE, ()
     return None
+
+
+def _is_float(precision: Precision | None) -> bool:
+    return precision is not None and precision.is_float
 
 
 def _read_layer(

@@ -43,7 +43,7 @@ def product_rank(layer: BuiltLayer) -> int | None:
     if layer.type in _MULTIPLY:
         return _MULTIPLY.index(layer.type)
     kind = layer.type.lower()
-    if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
+    if layer.is_convolution or any(word in kind for word in ("gemm", "matmul", "matrix")):
         return len(_MULTIPLY)
     if layer.type not in _GENERATED:
         return None

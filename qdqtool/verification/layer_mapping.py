@@ -196,14 +196,11 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
             continue
         node = nodes[0]
         built_weights = [n for n in layer.parse_name(mapper.model_names).bases if n in weight_names]
-        conflict = _compare_layer_shape(node, layer, shapes.get(node.index, ()))
+        conflict = _compare_layer_shape(
+            node, layer, shapes.get(node.index, ())
+        ) or _compare_weight_names(node, weights.get(node.index), built_weights)
         if conflict is not None:
             conflicts[node.name] = conflict
-        elif node.index in weights and built_weights:
-            if weights[node.index] not in built_weights:
-                conflicts[node.name] = NameConflict(
-                    node.name, weights[node.index], built_weights[0]
-                )
     return list(conflicts.values())
 
 
@@ -233,6 +230,14 @@ def _compare_layer_shape(
     if in_model == in_build:
         return None
     return NameConflict(node.name, _format_shape(in_model), _format_shape(in_build))
+
+
+def _compare_weight_names(
+    node: Node, weights: str | None, built_weights: list[str]
+) -> NameConflict | None:
+    if weights is None or not built_weights or weights in built_weights:
+        return None
+    return NameConflict(node.name, weights, built_weights[0])
 
 
 def _format_shape(shape: Iterable[object]) -> str:

@@ -153,16 +153,13 @@ def compare_conversions(
 ) -> PartComparison[ConversionCounts]:
     """Compare the Q and DQ that remain in the engine.
 
-    They are taken from the engine listing, or from the QDQToCopy lines if the log contains the
-    passes to their end.
+    Args:
+        prediction: The prediction.
+        build: The build.
+        complete: Whether the log contains the passes to their end.
     """
-    if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
-        built = [layer.name for layer in build.layers if layer.is_qdq]
-    elif complete and any(e.pass_name in qdq_pass_names() for e in build.trace):
-        built = [
-            e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"
-        ]
-    else:
+    built = _built_conversions(build, complete)
+    if built is None:
         return PartComparison(ConversionCounts(prediction.conversions))
     result = PartComparison(ConversionCounts(prediction.conversions, len(built)))
     if prediction.conversions is None:
@@ -185,6 +182,15 @@ def compare_conversions(
         for name in (predicted_names - built_names).elements()
     ]
     return result
+
+
+def _built_conversions(build: Build, complete: bool) -> list[str] | None:
+    """Return the Q and DQ in the engine listing, otherwise those in the QDQToCopy lines."""
+    if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
+        return [layer.name for layer in build.layers if layer.is_qdq]
+    if not complete or not any(e.pass_name in qdq_pass_names() for e in build.trace):
+        return None
+    return [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
 
 
 def compare_layers(
@@ -272,6 +278,14 @@ def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
                         layer.line,
                     )
                 )
+    return mismatches + _find_int8_bindings(model, build, first_uses)
+
+
+def _find_int8_bindings(
+    model: Model, build: Build, first_uses: dict[str, tuple[Precision, BuiltLayer]]
+) -> list[Mismatch]:
+    """Return the float inputs and outputs of the network that are INT8 in the engine."""
+    mismatches: list[Mismatch] = []
     bindings = {
         name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)
     }

@@ -443,7 +443,7 @@ def test_print_once_prints_once_for_each_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert print_license_notice() and "NVIDIA's licence" in capsys.readouterr().err
+    assert print_license_notice() and "NVIDIA's license" in capsys.readouterr().err
     assert not print_license_notice() and capsys.readouterr().err == ""
 
 

@@ -340,7 +340,7 @@ def test_version_hint(layers: list[BuiltLayer], listing: ListingSource, hint: st
     assert with_status(layers=layers, listing=listing, tensorrt="9.1.0").version_hint == "9.1.0"
 
 
-# Building again -------------------------------------------------------------------------------------------------
+# Building again
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_rerun_commands_of_a_known_version(
     assert rerun.count("--verbose") == 1 and rerun.count("--exportProfile") <= 1
 
 
-# Several files --------------------------------------------------------------------------------------------------
+# Several files
 
 
 def merged(first: Build, second: Build) -> Build:

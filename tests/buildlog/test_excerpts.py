@@ -13,10 +13,10 @@ from qdqtool.buildlog.types import GapKind, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Precision
-from qdqtool.util.notes import note_codes
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
 from tests.errors import has
+from tests.notes import note_codes
 from tests.tables import rows
 from tests.test_patterns import LINEAR, growth_factor
 

@@ -156,7 +156,7 @@ def test_profile_row_with_missing_times(
     )
 
 
-# Damage ---------------------------------------------------------------------------------------------------------
+# Damage
 
 
 def test_stray_escapes_in_a_listing() -> None:

@@ -39,7 +39,7 @@ def parse(*lines: str) -> ParseSection:
     return section
 
 
-# Parse section --------------------------------------------------------------------------------------------------
+# Parse section
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:
     assert section.inputs == ([] if tensor is None else [tensor])
 
 
-# Tuning ---------------------------------------------------------------------------------------------------------
+# Tuning
 
 RUNNER = "--------------- Timing Runner: {} (CaskConvolution)"
 
@@ -265,7 +265,7 @@ def test_layers_with_computed_costs(line: str, costed: set[str]) -> None:
     assert tuned(line).costed == costed
 
 
-# Blocks ---------------------------------------------------------------------------------------------------------
+# Blocks
 
 
 def informed(*lines: str) -> Build:
@@ -433,7 +433,7 @@ def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
     assert [(r.name, r.tensor, r.source, r.target) for r in reformats] == expected
 
 
-# Messages -------------------------------------------------------------------------------------------------------
+# Messages
 
 
 def test_messages_are_counted_and_continued() -> None:

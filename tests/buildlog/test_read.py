@@ -1,7 +1,6 @@
 """Read whole logs: their spellings, carriers, damage and limits."""
 
 import contextlib
-import dataclasses
 import gzip
 import io
 import json
@@ -17,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.buildlog import layers
 from qdqtool.buildlog.lines import PARSER_WORDS, read_metric
 from qdqtool.buildlog.log import LogReader
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.types import Build, ParsedTensor, TacticCounts, TunedLayer
+from qdqtool.buildlog.types import Build, ParsedTensor, TunedLayer
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Event, Precision
@@ -639,44 +637,3 @@ def test_line_of_the_autotuner_inside_another_line_is_counted(line: str) -> None
 def test_no_optimizer_line_begins_like_a_line_of_the_parser() -> None:
     """Only lines that begin with one of these words are passed to the parser's reader."""
     assert PARSER_WORDS.isdisjoint(w.before.partition(" ")[0] for w in trace.FORMATS.values())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Layer(a): b",
-        "Layer(a): b, Tactic: 0x1, ",
-        "Layer(): ",
-        "Layer(a",
-        "Layer(a):",
-        "Name: a, LayerType: b",
-        "Name: a",
-        "Name: , LayerType: ",
-        "Name: a, LayerType: b, Inputs: [ { Name: x",
-        "Name: a , LayerType:b",
-    ],
-)
-def test_listing_lines_are_recognized_without_parsing(text: str) -> None:
-    parse, is_line = (
-        (layers.parse_engine_line, layers.is_engine_line)
-        if text.startswith("Layer")
-        else (layers.parse_info_line, layers.is_info_line)
-    )
-    assert is_line(text) is (parse(text) is not None)
-
-
-def test_tactics_clear_resets_every_field() -> None:
-    tactics = TacticCounts()
-    for field in dataclasses.fields(tactics):
-        empty = getattr(tactics, field.name)
-        value = (
-            5
-            if isinstance(empty, int)
-            else {"a"}
-            if isinstance(empty, set)
-            else type(empty)({"a": 1})
-        )
-        setattr(tactics, field.name, value)
-        assert value != empty
-    tactics.clear()
-    assert tactics == TacticCounts()

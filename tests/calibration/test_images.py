@@ -171,7 +171,7 @@ def test_prepared_images_are_those_that_are_decoded(
     ("name", "code", "value"),
     [
         ("nothing.png", "file-missing", "no such file"),
-        ("", "file-unreadable", "is a folder"),
+        ("", "not-a-file", "is a folder"),
         ("text.png", "wrong-format", "'text.png'"),
     ],
 )

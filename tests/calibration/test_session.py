@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +302,7 @@ def test_inputs_that_cannot_be_fed_are_rejected(
         ('["5", 6]', None),
         ("0", None),
         ("(5, 6)", (5, 6)),
-        ("(5, 6, 7)", (5, 6)),
+        ("(5, 6, 7)", None),
         ("5x6", (5, 6)),
         ("(5,)", None),
         ("{}", None),
@@ -317,18 +316,6 @@ def test_metadata_size(text: str | None, size: tuple[int, int] | None) -> None:
     if text is not None:
         model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value=text))
     assert metadata_size(Model(model)) == size
-
-
-def test_metadata_size_reads_the_beginning_only() -> None:
-    """As Python objects, megabytes of nested lists would take forty times as much."""
-    model, text = conv_net(), "[" + "[[]]," * 100_000 + "[]]"
-    model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value=text))
-    tracemalloc.start()
-    try:
-        assert metadata_size(Model(model)) is None
-        assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

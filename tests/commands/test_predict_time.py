@@ -13,13 +13,13 @@ from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
 from tests.commands.conftest import Cli
-from tests.timing.models import chain, saved
+from tests.timing.models import convolution_chain, save_model
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "80")
-    return saved(tmp_path, chain())
+    return save_model(tmp_path, convolution_chain())
 
 
 def test_predict_gpu_text(model: str, cli: Cli) -> None:
@@ -62,7 +62,7 @@ def test_predict_gpu_markdown_has_the_times(model: str, cli: Cli) -> None:
 def test_predict_gpu_of_float_model_says_what_int8_would_gain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    path = saved(tmp_path, chain(quantized=False, batch=16))
+    path = save_model(tmp_path, convolution_chain(quantized=False, batch=16))
     time = cli.json("predict", path, "--gpu", "A100")["time"]
     assert time["gain"] is None and time["best"]["gain"] > 1
     first, second, *_ = cli("predict", path, "--gpu", "A100").splitlines()
@@ -98,7 +98,7 @@ def test_predict_gpu_newer_than_the_target(
 
 
 def test_predict_float_model_meets_no_gain(tmp_path: Path, cli: Cli) -> None:
-    path = saved(tmp_path, chain(quantized=False))
+    path = save_model(tmp_path, convolution_chain(quantized=False))
     cli("predict", path, "--gpu", "rtx 3060", "--require-gain", "1.1", code=1)
     assert "--require-gain 1.1" in cli.err
     findings = cli.json("predict", path, "--gpu", "P100")["findings"]

@@ -1,4 +1,4 @@
-"""Networks to cut: full of names that must not get out, and of things that a cut could lose."""
+"""Networks to cut, with names to hide, and with metadata that a cut could lose."""
 
 import numpy as np
 import onnx
@@ -10,7 +10,7 @@ SECRET = "Acme7"
 
 
 def residual(depth: int = 2) -> onnx.ModelProto:
-    """Residual blocks, of which the second adds its skip branch as float."""
+    """Return residual blocks, of which the second adds its skip branch as float."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "stem", scale=0.05), "stem.r")
     for block in range(depth):
@@ -27,7 +27,7 @@ def residual(depth: int = 2) -> onnx.ModelProto:
 
 
 def secretive() -> onnx.ModelProto:
-    """The same with everything that can carry a name, all of it beginning with SECRET."""
+    """Return residual blocks with every text that a model can have, all beginning with SECRET."""
     model = residual()
     graph = model.graph
 
@@ -67,7 +67,7 @@ def secretive() -> onnx.ModelProto:
 
 
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same with its small constants in Constant nodes, as older exporters write scales and zero points."""
+    """Return a model with small constants in Constant nodes, as older exporters write them."""
     graph = model.graph
     small = [t for t in graph.initializer if len(t.dims) < 2]
     large = [t for t in graph.initializer if len(t.dims) >= 2]

@@ -1,4 +1,4 @@
-"""`qdqtool.extract`: parts that stand on their own and show the same."""
+"""`qdqtool.extract`: valid small models that show the same."""
 
 import gzip
 import json
@@ -26,12 +26,11 @@ from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
 from qdqtool.reasons.simulation import ConcatScales
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
-from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.extraction.networks import SECRET, residual, secretive
 from tests.findings.graphs import concat
 from tests.insertion.nets import run
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME

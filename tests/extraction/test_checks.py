@@ -12,10 +12,10 @@ from qdqtool.commands.process import StopRequest
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
 from qdqtool.util import limits
-from qdqtool.util.notes import note_codes
 from qdqtool.util.process import INTERRUPTED
 from tests.errors import has
 from tests.extraction.networks import residual, with_constant_nodes
+from tests.notes import note_codes
 from tests.trt.builder import Graph
 
 needs_compiler = pytest.mark.skipif(

@@ -21,7 +21,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.reasons.placement import PLACEMENT, FloatForAccuracy, SkippedNode
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
-from qdqtool.util.notes import note_codes
 from tests.indexing import indexed
 from tests.insertion.nets import (
     Net,
@@ -35,7 +34,7 @@ from tests.insertion.nets import (
     run,
     set_value,
 )
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.slow import slow_after
 
 SIZE = 64

@@ -56,7 +56,7 @@ def test_fold_leading_with_shared_weights(net: Net) -> None:
     ]
 
 
-def leading(
+def leading_norm(
     cin: int, *, weight: tuple[int, ...], shift: bool = True, **attributes: Any
 ) -> onnx.ModelProto:
     """Return a normalization and a convolution; ``shift`` is whether the normalization moves zero."""
@@ -77,18 +77,18 @@ SAME = {"auto_pad": "SAME_UPPER"}
 @pytest.mark.parametrize(
     ("proto", "folds"),
     [
-        (leading(16, weight=(24, 16, 1, 1)), True),
-        (leading(16, weight=(24, 4, 2, 2), group=4), True),
-        (leading(16, weight=(16, 1, 3, 3), group=16), True),
-        (leading(16, weight=(24, 16, 3)), True),  # along one axis
-        (leading(16, weight=(24, 16, 3, 3)), True),  # no padding is ONNX's default
-        (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 0]), True),
-        (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1]), False),
-        (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1], shift=False), True),
-        (leading(16, weight=(24, 16, 3, 3), auto_pad="VALID"), True),
-        (leading(16, weight=(24, 16, 3, 3), auto_pad="NOTSET"), True),
-        (leading(16, weight=(24, 16, 3, 3), **SAME), False),
-        (leading(16, weight=(24, 16, 3, 3), **SAME, shift=False), True),
+        (leading_norm(16, weight=(24, 16, 1, 1)), True),
+        (leading_norm(16, weight=(24, 4, 2, 2), group=4), True),
+        (leading_norm(16, weight=(16, 1, 3, 3), group=16), True),
+        (leading_norm(16, weight=(24, 16, 3)), True),  # along one axis
+        (leading_norm(16, weight=(24, 16, 3, 3)), True),  # no padding is ONNX's default
+        (leading_norm(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 0]), True),
+        (leading_norm(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1]), False),
+        (leading_norm(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1], shift=False), True),
+        (leading_norm(16, weight=(24, 16, 3, 3), auto_pad="VALID"), True),
+        (leading_norm(16, weight=(24, 16, 3, 3), auto_pad="NOTSET"), True),
+        (leading_norm(16, weight=(24, 16, 3, 3), **SAME), False),
+        (leading_norm(16, weight=(24, 16, 3, 3), **SAME, shift=False), True),
     ],
 )
 def test_fold_leading_needs_no_padding_or_no_shift(proto: onnx.ModelProto, folds: bool) -> None:
@@ -103,7 +103,7 @@ def compute_input(proto: onnx.ModelProto, node: onnx.NodeProto, position: int) -
     proto.graph.node.insert(0, cos)
 
 
-def between(bias: bool = True) -> onnx.ModelProto:
+def norm_between_convolutions(bias: bool = True) -> onnx.ModelProto:
     """Return the normalization ``n`` between the convolutions ``a`` and ``b``."""
     net = Net()
     normed = net.norm("n", net.conv("a", "x", kernel=1, bias=bias))
@@ -149,7 +149,7 @@ UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
 def test_unsuitable_normalization_is_not_folded(
     change: Callable[[onnx.ModelProto], object], fold: Callable[[Model], int]
 ) -> None:
-    proto = between(bias=False)
+    proto = norm_between_convolutions(bias=False)
     change(proto)
     before = proto.SerializeToString()
     assert fold(Model(proto)) == 0
@@ -161,7 +161,7 @@ def test_normalization_that_is_not_finite_is_folded_into_convolution_before_it(
     name: str, value: float
 ) -> None:
     """Quantization then names the weights or the bias; before a convolution the normalization stays."""
-    proto = between(bias=False)
+    proto = norm_between_convolutions(bias=False)
     set_value(proto, name, np.full(16, value, np.float32))
     assert fold_leading_batch_normalization(Model(copied(proto))) == 0
     assert fold_batch_normalization(Model(proto)) == 1
@@ -222,7 +222,7 @@ def test_fold_leaves_impossible_groups_of_transposed_weights(group: int, channel
 def test_fold_leaves_computed_weights_and_biases(
     position: int, fold: Callable[[Model], int], node: str
 ) -> None:
-    proto = between()
+    proto = norm_between_convolutions()
     compute_input(proto, next(n for n in proto.graph.node if n.name == node), position)
     assert fold(Model(proto)) == 0
 

@@ -23,7 +23,6 @@ from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.reasons import placement as placement_reasons
-from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -43,6 +42,7 @@ from tests.insertion.nets import (
     with_constant_nodes,
 )
 from tests.insertion.test_prepare import prepare_and_compare
+from tests.notes import note_codes
 from tests.slow import slow_after
 
 
@@ -219,7 +219,7 @@ def test_percentile_100_equals_max() -> None:
 PIXELS = np.random.default_rng(3).integers(0, 256, (1, 16, 8, 8), np.uint8)
 
 
-def inserted(
+def insert_into(
     kind: str,
     model: onnx.ModelProto | None = None,
     data: list[dict[str, Any]] | None = None,
@@ -233,7 +233,7 @@ def inserted(
 
 
 def test_int8_input_gives_same_outputs() -> None:
-    plain, changed = inserted("float"), inserted("int8")
+    plain, changed = insert_into("float"), insert_into("int8")
     assert changed.model.graph.input[0].type.tensor_type.elem_type == TensorProto.INT8
     assert (
         len(nodes_of(changed.model, "QuantizeLinear"))
@@ -262,8 +262,8 @@ def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
     )
     data = [{"x": (i["x"] - mean) / std} for i in images(channels=3)]
     plain, changed = (
-        inserted("float", model, data),
-        inserted("uint8", model, data, preprocess=PREPROCESS),
+        insert_into("float", model, data),
+        insert_into("uint8", model, data, preprocess=PREPROCESS),
     )
     pixels = PIXELS[:, :3]
     x = (pixels.astype(np.float32) / 255 - mean) / std
@@ -284,7 +284,7 @@ def test_input_type_that_does_not_fit_is_refused(
     kind: str, options: dict[str, Any], error: type[QdqtoolError], code: str, node: str, value: str
 ) -> None:
     with pytest.raises(error, check=has(code, parameter="input_type", node=node)) as caught:
-        inserted(kind, **options)
+        insert_into(kind, **options)
     assert value in str(caught.value)
 
 
@@ -297,11 +297,11 @@ def sine_branch() -> onnx.ModelProto:
 def test_int8_input_with_float_consumer_is_refused() -> None:
     refused = has("needed-as-float", parameter="input_type", node="x")
     with pytest.raises(ModelError, check=refused, match="'other'"):
-        inserted("int8", sine_branch())
+        insert_into("int8", sine_branch())
 
 
 def test_uint8_input_with_float_consumer() -> None:
-    changed = inserted("uint8", sine_branch())
+    changed = insert_into("uint8", sine_branch())
     sine = run(changed.model, {"x": PIXELS})[1]
     np.testing.assert_allclose(sine, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
 
@@ -328,7 +328,7 @@ def test_input_type_changes_every_input(kind: str, mean: float) -> None:
     data = [{"x": a["x"] - mean, "y": b["x"] - mean} for a, b in zip(first, second, strict=True)]
     preprocess = Preprocess(mean=(mean,) * 3)
     plain, changed = (
-        inserted(k, model, data, head="none", preprocess=preprocess) for k in ("float", kind)
+        insert_into(k, model, data, head="none", preprocess=preprocess) for k in ("float", kind)
     )
     element = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
     assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [element, element]
@@ -359,7 +359,7 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
     model, preprocess = in_half(two_layers()), Preprocess(mean=(mean,) * 3)
     data = [{"x": (i["x"] - mean).astype(np.float16)} for i in images()]
     plain, changed = (
-        inserted(k, model, data, target=target, preprocess=preprocess) for k in ("float", kind)
+        insert_into(k, model, data, target=target, preprocess=preprocess) for k in ("float", kind)
     )
     element = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
     assert changed.model.graph.input[0].type.tensor_type.elem_type == element
@@ -382,7 +382,7 @@ def ramp(low: float, high: float) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.2, 0.9)])
 def test_uint8_input_accepts_data_from_0_to_1(low: float, high: float) -> None:
-    result = inserted("uint8", data=ramp(low, high))
+    result = insert_into("uint8", data=ramp(low, high))
     assert result.notes[-1].code == "feed-uint8-scaled"
 
 
@@ -399,9 +399,9 @@ def test_uint8_input_refuses_data_of_another_preprocessing(
 ) -> None:
     refused = has("out-of-range", parameter="input_type", node="x")
     with pytest.raises(ModelError, check=refused, match=f"from {low:g} to {high:g} .*`scale`"):
-        inserted("uint8", data=ramp(low, high))
-    inserted("uint8", data=ramp(low, high), preprocess=preprocess)
-    inserted("int8", data=ramp(low, high))
+        insert_into("uint8", data=ramp(low, high))
+    insert_into("uint8", data=ramp(low, high), preprocess=preprocess)
+    insert_into("int8", data=ramp(low, high))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def small_net(opset: int = 19) -> onnx.ModelProto:
     return net.output(net.op("Sigmoid", "s", net.conv("d", up))).model(opset, ir=9)
 
 
-def as_half(model: onnx.ModelProto) -> onnx.ModelProto:
+def copy_as_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = copied(model)
     convert_to_fp16(Model(copy))
     check(copy)
@@ -42,7 +42,7 @@ def test_constants_outside_half_keep_consumers_float(net: Net) -> None:
     big = net.op("Add", "big", net.conv("c", "x"), net.const("huge", 1e9))
     tiny = net.op("Div", "tiny", net.conv("d", big), net.const("eps", 1e-12))
     fine = net.op("Mul", "fine", tiny, net.const("k", 1e-12))
-    index = Model(as_half(net.output(net.conv("e", fine)).model(19, ir=9)))
+    index = Model(copy_as_fp16(net.output(net.conv("e", fine)).model(19, ir=9)))
     types = {n: index.elem_type(index.node(n).output) for n in ("c", "big", "tiny", "fine", "e")}
     assert types["big"] == types["tiny"] == types["fine"] == TensorProto.FLOAT
     assert types["c"] == TensorProto.FLOAT16
@@ -52,7 +52,7 @@ def test_scales_below_half_are_raised(net: Net) -> None:
     scale, zero = net.const("s", 1e-9), net.const("z", 0, np.int8)
     code = net.op("QuantizeLinear", "q", "x", scale, zero)
     net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero)))
-    after = as_half(net.model(19, ir=9))
+    after = copy_as_fp16(net.model(19, ir=9))
     assert value_of(after, "s") == np.float16(2.0**-24) and value_of(after, "s").dtype == np.float16
     assert Model(after).elem_type("dq.out") == TensorProto.FLOAT16
 
@@ -60,7 +60,7 @@ def test_scales_below_half_are_raised(net: Net) -> None:
 def test_constant_with_float_and_half_consumers_is_copied(net: Net) -> None:
     k = net.const("k", 2.0)
     half = net.op("Mul", "m", net.conv("c", "x"), k)
-    after = as_half(net.output(net.op("Add", "tail", net.conv("d", half), k)).model(19, ir=9))
+    after = copy_as_fp16(net.output(net.op("Add", "tail", net.conv("d", half), k)).model(19, ir=9))
     assert {t.name: t.data_type for t in after.graph.initializer if t.name.startswith("k")} == {
         "k": TensorProto.FLOAT,
         "k_fp16": TensorProto.FLOAT16,
@@ -120,7 +120,7 @@ def test_constant_that_half_cannot_hold_keeps_consumer_float(
     net = Net(channels=count)
     constant = net.const("k", np.r_[np.ones(count - 1), value].reshape(-1, 1, 1))
     net.output(net.conv("c", net.op("Add", "a", "x", constant), count, 4, 1))
-    index = Model(as_half(net.model(19, ir=9)))
+    index = Model(copy_as_fp16(net.model(19, ir=9)))
     assert index.elem_type(index.node("a").output) == (
         TensorProto.FLOAT16 if half else TensorProto.FLOAT
     )
@@ -136,7 +136,7 @@ def test_half_casts_inputs_outputs_and_tail(net: Net) -> None:
     )
     net.output(net.conv("d", net.op("Cast", "cast", "i", to=1)))
     net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16)
-    after = as_half(net.model(19, ir=9))
+    after = copy_as_fp16(net.model(19, ir=9))
     assert {(n.input[0], n.output[0]) for n in nodes_of(after, "Cast")} == {
         ("x", "x_fp16"),
         ("i", "cast.out"),
@@ -173,7 +173,7 @@ def test_half_tensor_is_cast_for_subgraph(net: Net) -> None:
 
     chosen = net.choice("if", branch)
     before = net.output(net.conv("b", net.op("Add", "add", inner, chosen))).model(19, ir=9)
-    after = as_half(before)
+    after = copy_as_fp16(before)
     index = Model(after)
     assert (
         index.elem_type(index.node("a").output)
@@ -190,7 +190,7 @@ def test_half_keeps_tail_float(net: Net) -> None:
     net.output(inner, moved, net.op("Sigmoid", "s", moved))
     net.outputs.append(onnx.helper.make_tensor_value_info(k, TensorProto.FLOAT, [16, 1, 1]))
     before = net.model(19, ir=9)
-    after = as_half(before)
+    after = copy_as_fp16(before)
     assert [v.type.tensor_type.elem_type for v in after.graph.output] == [TensorProto.FLOAT] * 4
     index = Model(after)
     half = {
@@ -205,7 +205,9 @@ def test_half_keeps_tail_float(net: Net) -> None:
 
 def test_half_keeps_tail_after_reshape_float(net: Net) -> None:
     flat = net.reshape("flat", net.op("Sigmoid", "s", net.conv("a", "x")), 1, 1024)
-    index = Model(as_half(net.output(net.op("Concat", "cat", flat, flat, axis=1)).model(19, ir=9)))
+    index = Model(
+        copy_as_fp16(net.output(net.op("Concat", "cat", flat, flat, axis=1)).model(19, ir=9))
+    )
     half = {n.name for n in index.nodes if index.elem_type(n.inputs[0]) == TensorProto.FLOAT16}
     assert half == {"a", "a.out/Cast_to_fp32"}
 

@@ -28,7 +28,6 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.switchable_network import NetworkSegment
 from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
-from qdqtool.util.notes import note_codes
 from tests.insertion.nets import (
     Net,
     chain,
@@ -42,13 +41,14 @@ from tests.insertion.nets import (
     run,
     set_value,
 )
+from tests.notes import note_codes
 
 
 def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
     return float(np.sqrt(((actual - expected) ** 2).mean() / expected.var()))
 
 
-def without(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
+def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
     """Return the model without the Q/DQ pairs of some activations."""
     for entry in entries:
         model = remove_pair(Model(model), entry).proto
@@ -67,12 +67,12 @@ def test_losses_equal_error_of_models_without_pairs() -> None:
     data = images(2)
     result = qdqtool.insert(chain(), data, losses=2, predict=False)
     assert result.losses is not None and result.losses.samples == 2
-    floats = without(result.model, *result.activations)
+    floats = remove_pairs(result.model, *result.activations)
     total = mean_error(floats, result.model, data)
     assert result.losses.error == pytest.approx(total, rel=2e-3)
     by_tensor = {entry.tensor: entry for entry in result.activations}
     for loss in result.losses.tensors:
-        error = mean_error(floats, without(result.model, by_tensor[loss.tensor]), data)
+        error = mean_error(floats, remove_pairs(result.model, by_tensor[loss.tensor]), data)
         assert loss.gain == pytest.approx(1 - error / total, abs=5e-3)
     gains = [loss.gain for loss in result.losses.tensors]
     assert gains == sorted(gains, reverse=True) and min(gains) > 0
@@ -99,13 +99,13 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(opset: int, ir:
     model.graph.node.insert(list(model.graph.node).index(first) + 1, second)
     check(model)
     losses = measure_losses(Model(model), result.activations, data, activations=result.activations)
-    total = mean_error(without(model, *result.activations), model, data)
+    total = mean_error(remove_pairs(model, *result.activations), model, data)
     assert losses is not None and losses.error == pytest.approx(total, rel=2e-3)
     assert type(losses.error) is float
 
 
 @dataclass
-class Runs:
+class SegmentRuns:
     """Runs of segments on two threads; the first runs of two samples wait for each other.
 
     Attributes:
@@ -134,25 +134,25 @@ class Runs:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch: pytest.MonkeyPatch) -> SegmentRuns:
     """Record the runs of segments; two samples are measured at once."""
-    runs, run_segment = Runs(), NetworkSegment.run
+    runs, run_segment = SegmentRuns(), NetworkSegment.run
 
-    def recorded(segment: NetworkSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def record_run(segment: NetworkSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         runs.begin(float(values["x"].flat[0]))
         return run_segment(segment, values)
 
-    monkeypatch.setattr(NetworkSegment, "run", recorded)
+    monkeypatch.setattr(NetworkSegment, "run", record_run)
     monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda: 2)
     return runs
 
 
 @pytest.fixture(scope="module")
-def chained() -> Insertion:
+def chain_insertion() -> Insertion:
     return qdqtool.insert(chain(), images(3), predict=False)
 
 
-def measured(result: Insertion, data: object, **options: Any) -> ActivationLosses | None:
+def measure_all(result: Insertion, data: object, **options: Any) -> ActivationLosses | None:
     """Measure all activations of an insertion."""
     activations = result.activations
     return measure_losses(
@@ -161,28 +161,28 @@ def measured(result: Insertion, data: object, **options: Any) -> ActivationLosse
 
 
 def test_measure_gives_same_losses_on_one_and_two_threads(
-    chained: Insertion, monkeypatch: pytest.MonkeyPatch
+    chain_insertion: Insertion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = []
     for cores in (1, 2):
         monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda cores=cores: cores)
-        losses.append(measured(chained, images(3), samples=3))
+        losses.append(measure_all(chain_insertion, images(3), samples=3))
     assert losses[0] is not None and losses[0] == losses[1]
 
 
-def test_measure_runs_samples_at_once(chained: Insertion, runs: Runs) -> None:
-    assert measured(chained, images(3), samples=2)
+def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: SegmentRuns) -> None:
+    assert measure_all(chain_insertion, images(3), samples=2)
     assert len(set(runs.samples[:2])) == 2
     # Cuts before the second to the fourth activation make four segments. Each sample runs four with all activations
     # float, four with all quantized, and four, three, two and one with each activation left out.
     assert len(runs.samples) == 2 * (4 + 4 + 4 + 3 + 2 + 1)
 
 
-def test_measure_ends_runs_after_failure(chained: Insertion, runs: Runs) -> None:
+def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: SegmentRuns) -> None:
     data = images(2)
     runs.failing = float(data[0]["x"].flat[0])
     with pytest.raises(ModelError, match="broken sample"):
-        measured(chained, data)
+        measure_all(chain_insertion, data)
     # The other sample finishes the run that it is at, of four segments, and begins no other.
     assert len(runs.samples) == 1 + 4
 
@@ -196,13 +196,13 @@ def test_measure_ends_runs_after_failure(chained: Insertion, runs: Runs) -> None
     ids=["small error", "large error"],
 )
 def test_measure_tries_activations_only_for_large_error(
-    percentile: float, tried: int, segments: int, runs: Runs
+    percentile: float, tried: int, segments: int, runs: SegmentRuns
 ) -> None:
     """Two samples run with all activations float and all quantized, then with each activation float."""
     result = qdqtool.insert(
         chain(), images(3), predict=False, method="percentile", percentile=percentile
     )
-    losses = result.losses = measured(result, images(3), samples=None)
+    losses = result.losses = measure_all(result, images(3), samples=None)
     assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
     assert (losses.samples, losses.tried, len(runs.samples)) == (2, tried, segments)
     assert ("--losses 2 does" in render(result, 400)) == (not tried)
@@ -211,38 +211,38 @@ def test_measure_tries_activations_only_for_large_error(
 def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no image")
     result = qdqtool.insert(one_layer(3), images(2, 3), predict=False, include=["."])
-    assert measured(result, str(tmp_path)) is None
+    assert measure_all(result, str(tmp_path)) is None
 
 
 @pytest.fixture(scope="module")
-def whole_steps() -> tuple[Insertion, list[dict[str, np.ndarray]]]:
+def exact_insertion() -> tuple[Insertion, list[dict[str, np.ndarray]]]:
     """Return inputs of 0 and 1, which the scale 1/127 represents without error, and their insertion."""
     data = [{"x": np.rint(d["x"])} for d in images(4)]
     return qdqtool.insert(chain(), data, predict=False, method="max"), data
 
 
 def test_losses_leave_out_activation_without_error(
-    whole_steps: tuple[Insertion, list[dict[str, np.ndarray]]],
+    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
 ) -> None:
-    result, data = whole_steps
+    result, data = exact_insertion
     assert result.activations[0].tensor == "x"
     assert result.activations[0].scale == float(np.float32(1 / 127))
-    losses = measured(result, data)
+    losses = measure_all(result, data)
     assert losses is not None and (losses.samples, losses.tried) == (2, 4)
     assert "x" not in [loss.tensor for loss in losses.tensors] and len(losses.tensors) == 3
 
 
 def test_measure_limits_samples_and_named_tensors(
-    whole_steps: tuple[Insertion, list[dict[str, np.ndarray]]],
+    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
 ) -> None:
-    losses = measured(*whole_steps, samples=3, reported=2)
+    losses = measure_all(*exact_insertion, samples=3, reported=2)
     assert losses is not None and losses.samples == 3 and len(losses.tensors) == 2
 
 
 def test_measure_returns_none_without_error(
-    whole_steps: tuple[Insertion, list[dict[str, np.ndarray]]],
+    exact_insertion: tuple[Insertion, list[dict[str, np.ndarray]]],
 ) -> None:
-    result, data = whole_steps
+    result, data = exact_insertion
     exact = result.activations[:1]
     assert measure_losses(Model(result.model), exact, data, activations=exact) is None
 
@@ -252,7 +252,7 @@ def test_losses_name_clipped_tensor_and_consumers_first() -> None:
     result = qdqtool.insert(
         chain(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0
     )
-    losses = measured(result, data)
+    losses = measure_all(result, data)
     assert losses is not None
     assert (losses.tensors[0].tensor, losses.tensors[0].readers) == ("b/relu.out", ("c",))
 
@@ -358,8 +358,8 @@ def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
     result = qdqtool.insert(model, data, losses=1, predict=False, head="none", method="max")
     assert result.losses is not None
     before, after = (
-        run(with_output(m, "heat.out"), sample, ["heat.out"])[0]
-        for m in (without(result.model, *result.activations), result.model)
+        run(add_output(m, "heat.out"), sample, ["heat.out"])[0]
+        for m in (remove_pairs(result.model, *result.activations), result.model)
     )
     focus = Focus(("heat.out",)).find({"heat.out": before})
     assert focus is not None and not focus.masks[0].all()
@@ -368,7 +368,7 @@ def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
     assert result.losses.error != pytest.approx(relative_error(before, after), rel=2e-2)
 
 
-def with_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
+def add_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
     copy = copied(model)
     copy.graph.output.append(helper.make_empty_tensor_value_info(tensor))
     return copy
@@ -413,7 +413,7 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
     before = require_prediction(yolov8).summary()
     by_tensor = {entry.tensor: entry for entry in yolov8.activations}
     for loss in yolov8.losses.tensors:
-        other = without(yolov8.model, by_tensor[loss.tensor])
+        other = remove_pairs(yolov8.model, by_tensor[loss.tensor])
         after = qdqtool.predict(other, advice=False).summary()
         assert loss.convolutions == before["int8"] - after["int8"]
         assert loss.conversions == after["conversions"] - before["conversions"]

@@ -13,8 +13,9 @@ from qdqtool.insertion.placement import (
     find_class_outputs,
     place,
 )
-from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
+from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.faults import FloatDeconvolution
 from qdqtool.reasons.simulation import WeightsNotConstant
@@ -33,7 +34,7 @@ def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
     return {s.node: (type(s.refusal), *field_values(s.refusal)[2:]) for s in placement.skipped}
 
 
-def placed(net: Net, rules: PlacementRules | None = None) -> Placement:
+def place_net(net: Net, rules: PlacementRules | None = None) -> Placement:
     return place(net.index(), rules or PlacementRules(head="none"))
 
 
@@ -44,7 +45,7 @@ def quantized_inputs(placement: Placement, node: str) -> set[str]:
 
 def test_convolution_is_quantized_per_output_channel(net: Net) -> None:
     net.output(net.silu("s", net.norm("n", net.conv("c", "x"))))
-    result = placed(net)
+    result = place_net(net)
     assert inputs(result) == {("x", "c", "input")}
     assert [(w.tensor, w.axis) for w in result.weights] == [("c.weight", 0)]
     assert not result.skipped
@@ -55,7 +56,7 @@ def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
     first = net.op("Add", "add1", net.conv("c1", stem), stem)
     second = net.op("Add", "add2", net.conv("c2", stem), first)
     net.output(net.conv("c3", second))
-    result = placed(net)
+    result = place_net(net)
     skips = {(t, n) for t, n, role in inputs(result) if role == "residual"}
     assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
 
@@ -63,16 +64,16 @@ def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
 def test_broadcast_add_is_no_residual(net: Net) -> None:
     gap = net.op("GlobalAveragePool", "gap", "x")
     net.output(net.conv("c3", net.op("Add", "add", net.conv("c", "x"), gap)))
-    assert not quantized_inputs(placed(net), "add")
+    assert not quantized_inputs(place_net(net), "add")
 
 
 def test_sparse_weights_are_left_float(net: Net) -> None:
-    model = with_sparse_weights(net.output(net.conv("c", "x")).open_model(), "c.weight")
+    model = make_weights_sparse(net.output(net.conv("c", "x")).open_model(), "c.weight")
     (skipped,) = place(Model(model), PlacementRules(head="none")).skipped
     assert skipped.refusal == WeightsNotConstant(skipped.refusal.pass_name, "c", "c.weight", True)
 
 
-def with_sparse_weights(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Store an initializer as a sparse one that holds every value."""
     graph = model.graph
     (full,) = (t for t in graph.initializer if t.name == name)
@@ -98,14 +99,14 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
 
 
 def test_residual_of_bare_convolution_quantizes_skip() -> None:
-    result = placed(residual_net())
+    result = place_net(residual_net())
     assert ("stem.out", "add", "residual") in inputs(result)
     assert [(r.node.name, r.position) for r in result.inputs["stem.out"]] == [
         ("c1", 0),
         ("add", 1),
     ]
     assert ("c2.out", "add", "residual") not in inputs(result)
-    result = placed(residual_net(), PlacementRules(residual_after_activation="both"))
+    result = place_net(residual_net(), PlacementRules(residual_after_activation="both"))
     assert quantized_inputs(result, "add") == {"stem.out"}
 
 
@@ -125,7 +126,7 @@ def test_residual_of_bare_convolution_quantizes_skip() -> None:
 def test_residual_is_left_float_with_reason(
     after: str, rules: PlacementRules, reason: tuple[object, ...]
 ) -> None:
-    result = placed(residual_net(after=after), rules)
+    result = place_net(residual_net(after=after), rules)
     assert not quantized_inputs(result, "add")
     assert reasons(result)["add"] == reason
 
@@ -145,7 +146,7 @@ def test_residual_after_activation(
     residual: str, after_activation: str, expected: set[str]
 ) -> None:
     rules = PlacementRules(residual=residual, residual_after_activation=after_activation)
-    result = placed(residual_net("silu"), rules)
+    result = place_net(residual_net("silu"), rules)
     assert quantized_inputs(result, "add") == expected
     assert ("add" in reasons(result)) is (not expected)
 
@@ -157,7 +158,7 @@ def test_residual_of_two_convolutions_quantizes_shorter_side(net: Net, swapped: 
     down = net.conv("down", stem, kernel=1)
     pair = (down, block) if swapped else (block, down)
     net.output(net.conv("c3", net.op("Relu", "ra", net.op("Add", "add", *pair))))
-    assert quantized_inputs(placed(net), "add") == {"down.out"}
+    assert quantized_inputs(place_net(net), "add") == {"down.out"}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_residual_of_two_convolutions_quantizes_shorter_side(net: Net, swapped: 
 def test_residual_of_equal_convolutions(net: Net, exclude: list[str], expected: set[str]) -> None:
     """A convolution that stays float does not fuse the Add, so its side is quantized."""
     net.output(net.conv("c", net.op("Add", "add", net.conv("a", "x"), net.conv("b", "x"))))
-    result = placed(net, PlacementRules(head="none", exclude=exclude))
+    result = place_net(net, PlacementRules(head="none", exclude=exclude))
     assert quantized_inputs(result, "add") == expected
 
 
@@ -177,7 +178,7 @@ def test_add_of_constant_or_itself_is_no_residual(net: Net, other: str) -> None:
     inner = net.conv("c", "x")
     right = inner if other == "itself" else net.const("k", np.ones((1, 16, 8, 8)))
     net.output(net.conv("d", net.op("Relu", "r", net.op("Add", "add", inner, right))))
-    result = placed(net)
+    result = place_net(net)
     assert inputs(result) == {("x", "c", "input"), ("r.out", "d", "input")}
     assert not result.skipped
 
@@ -195,11 +196,11 @@ def classifier(float_consumer: bool) -> Net:
 
 
 def test_pooling_of_classifier_is_quantized() -> None:
-    assert ("r.out", "gap", "input") in inputs(placed(classifier(False)))
+    assert ("r.out", "gap", "input") in inputs(place_net(classifier(False)))
 
 
 def test_pooling_next_to_float_consumer_is_left_float() -> None:
-    result = placed(classifier(True))
+    result = place_net(classifier(True))
     assert not quantized_inputs(result, "gap")
     assert reasons(result)["gap"] == (placement_reasons.FloatInput,)
 
@@ -210,7 +211,7 @@ def test_poolings_in_a_row_are_quantized(net: Net) -> None:
     )
     second = net.op("AveragePool", "p2", first, kernel_shape=[1, 1])
     net.output(net.conv("b", first), net.conv("c", second))
-    result = placed(net)
+    result = place_net(net)
     assert {node for _, node, _ in inputs(result)} == {"a", "p1", "b", "p2", "c"}
     assert not result.skipped
     assert [r.node.name for r in result.inputs["p1.out"]] == ["p2", "b"]
@@ -254,13 +255,13 @@ def test_small_convolution_is_left_float(
     weight = net.const("w", net.rng.standard_normal((cout, cin // group, *sides)))
     attributes = {} if group == 1 else {"group": group}
     net.output(net.op("Conv", "c", tensor, weight, **attributes))
-    result = placed(net)
+    result = place_net(net)
     assert quantized or reasons(result) == {
         "c": (placement_reasons.SmallConvolution, cin // group, cout, tuple(sides))
     }
     assert (("c" not in reasons(result)) and bool(result.inputs)) is quantized
     for rules in (PlacementRules(include=["^c$"]), PlacementRules(quantized=["c"])):
-        assert [w.node.name for w in placed(net, rules).weights] == ["c"]
+        assert [w.node.name for w in place_net(net, rules).weights] == ["c"]
 
 
 def test_small_products_and_deconvolutions_are_quantized() -> None:
@@ -273,7 +274,7 @@ def test_small_products_and_deconvolutions_are_quantized() -> None:
         net.op("ConvTranspose", "t", "r.out", net.const("tw", np.ones((8, 3, 2, 2)))),
         net.op("Conv", "row", rows, net.const("rw", np.ones((8, 8, 3)))),
     )
-    result = placed(net)
+    result = place_net(net)
     assert [w.node.name for w in result.weights] == ["g", "t"]
     assert reasons(result) == {"row": (placement_reasons.SmallConvolution, 8, 8, (3,))}
 
@@ -317,12 +318,12 @@ def test_option_that_fits_no_node_is_refused(
     net: Net, rules: PlacementRules, code: str, parameter: str, value: str
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter), match=value):
-        placed(net, rules)
+        place_net(net, rules)
 
 
 def test_pattern_that_is_no_regular_expression_is_refused() -> None:
     with pytest.raises(QdqtoolError, match=r"`exclude` '\('.*not a regular expression"):
-        placed(residual_net(), PlacementRules(exclude=["("]))
+        place_net(residual_net(), PlacementRules(exclude=["("]))
 
 
 FILES = pytest.mark.parametrize(("path", "label"), [("", "model"), ("a.onnx", "a.onnx")])
@@ -397,13 +398,13 @@ def test_can_be_quantized(
 def test_excluded_nodes_are_left_float(
     rules: PlacementRules, expected: dict[str, tuple[object, ...]]
 ) -> None:
-    result = placed(residual_net(), rules)
+    result = place_net(residual_net(), rules)
     assert reasons(result) == expected
     assert not any(node in expected for _, node, _ in inputs(result))
 
 
 def test_exclusion_names_first_pattern_that_matches() -> None:
-    result = placed(residual_net(), PlacementRules(exclude=["c", "c1"]))
+    result = place_net(residual_net(), PlacementRules(exclude=["c", "c1"]))
     assert set(reasons(result).values()) == {(placement_reasons.ExcludedNode, "exclude", "c")}
     assert len(result.skipped) == 4 and not result.inputs
 
@@ -418,14 +419,14 @@ def transposed_net() -> Net:
 
 
 def test_transposed_convolution_is_left_float_for_rtx() -> None:
-    rtx = placed(transposed_net(), PlacementRules(transposed=False))
+    rtx = place_net(transposed_net(), PlacementRules(transposed=False))
     assert {w.node.name for w in rtx.weights} == {"c"}
     assert reasons(rtx) == {"t": (FloatDeconvolution,)}
 
 
 @pytest.mark.parametrize(("per_channel", "axis"), [(False, None), (True, 1)])
 def test_axis_of_transposed_convolution(per_channel: bool, axis: int | None) -> None:
-    result = placed(transposed_net(), PlacementRules(transposed_per_channel=per_channel))
+    result = place_net(transposed_net(), PlacementRules(transposed_per_channel=per_channel))
     assert {w.node.name: w.axis for w in result.weights} == {"c": 0, "t": axis}
 
 
@@ -437,7 +438,7 @@ def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
     right = net.op("MatMul", "m3", "x", net.const("w3", np.ones((1, 8, 8))))
     net.output(net.op("Conv", "c", "x", kernel), right)
     net.output(net.op("Conv", "d", wide, double), dtype=11)
-    assert reasons(placed(net, PlacementRules(include=["k"]))) == {
+    assert reasons(place_net(net, PlacementRules(include=["k"]))) == {
         "c": (WeightsNotConstant, "kr.out", False),
         "d": (placement_reasons.WeightsType, "double"),
         "m3": (placement_reasons.WeightsRank, 3),
@@ -528,7 +529,7 @@ def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
 
     net.const("w", np.ones((16, 16, 1, 1)))
     net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch))))
-    result = placed(net)
+    result = place_net(net)
     assert [w.node.name for w in result.weights] == ["c"]
     assert reasons(result) == {"if": (placement_reasons.SubgraphLayers, 3)}
 
@@ -557,7 +558,7 @@ def test_sum_is_residual_unless_a_dimension_differs(
     ]
     pair = [net.conv("c", "x"), "y"]
     net.output(net.conv("d", net.op("Add", "add", *(pair[::-1] if swapped else pair))))
-    assert (("y", "add", "residual") in inputs(placed(net))) is residual
+    assert (("y", "add", "residual") in inputs(place_net(net))) is residual
 
 
 @pytest.mark.parametrize(
@@ -577,7 +578,7 @@ def test_residual_is_quantized_for_quantized_consumer(
     residual = net.op("Add", "add", net.conv("a", "x"), "x")
     between = net.op(op, "between", *others, residual, **attributes)
     net.output(net.conv("c", between, 32 if op == "Concat" else 16))
-    assert (("x", "add", "residual") in inputs(placed(net))) is quantized
+    assert (("x", "add", "residual") in inputs(place_net(net))) is quantized
 
 
 def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False) -> Net:
@@ -597,7 +598,7 @@ def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False)
 
 @pytest.mark.parametrize("before", ["Relu", "Add", "Softmax"])
 def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
-    assert quantized_inputs(placed(pooling_net(before)), "pool")
+    assert quantized_inputs(place_net(pooling_net(before)), "pool")
 
 
 @pytest.mark.parametrize(
@@ -627,7 +628,7 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
 def test_pooling_next_to_float_is_left_float(
     net: Net, exclude: list[str], reason: tuple[object, ...] | None
 ) -> None:
-    result = placed(net, PlacementRules(head="none", exclude=exclude))
+    result = place_net(net, PlacementRules(head="none", exclude=exclude))
     assert not quantized_inputs(result, "pool")
     assert reasons(result).get("pool") == reason
 

@@ -264,7 +264,7 @@ def test_shared_weights_are_copied_before_folding(net: Net) -> None:
     assert len({n.input[1] for n in nodes_of(after, "Conv")}) == 2
 
 
-def deep(length: int) -> onnx.ModelProto:
+def deep_network(length: int) -> onnx.ModelProto:
     """Return a convolution whose weights go through a chain of Identity nodes."""
     net = Net()
     tensor = net.const("w", np.ones((16, 16, 1, 1)))
@@ -275,14 +275,16 @@ def deep(length: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("length", "folded"), [(1, True), (1000, True), (1001, False)])
 def test_weights_after_up_to_1000_nodes_are_computed(length: int, folded: bool) -> None:
-    after, notes = prepare_and_compare(deep(length))
+    after, notes = prepare_and_compare(deep_network(length))
     assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + [
         "Conv"
     ]
     assert notes == ([note("weights-computed", count=1)] if folded else [])
 
 
-def computed(op: str, *inputs: tuple[str, object, object], **attributes: object) -> onnx.ModelProto:
+def computed_weights(
+    op: str, *inputs: tuple[str, object, object], **attributes: object
+) -> onnx.ModelProto:
     """Return a convolution whose weights ``k`` are the output of one node with constant inputs."""
     net = Net()
     weights = net.op(op, "k", *(net.const(*i) for i in inputs), **attributes)
@@ -298,44 +300,58 @@ TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
     ("proto", "expected"),
     [
         (
-            computed("Reshape", ("w", RAMP, np.float32), ("s", [0, 16, 1, -1], np.int64)),
+            computed_weights("Reshape", ("w", RAMP, np.float32), ("s", [0, 16, 1, -1], np.int64)),
             RAMP.reshape(32, 16, 1, 1),
         ),
         (
-            computed(
+            computed_weights(
                 "Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 1, 1], np.int64), allowzero=1
             ),
             RAMP.reshape(32, 16, 1, 1),
         ),
         (
-            computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32)),
+            computed_weights("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32)),
             RAMP.reshape(1, 2, 16, 16).T,
         ),
         (
-            computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float16), to=1),
+            computed_weights("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float16), to=1),
             RAMP.reshape(32, 16, 1, 1),
         ),
         (
-            computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.int64), to=11),
+            computed_weights("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.int64), to=11),
             RAMP.reshape(32, 16, 1, 1),
         ),
-        (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), to=6), None),
-        (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),  # no type
-        (computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64)), np.zeros((2, 16, 1, 3))),
+        (computed_weights("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), to=6), None),
+        (computed_weights("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),  # no type
         (
-            computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=VALUE),
+            computed_weights("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64)),
+            np.zeros((2, 16, 1, 3)),
+        ),
+        (
+            computed_weights("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=VALUE),
             np.full((2, 16, 1, 3), 0.5),
         ),
-        (computed("ConstantOfShape", ("s", [0, 16, 1, 3], np.int64)), np.zeros((0, 16, 1, 3))),
-        (computed("ConstantOfShape", ("s", [-1, -16, 1, 3], np.int64)), None),
-        (computed("ConstantOfShape", ("s", [2**28 + 1, 1, 1, 1], np.int64)), None),  # over 1 GB
         (
-            computed("Neg", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)),
+            computed_weights("ConstantOfShape", ("s", [0, 16, 1, 3], np.int64)),
+            np.zeros((0, 16, 1, 3)),
+        ),
+        (computed_weights("ConstantOfShape", ("s", [-1, -16, 1, 3], np.int64)), None),
+        (
+            computed_weights("ConstantOfShape", ("s", [2**28 + 1, 1, 1, 1], np.int64)),
+            None,
+        ),  # over 1 GB
+        (
+            computed_weights("Neg", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)),
             -RAMP.reshape(32, 16, 1, 1),
         ),
-        (computed("RandomUniformLike", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),
         (
-            computed("Identity", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), domain="example"),
+            computed_weights("RandomUniformLike", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)),
+            None,
+        ),
+        (
+            computed_weights(
+                "Identity", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), domain="example"
+            ),
             None,
         ),
     ],
@@ -389,13 +405,19 @@ def test_standardized_weights_become_constants(net: Net) -> None:
 @pytest.mark.parametrize(
     "proto",
     [
-        computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
-        computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)),  # no axis 2
-        computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]),
-        computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]),
-        computed("ConstantOfShape", ("s", [np.inf], np.float32)),
-        computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=TWO),
-        computed("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
+        computed_weights("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
+        computed_weights(
+            "Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)
+        ),  # no axis 2
+        computed_weights(
+            "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]
+        ),
+        computed_weights(
+            "Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]
+        ),
+        computed_weights("ConstantOfShape", ("s", [np.inf], np.float32)),
+        computed_weights("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=TWO),
+        computed_weights("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
     ],
 )
 def test_damaged_weights_are_left_alone(proto: onnx.ModelProto) -> None:
@@ -407,7 +429,7 @@ def test_computed_weights_have_a_size_limit(
     count: int, folded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qdqtool.ir.constants.MOST_ELEMENTS", 32)  # the real limit is a gigabyte
-    proto = computed("ConstantOfShape", ("s", [count, 16, 1, 1], np.int64))
+    proto = computed_weights("ConstantOfShape", ("s", [count, 16, 1, 1], np.int64))
     assert bool(prepare(Model(proto))) is folded
 
 

@@ -22,7 +22,6 @@ from qdqtool.reasons.simulation import OutputDifferentScales
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Severity
-from qdqtool.util.notes import note_codes
 from tests.insertion.nets import (
     Net,
     check,
@@ -33,6 +32,7 @@ from tests.insertion.nets import (
     run,
     set_value,
 )
+from tests.notes import note_codes
 from tests.slow import slow_after
 
 Tensor = tuple[str, int, int]  # name, channels, side
@@ -109,11 +109,11 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
         if tensor is not None:
             tensors.append(tensor)
     model = net.output(*dict.fromkeys(t[0] for t in tensors[-2:] if t[0] != "x")).model()
-    assume(any(n.op_type == "Conv" for n in living_nodes(model)))  # the tests include "Conv"
+    assume(any(n.op_type == "Conv" for n in find_living_nodes(model)))  # the tests include "Conv"
     return model
 
 
-def living_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def find_living_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes that an output depends on, last first; insertion removes the others."""
     needed = {o.name for o in model.graph.output}
     nodes = []
@@ -222,7 +222,7 @@ TARGETS = ["trt8.0", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7"]
 def test_prediction_does_not_warn_of_insertion(
     model: onnx.ModelProto, target: str, options: dict[str, object]
 ) -> None:
-    living = living_nodes(model)
+    living = find_living_nodes(model)
     del model.graph.node[:]
     model.graph.node.extend(reversed(living))
     try:
@@ -231,8 +231,8 @@ def test_prediction_does_not_warn_of_insertion(
         return
     prediction = require_prediction(result)
     allowed = set().union(*(REQUESTED.get(item, set()) for item in options.items()))
-    assert set(warned_codes(result)) <= allowed
-    other = qdqtool.predict(renamed(result.model), target)
+    assert set(find_warning_codes(result)) <= allowed
+    other = qdqtool.predict(rename_tensors(result.model), target)
     assert count_findings(other) == count_findings(prediction)
     fixes = {f.code for f in prediction.findings if f.automatic}
     fixes -= REQUESTED["unify", False]  # only a run tells the cost of a shared scale
@@ -258,7 +258,7 @@ def attention(net: Net) -> str:
     return net.op("Add", "sum", image, net.conv("pe", parts[2], group=16))
 
 
-def gated(net: Net) -> str:
+def gated_unit(net: Net) -> str:
     """Add a squeeze and excitation; its product has a float input that the pooling consumes as well."""
     x = net.conv("stem", "x")
     gate = net.op(
@@ -267,7 +267,7 @@ def gated(net: Net) -> str:
     return net.op("Mul", "gated", x, gate)
 
 
-def upsampled(net: Net) -> str:
+def upsampling(net: Net) -> str:
     weights = net.const("up.weight", net.rng.standard_normal((16, 16, 2, 2)) * 0.1)
     up = net.op(
         "ConvTranspose", "up", net.conv("stem", "x"), weights, strides=[2, 2], kernel_shape=[2, 2]
@@ -277,8 +277,8 @@ def upsampled(net: Net) -> str:
 
 NETWORKS = {
     "attention": attention,
-    "gated": gated,
-    "upsampled": upsampled,
+    "gated": gated_unit,
+    "upsampled": upsampling,
     "hard swish": lambda net: hard_swish(net, "hs", net.silu("act", net.conv("stem", "x"))),
     "depthwise": lambda net: net.silu("act", net.conv("dw", net.conv("stem", "x"), group=16)),
     "depthwise into an Add": lambda net: net.op(
@@ -297,12 +297,12 @@ def test_prediction_does_not_warn_of_insertion_into_network_parts(
 ) -> None:
     model = net.output(net.conv("end", NETWORKS[name](net), kernel=1)).model()
     result = qdqtool.insert(model, images(1), method="max", target=target, losses=0)
-    assert warned_codes(result) == []
+    assert find_warning_codes(result) == []
     if name == "depthwise":  # builds of 8.5 and 8.6 failed on it
         assert ("dw" in {s.node for s in result.skipped}) == target.startswith("trt8")
 
 
-def warned_codes(result: qdqtool.Insertion) -> list[str]:
+def find_warning_codes(result: qdqtool.Insertion) -> list[str]:
     """Return the codes of findings that are more than information."""
     return [f.code for f in require_prediction(result).findings if f.severity != Severity.INFO]
 
@@ -372,7 +372,7 @@ def test_excluded_convolution_next_to_int8_is_warned_of(net: Net) -> None:
     assert warnings == [("OUT-MIXED", "left")]
 
 
-def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+def rename_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the same graph with other names and without metadata."""
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     del copy.metadata_props[:]

@@ -28,7 +28,7 @@ from tests.insertion.nets import (
 )
 
 
-def inserted(
+def insert_scaled(
     model: onnx.ModelProto,
     scale: float = 0.05,
     weights: str = "float",
@@ -56,7 +56,7 @@ def two_layers() -> onnx.ModelProto:
 
 
 def test_pairs_are_named_after_layers() -> None:
-    model, quantized = inserted(two_layers())
+    model, quantized = insert_scaled(two_layers())
     pairs = [
         f"conv/_{of}_quantizer/{op}Linear"
         for of in ("input", "weight")
@@ -77,7 +77,7 @@ def test_rewrite_keeps_metadata() -> None:
     model.graph.node[0].doc_string = "node doc"
     model.opset_import.add(domain="custom", version=3)
     infos = {v.name for v in model.graph.value_info}
-    result, _ = inserted(model)
+    result, _ = insert_scaled(model)
     assert result.metadata_props[0].value == "{0: 'person'}"
     texts = [result.doc_string, result.producer_name, result.graph.doc_string]
     assert texts == ["doc", "pytorch", "graph doc"]
@@ -87,7 +87,7 @@ def test_rewrite_keeps_metadata() -> None:
 
 
 def test_weights_have_scales_per_channel() -> None:
-    model, _ = inserted(two_layers(), 0.05)
+    model, _ = insert_scaled(two_layers(), 0.05)
     for node in nodes_of(model, "QuantizeLinear"):
         scale, zero = value_of(model, node.input[1]), value_of(model, node.input[2])
         assert zero.dtype == np.int8
@@ -123,7 +123,7 @@ def test_quantized_convolution_is_product_of_quantized_values() -> None:
     """A 1x1 convolution sums quantized inputs times quantized weights over the channels, plus the float bias."""
     net = Net(side=4)
     before = net.output(net.conv("c", "x", kernel=1)).model()
-    model, _ = inserted(before, 0.01)
+    model, _ = insert_scaled(before, 0.01)
     x = images(1, side=4)[0]["x"]
     w, b = value_of(before, "c.weight")[:, :, 0, 0].astype(np.float64), value_of(before, "c.bias")
     steps = np.abs(w).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
@@ -135,8 +135,8 @@ def test_quantized_convolution_is_product_of_quantized_values() -> None:
 
 def test_int8_weights_give_same_outputs() -> None:
     base = two_layers()
-    as_float, _ = inserted(base)
-    as_int8, quantized = inserted(base, weights="int8")
+    as_float, _ = insert_scaled(base)
+    as_int8, quantized = insert_scaled(base, weights="int8")
     feeds = images(1)[0]
     np.testing.assert_array_equal(run(as_float, feeds)[0], run(as_int8, feeds)[0])
     assert len(nodes_of(as_int8, "QuantizeLinear")) == 2
@@ -187,7 +187,7 @@ def test_weight_axis_of_operator(
     pooled = net.op("GlobalAveragePool", "pool", "x")
     data = pooled if len(shape) == 4 else net.op("Flatten", "flat", pooled)
     weights = net.const("w", net.rng.standard_normal(shape))
-    model, _ = inserted(net.output(net.op(op, "n", data, weights, **attributes)).model())
+    model, _ = insert_scaled(net.output(net.op(op, "n", data, weights, **attributes)).model())
     (q,) = [n for n in nodes_of(model, "QuantizeLinear") if "_weight_" in n.name]
     assert [a.i for a in q.attribute if a.name == "axis"] == ([] if axis is None else [axis])
     assert value_of(model, q.input[1]).shape == (() if axis is None else (20,))
@@ -202,7 +202,7 @@ def test_pairs_of_unnamed_and_similar_nodes_have_unique_names(net: Net, names: l
     model = net.output(tensor).model()
     for node, name in zip(nodes_of(model, "Conv"), names, strict=True):
         node.name = name
-    result, quantized = inserted(model)
+    result, quantized = insert_scaled(model)
     added = [n.name for n in nodes_of(result, "QuantizeLinear", "DequantizeLinear")]
     assert len(set(added)) == len(added) == 12
     assert len({q.node for q in quantized}) == 6
@@ -245,14 +245,16 @@ def test_pairs_are_named_after_consumer(
     for node in model.graph.node:
         if node.name == "c":
             node.name = name
-    _, quantized = inserted(model)
+    _, quantized = insert_scaled(model)
     assert quantized[0].node == f"{base}/QuantizeLinear"
 
 
 def test_names_of_pairs_avoid_existing_tensors(net: Net) -> None:
     net.op("Relu", "other", "x")
     net.nodes[-1].output[0] = tensor = "c/_input_quantizer/QuantizeLinear_output_0"
-    _, quantized = inserted(net.output(net.conv("c", "x"), net.op("Relu", "r", tensor)).model())
+    _, quantized = insert_scaled(
+        net.output(net.conv("c", "x"), net.op("Relu", "r", tensor)).model()
+    )
     assert quantized[0].node == "c/_input_quantizer_0/QuantizeLinear"
 
 
@@ -285,7 +287,7 @@ def test_quantized_consumers_share_pair(
     """Float consumers and outputs keep the float tensor."""
     relu = net.op("Relu", "r", net.conv("c", "x"))
     net.output(relu, net.conv("d", relu), net.op("Sigmoid", "s", relu), net.conv("e", relu))
-    model, quantized = inserted(net.model())
+    model, quantized = insert_scaled(net.model())
     assert [q.tensor for q in quantized if q.method == "max"] == ["x", "r.out"]
     readers = {n.name: n.input[0] for n in nodes_of(model, "Conv", "Sigmoid")}
     assert (
@@ -304,7 +306,7 @@ def test_matrix_products_that_share_tensor_have_a_dq_each(net: Net, op: str, tar
     for name in ("one", "two", "three"):
         weight = net.const(f"{name}.w", rng.normal(size=(16, 4)))
         outputs.append(net.op(op, name, rows, weight))
-    model, quantized = inserted(net.output(*outputs).model())
+    model, quantized = insert_scaled(net.output(*outputs).model())
     shared = [n for n in nodes_of(model, "QuantizeLinear") if n.input[0] == rows]
     assert len(shared) == 1 and len([q for q in quantized if q.tensor == rows]) == 1
     dqs = {n.output[0]: n for n in nodes_of(model, "DequantizeLinear")}
@@ -323,7 +325,7 @@ def test_rounded_weights_equal_q_and_dq_of_onnxruntime(size: float) -> None:
     value = np.random.default_rng(7).normal(0, size, (16, 16, 3, 3)).astype(np.float32)
     value[1] = 0.0
     set_value(model, "c.weight", value)
-    pairs, _ = inserted(model)
+    pairs, _ = insert_scaled(model)
     dequantized = nodes_of(pairs, "Conv")[0].input[1]
     pairs.graph.output.append(helper.make_tensor_value_info(dequantized, TensorProto.FLOAT, None))
     expected = run(pairs, images(1)[0])[-1]

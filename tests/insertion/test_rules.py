@@ -92,7 +92,7 @@ def test_yolov8_gets_placement_with_better_worst_case() -> None:
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
+def fake_simulations(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
     """Return a function that sets the predictions of the simulations to come.
 
     It returns a list that tells of each simulation whether Conv, SiLU and Add fuse.
@@ -125,7 +125,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
     ],
 )
 def test_skip_has_to_be_better_in_both_outcomes(
-    simulated: Callable[..., list[bool]],
+    fake_simulations: Callable[..., list[bool]],
     counts: list[tuple[int, int, int]],
     option: str,
     fused: list[bool],
@@ -134,23 +134,23 @@ def test_skip_has_to_be_better_in_both_outcomes(
 
     Counts are INT8 convolutions, those with INT8 output, and conversions.
     """
-    simulations = simulated(*counts)
+    simulations = fake_simulations(*counts)
     assert choose_option(bottleneck("silu")) == option
     assert simulations == fused
 
 
 def test_placements_are_simulated_if_one_residual_has_activation(
-    simulated: Callable[..., list[bool]],
+    fake_simulations: Callable[..., list[bool]],
 ) -> None:
-    simulations = simulated()
+    simulations = fake_simulations()
     choose_option(bottleneck("silu", bare=True))
     assert simulations
 
 
 def test_placements_are_not_simulated_without_activation(
-    simulated: Callable[..., list[bool]],
+    fake_simulations: Callable[..., list[bool]],
 ) -> None:
-    simulations = simulated()
+    simulations = fake_simulations()
     assert choose_option(bottleneck("")) == "both"
     assert not simulations
 

@@ -334,7 +334,7 @@ def test_calibration_without_data_is_refused() -> None:
     assert "`calib_table`" in str(caught.value)
 
 
-def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
+def list_tensors(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
     return [g.quantized for g in groups]
 
 
@@ -348,7 +348,7 @@ def concat(net: Net) -> Net:
 
 def test_concat_ties_its_inputs(concat: Net) -> None:
     groups = find_scale_groups(concat.index(), ["x", "cat.out", "a.out"])
-    assert tied(groups) == [("x",), ("cat.out", "a.out")]
+    assert list_tensors(groups) == [("x",), ("cat.out", "a.out")]
     assert set(groups[1].sources) == {"a.out", "b.out"}
     assert set(groups[1].tensors) == {"a.out", "b.out", "cat.out"}
     assert [g.is_shared for g in groups] == [False, True]
@@ -356,13 +356,13 @@ def test_concat_ties_its_inputs(concat: Net) -> None:
 
 def test_concat_that_is_not_quantized_ties_nothing(concat: Net) -> None:
     groups = find_scale_groups(concat.index(), ["a.out", "b.out"])
-    assert tied(groups) == [("a.out",), ("b.out",)]
+    assert list_tensors(groups) == [("a.out",), ("b.out",)]
 
 
 def test_scale_groups_without_unify_have_one_tensor(concat: Net) -> None:
     groups = find_scale_groups(concat.index(), ["cat.out", "a.out"], unify=False)
     single = [("cat.out",), ("a.out",)]
-    assert tied(groups) == [g.sources for g in groups] == single
+    assert list_tensors(groups) == [g.sources for g in groups] == single
 
 
 def test_concat_with_constant_is_source_itself(net: Net) -> None:
@@ -425,7 +425,7 @@ def test_scale_groups_tie_operators_that_q_passes(
     a = net.op("Relu", "a", net.conv("ca", "x"))
     net.output(net.op(op, "n", a, *inputs, **attributes))
     groups = find_scale_groups(net.index(), ["a.out", "n.out"])
-    assert tied(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])
+    assert list_tensors(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])
     assert groups[0].sources == ("a.out",) and not groups[0].is_shared
 
 

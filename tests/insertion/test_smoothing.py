@@ -16,7 +16,6 @@ from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.smoothing import ScaleMigration, smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import smoothed_tensors
-from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,
@@ -28,11 +27,12 @@ from tests.insertion.nets import (
 )
 from tests.insertion.test_transformers import build, needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
+from tests.notes import note_codes
 
 OUT = 3  # the outlier channel
 
 
-def heavy(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
+def add_outliers(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
     """Make one channel of each LayerNormalization large and the weights that consume it small."""
     result = copied(model)
     for tensor in result.graph.initializer:
@@ -45,7 +45,7 @@ def heavy(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
     return result
 
 
-def smoothed(
+def smooth_model(
     model: onnx.ModelProto, alpha: float = 0.5
 ) -> tuple[onnx.ModelProto, list[ScaleMigration]]:
     """Return the float model after smoothing, and the smoothed places."""
@@ -71,8 +71,8 @@ def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> N
 
     The channels of the last projection pass the heads to the values' projection. The head's pass its pooling.
     """
-    model = heavy(vit(pieces=pieces))
-    after, places = smoothed(model, alpha)
+    model = add_outliers(vit(pieces=pieces))
+    after, places = smooth_model(model, alpha)
     assert [len(p.linears) for p in places] == [3, 1, 1, 1, 3, 1, 1, 1, 1]
     assert next(p for p in places if p.linears == ("b0.attn.out",)).makers == ("b0.attn.v",)
     before = {t.name: t for t in model.graph.initializer}
@@ -90,8 +90,8 @@ def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> N
 
 
 def test_smoothing_factors_equal_those_of_the_paper() -> None:
-    model = heavy(vit())
-    after, (first, *_) = smoothed(model, 0.7)
+    model = add_outliers(vit())
+    after, (first, *_) = smooth_model(model, 0.7)
     copy = copied(model)
     copy.graph.output.append(onnx.helper.make_empty_tensor_value_info("b0.ln1.out"))
     sizes = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
@@ -104,7 +104,7 @@ def test_smoothing_factors_equal_those_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "most"), [(heavy(vit()), 0.1), (vit(), 1.3)], ids=["outliers", "no outliers"]
+    ("model", "most"), [(add_outliers(vit()), 0.1), (vit(), 1.3)], ids=["outliers", "no outliers"]
 )
 def test_smoothing_changes_int8_error(model: onnx.ModelProto, most: float) -> None:
     assert error(model, smooth=0.5) < most * error(model)
@@ -114,7 +114,7 @@ def test_smoothing_changes_int8_error(model: onnx.ModelProto, most: float) -> No
     ("options", "count"), [({"smooth": 0.5}, 9), ({}, 0)], ids=["smoothed", "not smoothed"]
 )
 def test_insertion_names_smoothed_tensors(options: dict[str, Any], count: int) -> None:
-    result = qdqtool.insert(heavy(vit()), samples(vit()), predict=False, **options)
+    result = qdqtool.insert(add_outliers(vit()), samples(vit()), predict=False, **options)
     assert len(result.as_json()["smoothed"]) == len(result.smoothed) == count
     assert smoothed_tensors(Model(result.model)) == {t for s in result.smoothed for t in s.tensors}
 
@@ -151,7 +151,7 @@ def windows(net: Tokens, x: str) -> str:
     return str(net.op("Reshape", "flat", x, net.const("flat.shape", [4, 4, WIDTH], np.int64)))
 
 
-def pooled(net: Tokens, x: str) -> str:
+def average_pooling(net: Tokens, x: str) -> str:
     """Add Swin's pooling before its classes: channels first, then an average over the grid."""
     grid = net.op(
         "Reshape",
@@ -170,20 +170,20 @@ def pooled(net: Tokens, x: str) -> str:
     )
 
 
-def scaled(net: Tokens, x: str) -> str:
+def scaling(net: Tokens, x: str) -> str:
     """Add a normalization whose output a Mul consumes as well; the Mul absorbs s as a Linear does."""
     x = net.layer_norm("ln", x)
     net.output(net.op("Mul", "mul", x, net.const("factor", net.rng.uniform(1, 2, WIDTH))))
     return x
 
 
-def summed(net: Tokens, x: str) -> str:
+def sum_of_inputs(net: Tokens, x: str) -> str:
     return str(
         net.op("Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x)))
     )
 
 
-def together(net: Tokens, x: str) -> str:
+def one_tensor(net: Tokens, x: str) -> str:
     """Add an attention as torch exports MultiheadAttention, with one Linear for queries, keys and values.
 
     A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate them.
@@ -220,8 +220,8 @@ def together(net: Tokens, x: str) -> str:
 
 def test_smoothing_changes_values_of_shared_projection() -> None:
     """Only the last third of the Linear for queries, keys and values changes."""
-    model = chain(together)
-    after, places = smoothed(model)
+    model = chain(one_tensor)
+    after, places = smooth_model(model)
     assert [p.makers for p in places if "last0" in p.linears] == [("qkv",)]
     for name in ("qkv.weight", "qkv.bias"):
         ratio = value_of(model, name) / value_of(after, name)
@@ -233,7 +233,7 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
     net = Tokens(3, 32)
     first = net.op("Tanh", "t", net.layer_norm("ln", net.embed(8)))
     other = net.op("LayerNormalization", "other", first, "ln.gamma", "ln.beta", axis=-1)
-    after, (smoothed_place,) = smoothed(net.output(net.linear("last0", other)).model(17))
+    after, (smoothed_place,) = smooth_model(net.output(net.linear("last0", other)).model(17))
     assert smoothed_place.makers == ("other",)
     assert next(n for n in after.graph.node if n.name == "ln").input[1] == "ln.gamma"
 
@@ -243,8 +243,8 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
     [
         (gelu, {"half"}),
         (windows, {"ln"}),
-        (scaled, {"ln"}),
-        (summed, {"one", "two"}),
+        (scaling, {"ln"}),
+        (sum_of_inputs, {"one", "two"}),
         (
             lambda net, x: net.op(
                 "Sub", "sub", net.const("c", np.ones(WIDTH)), net.linear("first", x)
@@ -258,11 +258,11 @@ def test_smoothing_copies_shared_scale_of_normalization() -> None:
             {"div"},
         ),
         (lambda net, x: net.layer_norm("ln", x, pieces=True), {"ln.scale"}),
-        (pooled, {"ln"}),
+        (average_pooling, {"ln"}),
     ],
 )
 def test_smoothing_changes_producer(build: Callable[[Tokens, str], str], makers: set[str]) -> None:
-    _, places = smoothed(chain(build, 2))
+    _, places = smooth_model(chain(build, 2))
     last = next(p for p in places if "last0" in p.linears)
     assert set(last.makers) == makers and set(last.linears) >= {"last0", "last1"}
 
@@ -286,14 +286,14 @@ def split_channels(net: Tokens, x: str) -> str:
     return str(net.op("Reshape", "back", x, net.const("s2", [1, 16, WIDTH], np.int64)))
 
 
-def mixed(net: Tokens, x: str) -> str:
+def mixing(net: Tokens, x: str) -> str:
     """Add a product that sums over the channels, as queries and keys do."""
     x = net.linear("first", x)
     turned = net.op("Transpose", "turned", net.linear("other", x), perm=[0, 2, 1])
     return str(net.op("MatMul", "qk", x, turned))
 
 
-def twice(net: Tokens, x: str) -> str:
+def two_consumers(net: Tokens, x: str) -> str:
     """Add a product of a Linear with itself, which s would divide twice."""
     x = net.linear("first", x)
     return str(net.op("MatMul", "square", x, x))
@@ -311,12 +311,12 @@ def twice(net: Tokens, x: str) -> str:
             "Transpose", "t", net.layer_norm("ln", x, width=WIDTH), perm=[0, 2, 1]
         ),
         lambda net, x: x,
-        mixed,
-        twice,
+        mixing,
+        two_consumers,
     ],
 )
 def test_smoothing_leaves_unsuitable_producer(build: Callable[[Tokens, str], str]) -> None:
-    _, places = smoothed(chain(build))
+    _, places = smooth_model(chain(build))
     assert "last0" not in {n for p in places for n in p.linears}
 
 
@@ -369,5 +369,7 @@ def test_smooth_without_value_goes_after_model(
 
 @needs_compiler
 def test_tensorrt_rtx_builds_smoothed_model_as_predicted() -> None:
-    answer = build(qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, target="rtx1.7").model)
+    answer = build(
+        qdqtool.insert(add_outliers(vit()), samples(vit()), smooth=0.5, target="rtx1.7").model
+    )
     assert (answer.convolutions, answer.wrong, answer.absent) == (14, [], 0)

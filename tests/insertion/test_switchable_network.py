@@ -21,27 +21,27 @@ from tests.insertion.nets import Array, Net, chain, detector, images, run
 def test_error_of_onnxruntime_is_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    network = SwitchableNetwork(Model(mismatched()), [], [], ["c.out"], 1)
+    network = SwitchableNetwork(Model(mismatched_network()), [], [], ["c.out"], 1)
     with pytest.raises(ModelError) as caught:
         network.run({"x": np.zeros((1, 3, 8, 8), np.float32)}, [])
     assert str(caught.value).isprintable()
     assert capfd.readouterr() == ("", "")  # onnxruntime prints nothing itself
 
 
-def mismatched() -> onnx.ModelProto:
+def mismatched_network() -> onnx.ModelProto:
     """Return a convolution of four channels with an input of any number of channels."""
     net = Net()
     net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
     return net.output(net.conv("c", "x", 4, 4)).open_model()
 
 
-def detecting() -> tuple[Insertion, list[dict[str, Array]]]:
+def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:
     data = images(2, 3, 64, "images")
     options = {"method": "max", "residual": "both", "losses": 0, "predict": False}
     return qdqtool.insert(detector(), data, **options), data
 
 
-def branching() -> tuple[Insertion, list[dict[str, Array]]]:
+def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
     """Return a residual block whose input is used again after it, and a sequence that crosses it."""
     net, data = Net(), images(2)
     first = net.op("Relu", "r0", net.conv("c0", "x"))
@@ -67,7 +67,7 @@ class RecordedSegment(NetworkSegment):
         return super().run(values)
 
 
-def recorded_network(
+def record_segments(
     result: Insertion, float_tensors: list[str]
 ) -> tuple[SwitchableNetwork, list[int]]:
     """Return a network with switches, and the numbers of the segments that it runs."""
@@ -82,7 +82,7 @@ def recorded_network(
     return network, log
 
 
-def without(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
+def remove_pairs(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
     """Return the model without the Q/DQ pairs of some activations."""
     for entry in entries:
         model = remove_pair(Model(model), entry).proto
@@ -98,28 +98,28 @@ def all_near(outputs: dict[str, Array], expected: list[Array]) -> bool:
     return all(near(o, e) for o, e in zip(outputs.values(), expected, strict=True))
 
 
-@pytest.mark.parametrize("make", [branching, detecting])
+@pytest.mark.parametrize("make", [insert_branches, insert_detector])
 def test_run_with_all_activations_float(
     make: Callable[[], tuple[Insertion, list[dict[str, Array]]]],
 ) -> None:
     result, (sample, *_) = make()
     tensors = [a.tensor for a in result.activations]
-    network, log = recorded_network(result, tensors)
+    network, log = record_segments(result, tensors)
     outputs = network.run(sample, tensors)
     assert list(outputs) == [v.name for v in result.model.graph.output]
-    assert all_near(outputs, run(without(result.model, *result.activations), sample))
+    assert all_near(outputs, run(remove_pairs(result.model, *result.activations), sample))
     assert log == list(range(len(network.segments)))
 
 
 # Two of the four activations of the first network lie where the sequence crosses and are no cuts; of the second
 # network every third activation is a cut.
-@pytest.mark.parametrize(("make", "segments"), [(branching, 2), (detecting, 8)])
+@pytest.mark.parametrize(("make", "segments"), [(insert_branches, 2), (insert_detector, 8)])
 def test_run_without_activation_equals_model_without_pair(
     make: Callable[[], tuple[Insertion, list[dict[str, Array]]]], segments: int
 ) -> None:
     result, (_, sample) = make()
     entries = result.activations[:: len(result.activations) // 8 or 1]
-    network, log = recorded_network(result, [entry.tensor for entry in entries])
+    network, log = record_segments(result, [entry.tensor for entry in entries])
     assert len(network.segments) == segments
     outputs = dict(network.run_each(sample, [None, *(entry.tensor for entry in entries)]))
     assert len(log) < (len(entries) + 1) * segments
@@ -127,7 +127,7 @@ def test_run_without_activation_equals_model_without_pair(
     assert begins >= set(range(1, segments))
     whole = run(result.model, sample)
     assert all_near(outputs.pop(None), whole)
-    expected = {entry.tensor: run(without(result.model, entry), sample) for entry in entries}
+    expected = {entry.tensor: run(remove_pairs(result.model, entry), sample) for entry in entries}
     assert outputs.keys() == expected.keys()
     assert [t for t in expected if not all_near(outputs[t], expected[t])] == []
     moved = [t for t in expected if not all_near(outputs[t], whole)]
@@ -151,6 +151,6 @@ def test_run_begins_at_segment_of_activation(
 ) -> None:
     """Segments before the activation run once, with all activations quantized."""
     result = qdqtool.insert(chain(), images(1), predict=False)
-    network, log = recorded_network(result, [t for t in left_out if t])
+    network, log = record_segments(result, [t for t in left_out if t])
     assert [t for t, _ in network.run_each(images(1)[0], left_out)] == left_out
     assert log == expected

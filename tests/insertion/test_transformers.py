@@ -26,7 +26,6 @@ from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.planner import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
-from qdqtool.util.notes import note_codes
 from tests.insertion.nets import (
     Net,
     copied,
@@ -37,7 +36,7 @@ from tests.insertion.nets import (
     run,
 )
 from tests.insertion.transformers import HEADS, WIDTH, Detr, Tokens, detr, samples, vit
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tools.fuzz.driver import Answer, Lab
@@ -57,7 +56,7 @@ def build(model: onnx.ModelProto) -> Answer:
 
 
 @functools.cache
-def quantized(**choices: Any) -> qdqtool.Insertion:
+def quantize(**choices: Any) -> qdqtool.Insertion:
     return qdqtool.insert(vit(), samples(vit()), predict=False, losses=0, **choices)
 
 
@@ -72,7 +71,7 @@ def myelin_region(prediction: Prediction) -> FusedByMyelin:
 @pytest.mark.parametrize("target", FEW_FIRST)
 def test_matrix_products_in_summary_verdict_and_finding(target: str) -> None:
     """Two blocks have 6 Linears and 2 products of activations each; then the head; a Conv embeds the patches."""
-    prediction = predict(quantized().model, target)
+    prediction = predict(quantize().model, target)
     summary = prediction.summary()
     assert (summary["convolutions"], summary["int8"]) == (14, 14)
     products = [summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")]
@@ -90,7 +89,7 @@ def test_matrix_products_in_summary_verdict_and_finding(target: str) -> None:
 @pytest.mark.parametrize(("target", "counted"), [("trt8.6", "possible"), ("trt10", "uncertain")])
 def test_conversions_are_a_range_if_extent_of_myelin_is_unknown(target: str, counted: str) -> None:
     """In 8.x its Qs may be inside the region; in 10 those after pointwise layers may be outside."""
-    prediction = predict(quantized().model, target)
+    prediction = predict(quantize().model, target)
     region = myelin_region(prediction)
     sure = prediction.conversions
     assert sure is not None and getattr(region, counted) > 0
@@ -155,10 +154,10 @@ PRODUCTS = {f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}
 
 
 def test_attention_is_float_by_default() -> None:
-    skipped = [s.refusal for s in quantized().skipped]
+    skipped = [s.refusal for s in quantize().skipped]
     assert {r.node for r in skipped} == PRODUCTS and all(map(is_left_by_attention, skipped))
-    explicit = quantized(attention="float").model
-    assert explicit.SerializeToString() == quantized().model.SerializeToString()
+    explicit = quantize(attention="float").model
+    assert explicit.SerializeToString() == quantize().model.SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -170,19 +169,19 @@ def test_attention_is_float_by_default() -> None:
     ids=["exclude", "include"],
 )
 def test_patterns_choose_products_of_attention(choices: dict[str, Any], skipped: set[str]) -> None:
-    assert {s.node for s in quantized(**choices).skipped} == skipped
+    assert {s.node for s in quantize(**choices).skipped} == skipped
 
 
 def test_int8_attention_changes_outputs_little() -> None:
     feeds = samples(vit(), 1)[0]
-    (before,), (after,) = run(vit(), feeds), run(quantized(attention="int8").model, feeds)
+    (before,), (after,) = run(vit(), feeds), run(quantize(attention="int8").model, feeds)
     assert np.linalg.norm(after - before) < 0.05 * np.linalg.norm(before)
 
 
 def test_int8_attention_quantizes_inputs_of_products() -> None:
     """The Softmax has the scale 1/127 for any data; other scales stay as without."""
-    result = quantized(attention="int8")
-    added, before = ({q.tensor: q for q in r.activations} for r in (result, quantized()))
+    result = quantize(attention="int8")
+    added, before = ({q.tensor: q for q in r.activations} for r in (result, quantize()))
     assert {t: q.scale for t, q in added.items() if t in before} == {
         t: q.scale for t, q in before.items()
     }
@@ -198,19 +197,19 @@ def test_int8_attention_quantizes_inputs_of_products() -> None:
 
 def test_int8_attention_with_calibration_table(tmp_path: Path) -> None:
     path = tmp_path / "table.cache"
-    write_table(quantized(), path)
+    write_table(quantize(), path)
     with open(path, "a", encoding="ascii") as file:
         for i in (0, 1):
             file.writelines(f"b{i}.attn.{part}.heads.out: 3d010a14\n" for part in "qkv")
     result = qdqtool.insert(vit(), calib_table=path, attention="int8", predict=False)
     scales = {q.tensor: q.scale for q in result.activations}
     assert scales["b0.attn.soft.out"] == float(np.float32(1 / 127))
-    assert len(scales) == len(quantized().activations) + 8
+    assert len(scales) == len(quantize().activations) + 8
 
 
 @pytest.mark.parametrize("target", FEW_FIRST)
 def test_int8_attention_is_predicted_in_int8(target: str) -> None:
-    prediction = predict(quantized(attention="int8").model, target)
+    prediction = predict(quantize(attention="int8").model, target)
     assert prediction.summary()["matrix_products_int8"] == 17 and not prediction.float_products
     assert {c.name for c in prediction.convolutions if c.weights == "computed"} == PRODUCTS
 
@@ -219,7 +218,7 @@ def test_int8_attention_is_predicted_in_int8(target: str) -> None:
 @pytest.mark.parametrize("attention", slow_after(1, ["int8", "float"]))
 def test_tensorrt_rtx_builds_attention_as_predicted(attention: str) -> None:
     """TensorRT-RTX makes one kernel of each attention, which reads INT8 if the products' inputs are quantized."""
-    model = quantized(attention=attention, target="rtx1.7").model
+    model = quantize(attention=attention, target="rtx1.7").model
     with Lab() as lab:
         answer, built = (
             lab.answer(model),
@@ -249,7 +248,7 @@ def test_tuning_sites_of_attention(attention: str) -> None:
 # The residual stream --------------------------------------------------------------------------------------------------
 
 
-def with_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
+def add_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
     """Return a copy with a Q/DQ pair before every input of some nodes."""
     copy = copied(model)
     del copy.graph.node[:]
@@ -273,7 +272,7 @@ def with_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
 
 
 @functools.cache
-def inserted_vit(pieces: bool) -> onnx.ModelProto:
+def insert_vit(pieces: bool) -> onnx.ModelProto:
     model = vit(pieces=pieces)
     return qdqtool.insert(model, samples(model), predict=False, method="max", losses=0).model
 
@@ -282,18 +281,18 @@ def inserted_vit(pieces: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "rtx1.7"])
 def test_pairs_in_residual_stream_are_warned_of(pieces: bool, target: str) -> None:
     """The stream is every sum that a normalization reads; insertion places no pair there."""
-    model = with_pairs(vit(pieces=pieces), "b0.res1", "b1.res2", "b0.fc1.add")
+    model = add_pairs(vit(pieces=pieces), "b0.res1", "b1.res2", "b0.fc1.add")
     severities = {
         f.node: f.severity for f in predict(model, target).findings if f.code == "RESIDUAL-STREAM"
     }
     assert severities == {"b0.res1": "warning", "b1.res2": "warning"}
-    assert "RESIDUAL-STREAM" not in predict(inserted_vit(pieces), target).findings_by_code()
+    assert "RESIDUAL-STREAM" not in predict(insert_vit(pieces), target).findings_by_code()
 
 
 @pytest.mark.parametrize("target", FEW_FIRST)
 def test_per_channel_scales_of_linear_input_run_float(target: str) -> None:
     """TensorRT takes one scale per activation; along the summed channels no target has INT8."""
-    model = copied(quantized().model)
+    model = copied(quantize().model)
     q = next(
         n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out"
     )
@@ -345,7 +344,7 @@ def coordinate_nodes(kind: str) -> set[str]:
 
 
 @functools.cache
-def inserted(kind: str, **choices: Any) -> qdqtool.Insertion:
+def insert_detr(kind: str, **choices: Any) -> qdqtool.Insertion:
     return qdqtool.insert(
         detr(kind), samples(detr(kind), 1), predict=False, method="max", losses=0, **choices
     )
@@ -383,12 +382,12 @@ def test_find_coordinates() -> None:
     slow_after(2, [(kind, ("trt8.6", "trt10", "rtx1.7")[i % 3]) for i, kind in enumerate(KINDS)]),
 )
 def test_int8_coordinates_are_warned_of(kind: str, target: str) -> None:
-    findings = predict(inserted(kind, head="none").model, target).findings
+    findings = predict(insert_detr(kind, head="none").model, target).findings
     assert {f.node for f in findings if f.code == "HEAD-QUANT"} == coordinate_nodes(kind)
-    assert "HEAD-QUANT" not in predict(inserted(kind).model, target).findings_by_code()
+    assert "HEAD-QUANT" not in predict(insert_detr(kind).model, target).findings_by_code()
 
 
-def skipped_nodes(net: Net) -> set[str]:
+def find_skipped_nodes(net: Net) -> set[str]:
     return {s.node for s in place(net.index(), PlacementRules()).skipped}
 
 
@@ -397,14 +396,14 @@ def test_box_mlp_next_to_scores_stays_float() -> None:
     net = Detr(3, 32)
     x = net.block("b", net.embed(8))
     net.output(net.op("Sigmoid", "boxes", net.mlp("box", x, 4)), net.linear("classes", x, 16, 6))
-    skipped = skipped_nodes(net)
+    skipped = find_skipped_nodes(net)
     assert {"box.0", "box.1", "box.2"} <= skipped and "classes" not in skipped
 
 
 def test_classifier_of_four_classes_is_no_box_mlp() -> None:
     net = Detr(3, 32)
     net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))
-    assert skipped_nodes(net) == {"b.attn.qk", "b.attn.av"}
+    assert find_skipped_nodes(net) == {"b.attn.qk", "b.attn.av"}
 
 
 def test_convolution_of_flow_grid_stays_float() -> None:
@@ -415,14 +414,14 @@ def test_convolution_of_flow_grid_stays_float() -> None:
     last = net.op("Transpose", "last", flow, perm=[0, 2, 3, 1])
     grid = net.op("Add", "moved", last, net.const("at", np.zeros(2)))
     net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
-    assert skipped_nodes(net) == {"flow"}
+    assert find_skipped_nodes(net) == {"flow"}
 
 
 @needs_compiler
 @pytest.mark.parametrize("kind", slow_after(1, KINDS))
 def test_tensorrt_rtx_builds_detr_as_predicted(kind: str) -> None:
     """GridSample reads float values of an INT8 Linear, because no Q passes it."""
-    answer = build(inserted(kind, target="rtx1.7").model)
+    answer = build(insert_detr(kind, target="rtx1.7").model)
     assert answer.status == "built" and not answer.wrong and answer.convolutions > 20
 
 
@@ -463,7 +462,7 @@ def test_best_placement_treats_patch_embedding_as_insert(
 
 @pytest.mark.parametrize("residual", ["both", "skip", "auto", "none"])
 def test_residual_without_effect_is_a_note(residual: str) -> None:
-    notes = quantized(residual=residual).notes
+    notes = quantize(residual=residual).notes
     assert (note("no-residual", residual=residual) in notes) is (residual in ("both", "skip"))
 
 
@@ -474,7 +473,7 @@ EINSUMS = {
 }
 
 
-def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
+def replace_by_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which Einsums compute some of the products."""
     result = copied(model)
     for node in result.graph.node:
@@ -487,13 +486,13 @@ def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("target", FEW_FIRST)
 def test_einsum_products_are_counted(target: str) -> None:
     """TensorRT computes an Einsum of a Q/DQ model in float, TensorRT-RTX in INT8."""
-    plain, int8 = quantized().model, quantized(attention="int8").model
+    plain, int8 = quantize().model, quantize(attention="int8").model
     rtx = target_named(target).is_rtx
     for model, counts, warned in (
         (plain, (17, 13 - (not rtx), 4 + (not rtx)), {"b1.fc1"}),
         (int8, (17, 17 - 3 * (not rtx), 3 * (not rtx)), set(EINSUMS)),
     ):
-        prediction = predict(with_einsums(model), target)
+        prediction = predict(replace_by_einsums(model), target)
         summary = prediction.summary()
         assert (
             tuple(summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")) == counts
@@ -505,15 +504,15 @@ def test_einsum_products_are_counted(target: str) -> None:
 
 
 def test_einsums_compute_the_same_as_matmuls() -> None:
-    model = quantized(attention="int8").model
-    (before,), (after,) = (run(m, samples(vit(), 1)[0]) for m in (model, with_einsums(model)))
+    model = quantize(attention="int8").model
+    (before,), (after,) = (run(m, samples(vit(), 1)[0]) for m in (model, replace_by_einsums(model)))
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", FEW_FIRST)
 def test_insert_replaces_einsums_by_matmuls(target: str) -> None:
     options = {"attention": "int8", "target": target, "predict": False, "losses": 0}
-    result = qdqtool.insert(with_einsums(vit()), samples(vit()), **options)
+    result = qdqtool.insert(replace_by_einsums(vit()), samples(vit()), **options)
     assert predict(result.model, target).summary()["matrix_products_int8"] == 17
 
 
@@ -553,5 +552,5 @@ def test_projections_with_three_dimensional_weights_are_quantized(
 @needs_compiler
 def test_tensorrt_rtx_builds_einsums_as_predicted() -> None:
     """An attention is one kernel or two products."""
-    answer = build(with_einsums(quantized(attention="int8", target="rtx1.7").model))
+    answer = build(replace_by_einsums(quantize(attention="int8", target="rtx1.7").model))
     assert (answer.convolutions + answer.absent, answer.wrong) == (18, []) and answer.absent <= 2

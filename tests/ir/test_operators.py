@@ -16,10 +16,9 @@ from qdqtool.evidence import Case
 from qdqtool.fixing import pairs
 from qdqtool.insertion.placement import is_average_pooling
 from qdqtool.insertion.scales import find_scale_groups
-from qdqtool.insertion.structure import weight_scale_axis
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
-from qdqtool.ir.operators import OPERATORS, LayerKind, Operator
+from qdqtool.ir.operators import OPERATORS, LayerKind, Operator, weight_scale_axis
 from qdqtool.patterns.pointwise import activation_input
 from qdqtool.patterns.view import View, find_consumers
 from qdqtool.trt import importer

@@ -290,7 +290,7 @@ def test_trainers_of_tasks(training: Any, folder: Path) -> None:
 
     trainer = training.trainer_for(open_yolo(folder / "float.pt"))
     assert issubclass(trainer, yolo.detect.DetectionTrainer)
-    quantized = training.quantized_trainer(rtdetr.train.RTDETRTrainer)
+    quantized = training.find_quantized_trainer(rtdetr.train.RTDETRTrainer)
     assert issubclass(quantized, training.QuantizedTrainerMixin)
 
 
@@ -302,7 +302,7 @@ def test_pickled_trainer_is_found_in_new_process(
     from ultralytics.models import yolo
 
     quantized = [
-        training.quantized_trainer(yolo.segment.SegmentationTrainer),
+        training.find_quantized_trainer(yolo.segment.SegmentationTrainer),
         training.Trainer,
     ]
     pickled = pickle.dumps(quantized)
@@ -315,9 +315,24 @@ def test_pickled_trainer_is_found_in_new_process(
     assert not set(loaded) & set(quantized)
 
 
-def test_unknown_trainer_is_no_attribute(training: Any) -> None:
-    with pytest.raises(AttributeError, match="QuantizedNothing"):
-        training.QuantizedNothing  # noqa: B018
+def test_trainer_of_user_gets_quantizers(training: Any) -> None:
+    from ultralytics.models import yolo
+
+    class Own(yolo.detect.DetectionTrainer):  # type: ignore[misc]
+        pass
+
+    quantized = training.find_quantized_trainer(Own)
+    assert issubclass(quantized, Own) and issubclass(quantized, training.QuantizedTrainerMixin)
+
+
+@pytest.mark.parametrize("options", [{}, {"images": 3}])
+def test_trainer_chooses_class_for_task(
+    options: dict[str, Any], training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training.QuantizedPoseTrainer, "__init__", lambda self, *arguments: None)
+    trainer = training.Trainer.with_options(**options)(overrides={"task": "pose"})
+    assert isinstance(trainer, training.QuantizedPoseTrainer)
+    assert trainer.options.images == options.get("images", 128)
 
 
 def test_spread_covers_data_set(training: Any) -> None:

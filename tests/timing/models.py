@@ -21,7 +21,7 @@ GPU = find_gpu("RTX 3060")
 SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # profiles outside the repository
 
 
-def chain(
+def convolution_chain(
     convolutions: int = 3,
     channels: int = 64,
     size: int = 56,
@@ -40,12 +40,12 @@ def chain(
     return g.model(g.op("Sigmoid", x, "last"))
 
 
-def saved(folder: Path, model: onnx.ModelProto, name: str = "model.onnx") -> str:
+def save_model(folder: Path, model: onnx.ModelProto, name: str = "model.onnx") -> str:
     onnx.save(model, folder / name)
     return str(folder / name)
 
 
-def timed(
+def estimate_model(
     proto: onnx.ModelProto | Model, gpu: Gpu = GPU, advice: bool = True, **options: Any
 ) -> tuple[Prediction, Any]:
     """Return the prediction for a model and its estimated time."""
@@ -54,7 +54,7 @@ def timed(
     return prediction, estimate(model, prediction, gpu, TARGET, **options)
 
 
-def workload(
+def model_workload(
     source: onnx.ModelProto | Model, target: str | Target = TARGET, **options: Any
 ) -> EngineWorkload:
     """Return the work of the layers of a model's engine."""

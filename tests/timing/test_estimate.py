@@ -26,9 +26,9 @@ from qdqtool.timing.physics import load_constants
 from qdqtool.timing.results import MIN_GAIN
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
-from qdqtool.util.notes import note_codes
+from tests.notes import note_codes
 from tests.slow import slow_after
-from tests.timing.models import TARGET, chain, timed, workload
+from tests.timing.models import TARGET, convolution_chain, estimate_model, model_workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
 from tools.growth.families import convolutions
@@ -36,9 +36,9 @@ from tools.growth.families import convolutions
 CASES = ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual")
 
 
-def test_work_of_a_chain() -> None:
+def test_work_of_a_convolution_chain() -> None:
     """Three 3x3 convolutions of 64 channels at 56x56."""
-    engine = workload(chain())
+    engine = model_workload(convolution_chain())
     convs = [w for w in engine.layers if w.kind == work.CONV]
     assert [w.macs for w in convs] == [56 * 56 * 64 * 64 * 9] * 3
     assert [(w.read, w.weights) for w in convs] == [(56 * 56 * 64, 64 * 64 * 9)] * 3
@@ -50,7 +50,10 @@ def test_work_of_a_chain() -> None:
 
 def test_total_time_is_the_sum_of_kernels_and_gaps() -> None:
     """There is a gap between kernels unless a CUDA graph is used."""
-    (_, time), (_, graph) = timed(chain()), timed(chain(), cuda_graph=True)
+    (_, time), (_, graph) = (
+        estimate_model(convolution_chain()),
+        estimate_model(convolution_chain(), cuda_graph=True),
+    )
     overhead, gap = load_constants().overhead_us * 1e-3, load_constants().gap_us * 1e-3
     kernels = sum(k.ms - overhead + gap for k in time.kernels)
     assert time.total_ms == pytest.approx(kernels, rel=1e-6)
@@ -60,15 +63,20 @@ def test_total_time_is_the_sum_of_kernels_and_gaps() -> None:
     assert 0 < time.conversions_ms < time.total_ms
 
 
-def test_float_twin() -> None:
-    model = load(chain())
+def test_float_variant_has_no_qdq() -> None:
+    model = load(convolution_chain())
     float_model = model_variants.float_variant(model)
     assert (model_variants.has_qdq(float_model), model_variants.has_qdq(model)) == (False, True)
-    assert [n.op for n in float_model.nodes] == [n.op for n in load(chain(quantized=False)).nodes]
+    assert [n.op for n in float_model.nodes] == [
+        n.op for n in load(convolution_chain(quantized=False)).nodes
+    ]
 
 
 def test_times_of_quantized_and_float_model_agree() -> None:
-    quantized, plain = timed(chain(batch=32))[1], timed(chain(batch=32, quantized=False))[1]
+    quantized, plain = (
+        estimate_model(convolution_chain(batch=32))[1],
+        estimate_model(convolution_chain(batch=32, quantized=False))[1],
+    )
     assert quantized.float_time.total_ms == pytest.approx(plain.total_ms, rel=1e-6)
     assert quantized.gain > 1.2
     assert plain.best is not None and plain.best.int8 == 3 and plain.gain is None
@@ -103,7 +111,7 @@ def test_allowed_fp16_is_never_slower(name: str, typed: bool, gpu: str) -> None:
     if target.is_rtx and float(find_gpu(gpu).cc) < 7.5:  # TensorRT-RTX cannot build for it
         gpu = "T4"
     for quantized in (True, False):
-        model = load(chain(size=14, quantized=quantized))
+        model = load(convolution_chain(size=14, quantized=quantized))
         half, single = (
             predict_on_gpu(model, target, TimingOptions(gpu=gpu, no_fp16=no_fp16))[1]
             for no_fp16 in (False, True)
@@ -126,7 +134,7 @@ def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: b
     from qdqtool.insertion.api import insert
 
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
-    network = chain(size=28, quantized=False)
+    network = convolution_chain(size=28, quantized=False)
     data = [{"x": np.ones((1, 64, 28, 28), "float32")}]
     quantized = insert(
         load(network), data, target=target, method="max", losses=0, predict=False
@@ -143,21 +151,26 @@ def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: b
 
 
 def test_waiting_time_of_small_and_large_networks() -> None:
-    small, large = timed(chain(size=7))[1], timed(chain(size=112, batch=32))[1]
+    small, large = (
+        estimate_model(convolution_chain(size=7))[1],
+        estimate_model(convolution_chain(size=112, batch=32))[1],
+    )
     assert 2 * small.launch_ms > small.total_ms and 10 * large.launch_ms < large.total_ms
 
 
 def test_int8_gains_little_in_a_network_of_small_kernels() -> None:
-    prediction, time = timed(chain(8, channels=16, size=20), find_gpu("RTX 4090"))
+    prediction, time = estimate_model(
+        convolution_chain(8, channels=16, size=20), find_gpu("RTX 4090")
+    )
     assert time.gain < MIN_GAIN
     assert "kernels take at least" in " ".join(whether_it_pays(time, prediction, 200))
 
 
 def test_batch_option_is_the_batch_of_the_model() -> None:
-    _, expected = timed(chain(batch=32))
-    _, scaled = timed(chain(batch=1), batch=32)
+    _, expected = estimate_model(convolution_chain(batch=32))
+    _, scaled = estimate_model(convolution_chain(batch=1), batch=32)
     assert scaled.total_ms == pytest.approx(expected.total_ms, rel=1e-6)
-    _, dynamic = timed(chain(dynamic=True), batch=32)
+    _, dynamic = estimate_model(convolution_chain(dynamic=True), batch=32)
     assert dynamic.total_ms == pytest.approx(expected.total_ms, rel=1e-6)
     shapes = [n.values["shape"] for n in dynamic.notes if n.code == "input-taken"]
     assert shapes == [[32, 64, 56, 56]]
@@ -166,7 +179,7 @@ def test_batch_option_is_the_batch_of_the_model() -> None:
 def test_fixes_save_less_than_the_total_time() -> None:
     for prediction, time in (
         on_a100("qat"),
-        timed(evidence.model(CASES[1]), find_gpu("A100"), compare=False),
+        estimate_model(evidence.model(CASES[1]), find_gpu("A100"), compare=False),
     ):
         assert any(f.saves_ms for f in prediction.findings)
         for finding in prediction.findings:
@@ -188,7 +201,7 @@ def test_placements_are_ordered_as_measured() -> None:
 def on_a100(case: str) -> tuple[Prediction, Any]:
     """Return prediction and time. Only that of ``qat``, which needs the weights, has findings."""
     model = (evidence.model if case == "qat" else evidence.graph)(f"resnet18-a100-{case}")
-    return timed(model, find_gpu("A100 80GB PCIe"), advice=case == "qat")
+    return estimate_model(model, find_gpu("A100 80GB PCIe"), advice=case == "qat")
 
 
 # Milliseconds of GPU compute time, measured without profiler and published with the builds.
@@ -203,7 +216,7 @@ def on_a100(case: str) -> tuple[Prediction, Any]:
     ],
 )
 def test_range_contains_the_measured_time(case: str, gpu: str, measured: float) -> None:
-    _, time = timed(
+    _, time = estimate_model(
         evidence.graph(case), find_gpu(gpu), advice=False, cuda_graph=True, compare=False
     )
     assert time.low_ms <= measured <= time.high_ms
@@ -213,7 +226,7 @@ def test_range_contains_the_measured_time(case: str, gpu: str, measured: float) 
 def test_gpu_without_int8() -> None:
     """The estimate of a Q/DQ model is that of the model without Q/DQ, and has no gain."""
     (_, quantized), (_, plain) = (
-        timed(chain(quantized=q), find_gpu("P100")) for q in (True, False)
+        estimate_model(convolution_chain(quantized=q), find_gpu("P100")) for q in (True, False)
     )
     assert quantized.total_ms == pytest.approx(plain.total_ms)
     assert (quantized.gain, plain.gain, plain.best) == (None, None, None)
@@ -226,11 +239,11 @@ def test_gpu_without_int8() -> None:
 
 def test_best_time_of_a_dynamic_model() -> None:
     """Large weights, which are left out when the shapes are inferred, count."""
-    dynamic = chain(quantized=False, dynamic=True)
+    dynamic = convolution_chain(quantized=False, dynamic=True)
     (_, one), (_, eight), (_, static) = (
-        timed(dynamic),
-        timed(dynamic, batch=8),
-        timed(chain(quantized=False)),
+        estimate_model(dynamic),
+        estimate_model(dynamic, batch=8),
+        estimate_model(convolution_chain(quantized=False)),
     )
     assert (one.best.total_ms, one.gain) == (pytest.approx(static.best.total_ms), None)
     assert eight.best.total_ms > one.best.total_ms
@@ -247,10 +260,10 @@ def test_gain_is_near_the_measured_gain(case: str, measured: float) -> None:
 
 
 def test_model_without_shapes_has_no_float_time() -> None:
-    proto = chain(quantized=False)
+    proto = convolution_chain(quantized=False)
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.ClearField("shape")
-    _, time = timed(proto)
+    _, time = estimate_model(proto)
     assert (time.float_time, time.best) == (None, None)
     assert "most-shapes-unknown" in note_codes(time.notes)
 
@@ -268,7 +281,7 @@ def test_model_without_shapes_has_no_float_time() -> None:
 def test_range_is_wider_for_gpus_that_are_less_known(
     gpu: Gpu, low_factor: float, high_factor: float, notes: list[str]
 ) -> None:
-    _, time = timed(chain(), gpu)
+    _, time = estimate_model(convolution_chain(), gpu)
     usual = load_constants().spreads["total"]
     low, high = time.total_ms / time.low_ms, time.high_ms / time.total_ms
     assert low > low_factor * usual if low_factor > 1 else low == pytest.approx(usual)
@@ -280,7 +293,7 @@ def test_range_is_wider_for_gpus_that_are_less_known(
 @functools.cache
 def chain_of(channels: int) -> tuple[Model, Prediction]:
     """Return the model with batch 4 and its prediction."""
-    model = load(chain(channels=channels, batch=4))
+    model = load(convolution_chain(channels=channels, batch=4))
     return model, predict(model, TARGET)
 
 
@@ -301,7 +314,7 @@ def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
 
 @functools.cache
 def published(case: str, gpu: str) -> tuple[Prediction, Any]:
-    return timed(evidence.graph(case), find_gpu(gpu), advice=False, compare=False)
+    return estimate_model(evidence.graph(case), find_gpu(gpu), advice=False, compare=False)
 
 
 @settings(max_examples=settings().max_examples // 3)
@@ -331,7 +344,7 @@ def test_additional_conversion_is_never_faster(case: str, seed: int, gpu: str) -
     graph.initializer.extend(extra.initializers)
     for node in reversed(extra.nodes):
         graph.node.insert(index, node)
-    prediction, time = timed(proto, find_gpu(gpu), advice=False, compare=False)
+    prediction, time = estimate_model(proto, find_gpu(gpu), advice=False, compare=False)
     before, time_before = published(case, gpu)
     if prediction.summary()["conversions"] > before.summary()["conversions"]:
         assert time.total_ms >= time_before.total_ms
@@ -341,13 +354,13 @@ def test_additional_conversion_is_never_faster(case: str, seed: int, gpu: str) -
 def test_input_bytes_of_a_strided_convolution(kernel: int, read: int, g: Graph) -> None:
     """A 1x1 convolution of stride 2 reads a quarter of its input, a 3x3 convolution all of it."""
     x = g.relu(g.conv(g.input(1, 64, 32, 32), "a", 64), "ra")
-    layers = workload(g.model(g.conv(x, "b", 64, kernel, stride=2))).layers
+    layers = model_workload(g.model(g.conv(x, "b", 64, kernel, stride=2))).layers
     assert [w.read for w in layers if w.kind == work.CONV and w.rows == 16 * 16] == [read]
 
 
 def test_stem_of_a_recorded_build_writes_fp32() -> None:
     """Convolution and pooling of resnet18-a100-qat write FP32. A reformat converts that to FP16."""
-    engine = workload(evidence.graph("resnet18-a100-qat"))
+    engine = model_workload(evidence.graph("resnet18-a100-qat"))
     stem, pool = (next(w for w in engine.layers if w.kind == k) for k in (work.CONV, work.POOL))
     assert (stem.channels, stem.precision, stem.written_as) == (3, Precision.INT8, Precision.FP32)
     assert stem.written == pool.read == 4 * 32 * 64 * 112 * 112
@@ -362,7 +375,7 @@ def test_stem_of_a_recorded_build_writes_fp32() -> None:
 
 @pytest.mark.parametrize("case", ["resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510"])
 def test_stem_of_a_recorded_build_with_fused_pooling_writes_int8(case: str) -> None:
-    stem = next(w for w in workload(evidence.graph(case)).layers if w.kind == work.CONV)
+    stem = next(w for w in model_workload(evidence.graph(case)).layers if w.kind == work.CONV)
     assert stem.written_as == Precision.INT8
 
 

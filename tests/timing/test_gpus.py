@@ -25,10 +25,9 @@ from qdqtool.timing.physics import estimate_seconds
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
-from qdqtool.util.notes import note_codes
 from tests.errors import has
-from tests.notes import note
-from tests.timing.models import GPU, SHARED, TARGET, chain, timed
+from tests.notes import note, note_codes
+from tests.timing.models import GPU, SHARED, TARGET, convolution_chain, estimate_model
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
@@ -64,7 +63,7 @@ from tests.trt.builder import Graph
         ("2080ti", "RTX 2080 Ti"),
     ],
 )
-def test_find(text: str, name: str) -> None:
+def test_find_gpu_accepts_usual_spellings(text: str, name: str) -> None:
     assert gpus.find_gpu(text).name == name
 
 
@@ -164,7 +163,7 @@ def test_rates_agree_with_data_sheets(name: str, int8: float, fp16: float | None
         ("banana", "unknown-choice"),
     ],
 )
-def test_find_rejects_unknown_names(text: str, code: str) -> None:
+def test_find_gpu_rejects_unknown_names(text: str, code: str) -> None:
     with pytest.raises(QdqtoolError, match="qdqtool gpus", check=has(code, parameter="gpu")):
         gpus.find_gpu(text)
 
@@ -181,7 +180,9 @@ def test_find_rejects_unknown_names(text: str, code: str) -> None:
         ("K80", "", "mean"),
     ],
 )
-def test_near_names_are_of_the_same_series_or_number(text: str, first: str, absent: str) -> None:
+def test_suggested_names_are_of_the_same_series_or_number(
+    text: str, first: str, absent: str
+) -> None:
     near = gpus.suggest_names(text)
     assert near[0].startswith(first) if first else not near
     assert not any(absent in name for name in near)
@@ -205,7 +206,7 @@ def test_predict_command_names_the_nearest_gpu(
     assert output.out == "" and len(output.err.splitlines()) == 1 and "GTX 1660" in output.err
 
 
-def test_described_gpu() -> None:
+def test_parse_description() -> None:
     gpu, listed = (
         gpus.choose_gpu("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3"),
         gpus.find_gpu("RTX 3060"),
@@ -223,7 +224,7 @@ def test_described_gpu_of_an_unknown_capability_has_the_rates_of_the_nearest() -
     ("text", "ms"),
     [("5.3", 5.3), ("5.3 ms", 5.3), ("950us", 0.95), ("0.8 s", 800), ("profile.json", None)],
 )
-def test_measured_time(text: str, ms: float | None) -> None:
+def test_parse_time(text: str, ms: float | None) -> None:
     assert time_calibration.parse_time(text) == (None if ms is None else pytest.approx(ms))
 
 
@@ -239,12 +240,12 @@ def test_measured_time(text: str, ms: float | None) -> None:
         ("sm=8.6,sms=1,clock=1000,bandwidth=inf", "out-of-range", "gpu"),
     ],
 )
-def test_chosen_rejects_descriptions(text: str, code: str, parameter: str) -> None:
+def test_choose_gpu_rejects_descriptions(text: str, code: str, parameter: str) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
         gpus.choose_gpu(text)
 
 
-def test_chosen_clock_and_power() -> None:
+def test_choose_gpu_clock_and_power() -> None:
     assert gpus.choose_gpu("orin nx", clock=600).clock == 600
     low, high = (gpus.choose_gpu("orin nx", power=power) for power in ("10W", "MAXN"))
     assert low.clock < high.clock == 918
@@ -260,7 +261,7 @@ def test_chosen_clock_and_power() -> None:
         ({"power": "lots"}, "wrong-format", "power"),
     ],
 )
-def test_chosen_rejects_clocks_and_powers(
+def test_choose_gpu_rejects_clocks_and_powers(
     options: dict[str, Any], code: str, parameter: str
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
@@ -394,7 +395,7 @@ def test_relu_is_fused_on_gpus_without_tensor_cores() -> None:
         (2, "GTX 1650", False),
     ],
 )
-def test_gpu_kernels_finding(groups: int, gpu: str, expected: bool) -> None:
+def test_finding_about_kernels_of_a_gpu(groups: int, gpu: str, expected: bool) -> None:
     assert ("GPU-KERNELS" in codes(network("Relu", groups), gpu)) == expected
 
 
@@ -469,7 +470,7 @@ TI = {
         ),
     ],
 )
-def test_gpu_of_device_has_the_figures_of_the_log(
+def test_device_gpu_has_the_figures_of_the_log(
     name: str, facts: dict[str, str], board: str, sms: int, clock: float, bandwidth: float
 ) -> None:
     gpu = find_device_gpu(parse_device(name, facts))
@@ -478,7 +479,7 @@ def test_gpu_of_device_has_the_figures_of_the_log(
     assert gpu.clock_share_under_load == 1  # the clock is known
 
 
-def test_gpu_of_device_notes_figures_that_differ_from_the_table() -> None:
+def test_device_gpu_notes_figures_that_differ_from_the_table() -> None:
     sms, clock = find_device_gpu(parse_device("Orin", ORIN_NX)).notes
     assert sms == note("sms-of-log", sms=4, board="Jetson Orin NX 8GB", own=8)
     assert clock.code == "clock-of-log" and 612 in (round(v) for v in clock.values.values())
@@ -488,19 +489,19 @@ def test_gpu_of_device_notes_figures_that_differ_from_the_table() -> None:
 UNKNOWN = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 GHz"}
 
 
-def test_gpu_of_device_that_is_not_in_the_table() -> None:
+def test_device_gpu_that_is_not_in_the_table() -> None:
     memory = {"Memory Bus Width": "256 bits", "Memory Clock Rate": "7 GHz"}
     gpu = find_device_gpu(parse_device("NVIDIA Future 9000", UNKNOWN | memory))
     assert (gpu.name, gpu.sms, gpu.clock, gpu.bandwidth) == ("NVIDIA Future 9000", 40, 1500, 448)
     assert gpu.rates is gpus.load_rates()["8.6"]
 
 
-def test_gpu_of_device_guesses_the_bandwidth() -> None:
+def test_device_gpu_guesses_the_bandwidth() -> None:
     gpu = find_device_gpu(parse_device("NVIDIA Future 9000", UNKNOWN))
     assert note_codes(gpu.notes) == ["bandwidth-guessed"] and 300 < gpu.bandwidth < 600
 
 
-def test_gpu_of_device_ignores_impossible_figures() -> None:
+def test_device_gpu_ignores_impossible_figures() -> None:
     facts = {
         "Compute Capability": "8.6",
         "SMs": "0",
@@ -513,7 +514,7 @@ def test_gpu_of_device_ignores_impossible_figures() -> None:
     assert (gpu.sms, gpu.clock, gpu.bandwidth) == (listed.sms, listed.clock, listed.bandwidth)
 
 
-def test_gpu_of_device_clock_argument() -> None:
+def test_device_gpu_clock_argument() -> None:
     gpu = find_device_gpu(parse_device("Orin", ORIN_NX), 500)
     assert (gpu.clock, gpu.sms) == (500, 4)
 
@@ -521,7 +522,7 @@ def test_gpu_of_device_clock_argument() -> None:
 @pytest.mark.parametrize(
     "facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}]
 )
-def test_gpu_of_device_rejects_a_shared_name_without_figures(facts: dict[str, str]) -> None:
+def test_device_gpu_rejects_a_shared_name_without_figures(facts: dict[str, str]) -> None:
     with pytest.raises(QdqtoolError, match="8 GPUs", check=has("ambiguous", parameter="gpu")):
         find_device_gpu(parse_device("Orin", facts))
     build = Build(device="Orin", gpu=facts)
@@ -531,7 +532,7 @@ def test_gpu_of_device_rejects_a_shared_name_without_figures(facts: dict[str, st
 
 
 @pytest.mark.parametrize(("name", "sms"), [("Orin NX 8GB", 4), ("AGX Orin", 4), ("RTX 3060", 28)])
-def test_gpu_of_build_with_another_name(name: str, sms: int) -> None:
+def test_build_gpu_with_another_name(name: str, sms: int) -> None:
     """The number of SMs in the log counts unless the GPU has another compute capability."""
     gpu = built_engine.find_build_gpu(Build(device="Orin", gpu=ORIN_NX), name)
     assert gpu is not None and gpu.sms == sms
@@ -541,9 +542,9 @@ def test_gpu_of_build_with_another_name(name: str, sms: int) -> None:
 
 
 def test_calibrate_with_a_measured_time() -> None:
-    _, plain = timed(chain(batch=8))
+    _, plain = estimate_model(convolution_chain(batch=8))
     measured = plain.total_ms * 1.3
-    _, time = timed(chain(batch=8), calibrate=f"{measured}ms")
+    _, time = estimate_model(convolution_chain(batch=8), calibrate=f"{measured}ms")
     assert time.total_ms == pytest.approx(measured, rel=1e-6)
     assert time.high_ms / time.low_ms < plain.high_ms / plain.low_ms
 
@@ -551,15 +552,16 @@ def test_calibrate_with_a_measured_time() -> None:
 @pytest.fixture
 def saved_calibration(tmp_path: Path) -> str:
     """Save the calibration of an RTX 3060 that takes 1.3 times the estimate."""
-    measured = timed(chain(batch=8))[1].total_ms * 1.3
-    _, time = timed(chain(batch=8), calibrate=f"{measured}ms")
+    measured = estimate_model(convolution_chain(batch=8))[1].total_ms * 1.3
+    _, time = estimate_model(convolution_chain(batch=8), calibrate=f"{measured}ms")
     (tmp_path / "machine.json").write_text(json.dumps(time.calibration.as_json()))
     return str(tmp_path / "machine.json")
 
 
 def test_calibrate_with_a_saved_calibration(saved_calibration: str) -> None:
     (_, plain), (_, time) = (
-        timed(chain(2, batch=16), **options) for options in ({}, {"calibrate": saved_calibration})
+        estimate_model(convolution_chain(2, batch=16), **options)
+        for options in ({}, {"calibrate": saved_calibration})
     )
     assert time.total_ms == pytest.approx(1.3 * plain.total_ms, rel=1e-6)
 
@@ -568,15 +570,20 @@ def test_calibrate_rejects_the_calibration_of_another_gpu(saved_calibration: str
     with pytest.raises(
         QdqtoolError, match="'RTX 3060'", check=has("different-gpus", path=saved_calibration)
     ):
-        timed(chain(), find_gpu("T4"), calibrate=saved_calibration)
+        estimate_model(convolution_chain(), find_gpu("T4"), calibrate=saved_calibration)
 
 
 @pytest.mark.parametrize(("more_us", "kernel_us"), [(4.0, 0.0), (9.5, 2.0)])
 def test_calibrate_with_a_profile(tmp_path: Path, more_us: float, kernel_us: float) -> None:
     """Layers take 1.5 times the estimate and `more_us`. Up to 7.5 us of these are the profiler's."""
-    layers_ms = estimate_seconds(timed(chain(12, batch=8))[1].workload.layers, GPU) * 1e3
+    layers_ms = (
+        estimate_seconds(estimate_model(convolution_chain(12, batch=8))[1].workload.layers, GPU)
+        * 1e3
+    )
     rows = zip(layer_names(batch=8), 1.5 * layers_ms + more_us * 1e-3, strict=True)
-    _, time = timed(chain(12, batch=8), calibrate=write_profile(tmp_path, rows))
+    _, time = estimate_model(
+        convolution_chain(12, batch=8), calibrate=write_profile(tmp_path, rows)
+    )
     assert time.calibration.factor == pytest.approx(1.5, rel=0.05)
     assert time.calibration.overhead_us == pytest.approx(more_us - kernel_us, abs=0.5)
     assert time.calibration.kernel_us == pytest.approx(kernel_us, abs=0.5)
@@ -585,7 +592,7 @@ def test_calibrate_with_a_profile(tmp_path: Path, more_us: float, kernel_us: flo
 
 
 def layer_names(**options: Any) -> list[str]:
-    return [layer.name for layer in predict(load(chain(12, **options)), TARGET).layers]
+    return [layer.name for layer in predict(load(convolution_chain(12, **options)), TARGET).layers]
 
 
 def write_profile(folder: Path, layers: Iterable[tuple[str, float]]) -> str:
@@ -611,7 +618,7 @@ def test_calibrate_with_a_recorded_profile(case: str, gpu: str, measured: float)
     profile = SHARED / case / "profile.json"
     if not profile.exists():
         pytest.skip("the published profiles are not available")
-    _, time = timed(evidence.model(case), find_gpu(gpu), calibrate=str(profile))
+    _, time = estimate_model(evidence.model(case), find_gpu(gpu), calibrate=str(profile))
     assert time.total_ms == pytest.approx(measured, rel=0.07)
     assert time.low_ms <= 1.02 * measured and measured <= time.high_ms
 
@@ -620,7 +627,7 @@ def test_calibrate_rejects_the_profile_of_another_engine(tmp_path: Path) -> None
     layers = [(name if i == 3 else f"other{i}", 1.0) for i, name in enumerate(layer_names())]
     path = write_profile(tmp_path, layers)
     with pytest.raises(QdqtoolError, match="only 1 ", check=has("different-models", path=path)):
-        timed(chain(12), calibrate=path)
+        estimate_model(convolution_chain(12), calibrate=path)
 
 
 @pytest.mark.parametrize(
@@ -633,7 +640,7 @@ def test_calibrate_rejects_the_profile_of_another_engine(tmp_path: Path) -> None
 )
 def test_calibrate_rejects_other_text(text: str, code: str) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter="calibrate")):
-        timed(chain(), calibrate=text)
+        estimate_model(convolution_chain(), calibrate=text)
 
 
 SCHEMA = '"schema": "qdqtool/time-calibration/1"'
@@ -654,4 +661,4 @@ SCHEMA = '"schema": "qdqtool/time-calibration/1"'
 def test_calibrate_rejects_damaged_files(tmp_path: Path, content: str, code: str) -> None:
     (tmp_path / "c.json").write_text(content)
     with pytest.raises(QdqtoolError, match=r"c\.json", check=has(code)):
-        timed(chain(), calibrate=str(tmp_path / "c.json"))
+        estimate_model(convolution_chain(), calibrate=str(tmp_path / "c.json"))

@@ -21,7 +21,7 @@ from qdqtool.timing.work import (
 )
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
 from tests.slow import slow_after
-from tests.timing.models import GPU, workload
+from tests.timing.models import GPU, model_workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
@@ -164,13 +164,11 @@ def test_layouts_are_linear_or_vectorized() -> None:
         ("8.6", {}, 1.0),
     ],
 )
-def test_factor_of_an_architecture(
-    capability: str, factors: dict[str, float], expected: float
-) -> None:
+def test_architecture_factor(capability: str, factors: dict[str, float], expected: float) -> None:
     assert architecture_factor(capability, factors) == expected
 
 
-def test_constants() -> None:
+def test_constants_are_complete() -> None:
     values, spreads = load_constants().values, load_constants().spreads
     assert set(values) == set(NAMES) and min(values.values()) > 0
     assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(spreads)
@@ -197,7 +195,7 @@ def test_tensors_without_positions_have_no_reformats(shape: tuple[int, ...] | No
     ),
 )
 def test_number_of_reformats_is_near_that_of_published_engines(case: str, built: int) -> None:
-    extras = workload(evidence.graph(case), "trt8.6").extras
+    extras = model_workload(evidence.graph(case), "trt8.6").extras
     assert abs(sum(e.layout_change is not None for e in extras) - built) <= 2
 
 
@@ -211,7 +209,7 @@ def silu_network() -> Model:
 @pytest.mark.parametrize("target", ["trt8.6", "trt10"])
 def test_silu_after_an_int8_convolution_with_float_output_is_a_kernel(target: str) -> None:
     """The output of convolution ``b`` is float, that of ``a`` is INT8."""
-    (name,) = (e.name for e in workload(silu_network(), target).extras if e.activation_of)
+    (name,) = (e.name for e in model_workload(silu_network(), target).extras if e.activation_of)
     assert "sb.m" in name
 
 
@@ -221,7 +219,7 @@ def test_blackwell_fuses_conversions_and_has_no_reformats(g: Graph) -> None:
     b = g.conv(g.pair(g.silu(a, "s"), "bq"), "b", 32)
     model = Model(g.model(g.conv(g.pair(g.op("Add", [b, g.silu(b, "t")], "sum"), "cq"), "c", 32)))
     older, blackwell = (
-        workload(model, "trt10", gpu=find_gpu(name)) for name in ("RTX 4090", "RTX 5090")
+        model_workload(model, "trt10", gpu=find_gpu(name)) for name in ("RTX 4090", "RTX 5090")
     )
     reformats = [sum(e.layout_change is not None for e in w.extras) for w in (blackwell, older)]
     conversions = [sum(x.kind == work.CONVERSION for x in w.layers) for w in (blackwell, older)]
@@ -232,14 +230,14 @@ def test_blackwell_fuses_conversions_and_has_no_reformats(g: Graph) -> None:
 def test_reformats_of_a_float_network_in_fp32(gpu: str, count: int) -> None:
     """The build on an A100 has one after the pooling."""
     model = model_variants.float_variant(evidence.graph("resnet18-a100-qat"))
-    extras = workload(model, "trt8.6", float_type=FULL, gpu=find_gpu(gpu)).extras
+    extras = model_workload(model, "trt8.6", float_type=FULL, gpu=find_gpu(gpu)).extras
     assert sum(e.layout_change is not None for e in extras) == count
 
 
 def test_conversions_of_a_float_network_in_fp16() -> None:
     """The build on an A100 has these two and no reformat."""
     model = model_variants.float_variant(evidence.graph("resnet18-a100-qat"))
-    extras = workload(model, "trt8.6").extras
+    extras = model_workload(model, "trt8.6").extras
     first, last = (e.work for e in extras if e.work.kind == work.CONVERSION)
     elements = 32 * 3 * 224 * 224
     assert (first.read, first.written, first.channels) == (elements * 4, elements * 2, 3.0)
@@ -254,12 +252,12 @@ def test_computations_of_shapes_are_not_kernels(g: Graph) -> None:
     half = g.op("Div", [g.op("Gather", [g.op("Shape", [x], "shape"), one], "count"), two], "half")
     ends = g.op("Mul", [g.op("Add", [half, half], "twice"), one], "ends")
     part = g.op("Slice", [x, zeros, g.op("Unsqueeze", [ends, zeros], "end"), ones], "part")
-    engine = workload(g.model(g.conv(g.pair(part, "q"), "a", 32)), "trt10")
+    engine = model_workload(g.model(g.conv(g.pair(part, "q"), "a", 32)), "trt10")
     assert not [e.name for e in engine.extras if e.work.kind == work.POINTWISE]
 
 
 def test_bytes_of_reformats() -> None:
-    extras = workload(evidence.graph("resnet18-a100-qat"), "trt8.6").extras
+    extras = model_workload(evidence.graph("resnet18-a100-qat"), "trt8.6").extras
     reformats = [(e.work, e.layout_change.elements) for e in extras if e.layout_change is not None]
     assert reformats
     for reformat, elements in reformats:
@@ -324,7 +322,10 @@ def test_kernels_of_attention() -> None:
 def test_qdq_in_a_region_adds_no_kernels() -> None:
     kernels = []
     for model in (block(quantized=True), block(quantized=False)):
-        engine, layers = workload(model, "trt10"), predict(model, "trt10", advice=False).layers
+        engine, layers = (
+            model_workload(model, "trt10"),
+            predict(model, "trt10", advice=False).layers,
+        )
         works = [w for w in engine.all_work if w.kind not in (work.NOTHING, work.CONVERSION)]
         kernels.append(sum(w.steps for w in works))
         pairs = zip(layers, engine.layers, strict=True)

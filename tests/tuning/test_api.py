@@ -40,12 +40,12 @@ from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.types import Precision
-from qdqtool.util.notes import note_codes
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.insertion.nets import check, images, run
-from tests.insertion.test_smoothing import heavy
+from tests.insertion.test_smoothing import add_outliers
 from tests.insertion.transformers import samples, vit
+from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
@@ -374,7 +374,7 @@ def test_tune_refuses_another_state_before_it_collects_ranges(
 
 @pytest.mark.usefixtures("constant_costs")
 def test_tune_smooths_activations_and_keeps_their_state_apart(tmp_path: Path) -> None:
-    model, data, state = heavy(vit(1)), samples(vit(1), 16), tmp_path / "t.tuning"
+    model, data, state = add_outliers(vit(1)), samples(vit(1), 16), tmp_path / "t.tuning"
     tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
     assert any(n.code == "smoothed" and n.values["alpha"] == 0.5 for n in tuning.notes)
     before, after = ({t.name: t for t in m.graph.initializer} for m in (model, tuning.model))

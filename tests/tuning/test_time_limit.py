@@ -21,8 +21,8 @@ from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import reserve_time
-from qdqtool.util.notes import note_codes
 from tests.insertion.nets import detector, images
+from tests.notes import note_codes
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, job_of, planner_of
 

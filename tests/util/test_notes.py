@@ -3,7 +3,8 @@
 import pickle
 
 from qdqtool.errors import ModelError
-from qdqtool.util.notes import Note, note_codes
+from qdqtool.util.notes import Note
+from tests.notes import note_codes
 
 
 def test_note_keeps_code_and_values() -> None:

@@ -8,7 +8,6 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.fixing.sandbox import RunLimitError
 from qdqtool.formats.output import as_options
 from qdqtool.types import Precision
-from qdqtool.util.notes import Remark
 from qdqtool.util.said import Parameter, Said, of_error, said, told
 
 
@@ -53,8 +52,6 @@ def test_nested_sentences_are_named_for_their_reader() -> None:
 def test_message_of_error_is_a_sentence() -> None:
     error = ModelError(said("leave it float with {`exclude`}"), "m.onnx")
     assert str(error) == of_error(error) == "m.onnx: leave it float with `exclude`"
-    note = Remark.NOT_PREDICTED(error=of_error(error))
-    assert told(note, in_brackets) == "not predicted: m.onnx: leave it float with <exclude|>"
     for other, words in (
         (RunLimitError(said("raise it with {`effort`}")), "raise it with <effort|>"),
         (KeyError("a `size`"), "'a `size`'"),

@@ -190,7 +190,7 @@ def test_verify_with_trtexec_compares_layers_and_passes(
     assert result.mismatches == []
     assert result.convolutions.agree == result.convolutions.total == 1
     assert result.trace.built == result.trace.predicted > 0
-    assert "licence" not in capsys.readouterr().err
+    assert "license" not in capsys.readouterr().err
 
 
 def test_verify_with_tensorrt_rtx_compares_nodes(
@@ -204,7 +204,7 @@ def test_verify_with_tensorrt_rtx_compares_nodes(
     )
     result = api.verify_with_builder(path, "tensorrt-rtx")
     assert result.prediction is not None and result.prediction.target == RTX.name
-    assert "licence" in capsys.readouterr().err
+    assert "license" in capsys.readouterr().err
     assert (result.convolutions, result.complete) == (ConvolutionCounts(1, 0, 1, ("c",)), True)
 
 

@@ -35,7 +35,6 @@ from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
-from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConvolution
 from qdqtool.verification.layer_mapping import NodeMapper
@@ -49,7 +48,7 @@ from qdqtool.verification.log_comparison import (
 )
 from tests.buildlog.samples import build_of
 from tests.errors import has
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.trt.builder import Graph
 from tests.trt.evidence import model as published
 from tests.trt.evidence import prediction

@@ -26,7 +26,6 @@ from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
-from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_under_assumptions, count_errors, exit_code, verify
 from qdqtool.verification.result import Verification
 from qdqtool.verification.times import (
@@ -37,7 +36,7 @@ from qdqtool.verification.times import (
 )
 from tests.buildlog.samples import build_of
 from tests.errors import has
-from tests.notes import note
+from tests.notes import note, note_codes
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not is_installed("tensorrt_rtx"):
         print(
-            "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (this accepts NVIDIA's licence)"
+            "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (this accepts NVIDIA's license)"
         )
         return 2
     first = options.seed if options.seed is not None else int(time.time()) * 10_000

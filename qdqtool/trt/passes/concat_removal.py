@@ -35,9 +35,9 @@ SHARED = assumed(
 STOMPING = assumed(
     "stomping",
     "An input that is a view of another tensor, is in a Concat twice, or is the network's input, "
-    "with a Q or a reshape behind it at most, is copied.",
+    "at most with a Q or a reshape after it, is copied.",
     "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network "
-    "input is quantized to, while a convolution's output beside it is retargeted; that these are "
+    "input is quantized to, while a convolution's output next to it is retargeted; that these are "
     "the conditions is assumed",
     about=(COPY_STOMPING,),
 )

@@ -12,7 +12,7 @@ from qdqtool.trt.passes._infra import (
 
 IDENTITY = seen(
     "identity",
-    "An Identity of a constant is folded into it; for each of several readers.",
+    "An Identity of a constant is folded into it, for each of several consumers.",
     "yolo-resnet18-orin-trt8502:4713",
     about=("Identity",),
 )

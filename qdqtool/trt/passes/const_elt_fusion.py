@@ -23,7 +23,7 @@ PLAIN = seen(
 )
 WITH_RELU = assumed(
     "with-relu",
-    "Such a sum with its Relu right behind a convolution becomes a scale with Relu.",
+    "Such a sum with its Relu directly after a convolution becomes a scale with Relu.",
     "otherwise no hidden fully connected layer could write INT8; an engine with one that writes "
     "float would refute it",
     about=("Add", "Relu"),

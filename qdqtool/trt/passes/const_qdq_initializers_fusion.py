@@ -16,7 +16,7 @@ from qdqtool.trt.passes._infra import (
 
 CONSTANT = seen(
     "constant",
-    "Scale and zero point go into each Q and DQ; a constant goes with its last reader.",
+    "Scale and zero point go into each Q and DQ; a constant is removed with its last consumer.",
     "yolo-resnet18-orin-trt8502:4719",
     "resnet18-qat-rtx2000-trt8510:2184",
     "yolov8-orin-trt8412-excerpts:129",
@@ -24,7 +24,7 @@ CONSTANT = seen(
 )
 COMPUTED = assumed(
     "computed",
-    "A scale that is computed at run time stays, and nothing can take the Q or DQ in.",
+    "A scale that is computed at run time remains, and nothing can absorb its Q or DQ.",
     "the documentation asks for build-time constants; most builds fail",
 )
 

@@ -5,7 +5,7 @@ from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, 
 
 STEM = seen(
     "stem-7x7",
-    "The 7x7 stem of an image network takes the 3x3 MaxPool behind it, INT8 in and out.",
+    "The 7x7 stem of an image network fuses the 3x3 MaxPool after it, INT8 in and out.",
     "resnet18-qat-rtx2000-trt8510:2804",
     "resnet18-a100-qat-residual",
     "resnet18-a100-qat-residual-qgap",
@@ -15,7 +15,7 @@ STEM = seen(
 )
 OTHER_STEM = assumed(
     "stem-other",
-    "A stem with another kernel takes the MaxPool as well.",
+    "A stem with another kernel fuses the MaxPool as well.",
     "only ResNet's 7x7 stem was seen; an engine that keeps them apart would refute it",
 )
 

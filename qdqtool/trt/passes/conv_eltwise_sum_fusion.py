@@ -16,20 +16,20 @@ from qdqtool.trt.passes._infra import (
 
 PLAIN = seen(
     "float-residual",
-    "A convolution that writes float takes the sum it feeds; INT8, FLOAT -> FLOAT.",
+    "A convolution that writes float fuses the sum it feeds; INT8, FLOAT -> FLOAT.",
     "yolo-resnet18-orin-trt8502:5719",
     "mobilenetv2-titanrtx-qat-residual",
-    source="the Q behind the sum stays a conversion even if it is its only reader",
+    source="the Q after the sum remains a conversion even if it is its only consumer",
 )
 BOTH = seen(
     "two-convolutions",
-    "Where convolutions feed both inputs of the sum, the later-listed one takes it.",
+    "Where convolutions feed both inputs of the sum, the later-listed one fuses it.",
     "resnet18-a100-qat",
     source="the downsample branches",
 )
 DEQUANTIZED = seen(
     "dequantized-residual",
-    "A quantized residual of a sum that is not quantized is taken as float, its DQ stays.",
+    "A quantized residual of a sum that is not quantized is read as float, its DQ remains.",
     "resnet18-a100-qat-residual",
     source="DequantizeLinear_291",
 )

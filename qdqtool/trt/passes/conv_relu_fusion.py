@@ -6,7 +6,7 @@ from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 CONVOLUTION = case_of("Relu")
 DECONVOLUTION = seen(
     "deconvolution",
-    "A deconvolution takes the Relu that alone reads it; logged as DeconvReluFusion.",
+    "A deconvolution fuses the Relu that alone reads it; logged as DeconvReluFusion.",
     "centerpoint-a100-trt823-fp16:1668",
 )
 

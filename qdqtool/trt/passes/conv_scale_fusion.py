@@ -22,13 +22,13 @@ BIAS = seen(
 )
 FLOAT = assumed(
     "float",
-    "A float convolution takes a BatchNormalization.",
+    "A float convolution folds a BatchNormalization.",
     "a deconvolution does (centerpoint-a100-trt823-fp16:1666), with the same wording",
     about=("Conv", "BatchNormalization"),
 )
 DECONVOLUTION = seen(
     "deconvolution",
-    "A deconvolution takes a BatchNormalization; logged as DeconvScaleFusion.",
+    "A deconvolution folds a BatchNormalization; logged as DeconvScaleFusion.",
     "centerpoint-a100-trt823-fp16:1666",
 )
 

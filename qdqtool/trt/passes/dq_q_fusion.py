@@ -14,7 +14,7 @@ from qdqtool.trt.surroundings import check_equal_scales
 
 EQUAL = seen(
     "equal-scales",
-    "A DQ and the Q behind it, of equal scales, go; the tensor keeps the name that the Q gave it.",
+    "A DQ and the Q after it are removed if their scales are equal; the tensor has the Q's name.",
     "bevfusion-camera-orin-trt8502:324",
     "bevfusion-camera-rtx3080ti-trt8600:5260",
     source="logged with one line; Conv_329 then writes Concat_779_1400_clone_0, the name of a "
@@ -22,8 +22,8 @@ EQUAL = seen(
 )
 SEVERAL = assumed(
     "several-readers",
-    "A DQ with other readers stays for them.",
-    "in both logs the Q is the DQ's only reader; a conversion from INT8 to INT8 in such a place "
+    "A DQ with other consumers remains for them.",
+    "in both logs the Q is the DQ's only consumer; a conversion from INT8 to INT8 in such a place "
     "would refute it",
 )
 

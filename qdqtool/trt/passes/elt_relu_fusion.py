@@ -4,7 +4,7 @@ from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 PLAIN = seen(
     "single-reader",
-    "An elementwise layer takes the Relu that alone reads it, <Add> + <Relu>.",
+    "An elementwise layer fuses the Relu that alone reads it, <Add> + <Relu>.",
     "yolo-resnet18-orin-trt8502:5074",
     "resnet18-qat-rtx2000-trt8510:2453",
     "bevfusion-camera-orin-trt8502:17",

@@ -25,8 +25,8 @@ DEPTHWISE = assumed(
 )
 DECONVOLUTION = assumed(
     "deconvolution",
-    "A deconvolution takes a pointwise function of its result.",
-    "as a convolution; a Deconvolution and a PWN layer behind it would refute it",
+    "A deconvolution fuses a pointwise function of its result.",
+    "as a convolution; a Deconvolution and a PWN layer after it would refute it",
     about=("ConvTranspose",),
 )
 WITH_ADD = documented(

@@ -25,7 +25,7 @@ EARLIER = seen(
 LATER = assumed(
     "later-survives",
     "Where the network's tail goes to Myelin, the later one of equal Qs survives.",
-    "yolo-resnet18-orin-trt8502 (5 merges); that the new listing behind Myelin is the reason is "
+    "yolo-resnet18-orin-trt8502 (5 merges); that the new listing after Myelin is the reason is "
     "assumed. It changes names only",
 )
 CLONE = seen(
@@ -36,7 +36,7 @@ CLONE = seen(
 )
 OUTPUT = assumed(
     "network-output",
-    "A Q that writes a network output stays; others are merged into it.",
+    "A Q that writes a network output remains; others are merged into it.",
     "an output has a name and memory of its own",
 )
 UNKNOWN = assumed(

@@ -19,16 +19,16 @@ from qdqtool.trt.surroundings import to_step
 
 TAIL = assumed(
     "tail",
-    "Post-processing behind the last convolution, Q and DQ goes to Myelin as one "
+    "Post-processing after the last convolution, Q and DQ goes to Myelin as one "
     "{ForeignNode[...]} if an operator that only Myelin runs is in it.",
-    "yolo-resnet18-orin-trt8502 (730 layers to 388); a head without such operators stays out "
+    "yolo-resnet18-orin-trt8502 (730 layers to 388); a head without such operators is not in it "
     "(yolov8-orin-trt8412-excerpts). That this is the boundary in general is assumed; no INT8 "
     "outcome depends on it",
 )
 CONSTANTS = assumed(
     "constants",
-    "Such an operator among constants alone takes those constants only.",
-    "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs beside a tail that is not "
+    "Such an operator among constants alone is fused with those constants only.",
+    "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs, next to a tail that is not "
     "in it",
 )
 _OPERATORS_OUTSIDE = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it

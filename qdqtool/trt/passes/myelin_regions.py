@@ -16,22 +16,22 @@ PRODUCT = seen(
 )
 EDGE = seen(
     "edge",
-    "A Q in front of such a region and a DQ behind it are kernels of the region, no conversions.",
+    "A Q before such a region and a DQ after it are kernels of the region, not conversions.",
     "gemm-mlp-trt10",
     "linear-orinnano-trt103",
     source="kgen MulMinMaxRounCast, kgen CastMul",
 )
 INSIDE = seen(
     "inside",
-    "A Q behind a product, Softmax or normalization is fused into its kernel, a DQ into the "
-    "kernel behind.",
+    "A Q after a product, Softmax or normalization is fused into its kernel, a DQ into the "
+    "kernel after it.",
     "gemm-mlp-trt10",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="one conversion fewer than Q layers of a YOLOv8n: the one behind the Softmax of its DFL",
+    source="one conversion fewer than Q layers of a YOLOv8n: the one after the Softmax of its DFL",
 )
 POINTWISE = assumed(
     "pointwise",
-    "A Q behind a pointwise layer of the region is fused alike.",
+    "A Q after a pointwise layer of the region is fused as well.",
     "how far such a region reaches into pointwise layers around it is not logged",
 )
 _KINDS_OUTSIDE = (

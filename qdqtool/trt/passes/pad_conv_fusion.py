@@ -7,9 +7,9 @@ from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
 
 PLAIN = documented(
     "pad",
-    "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",
+    "A convolution fuses the zero Pad before it, <Pad> + <weights> + <Q> + <Conv>.",
     "engine names in NVIDIA/TensorRT issue 2527; issue 2592: a Q/DQ pair between them keeps the "
-    "Pad apart",
+    "Pad separate",
 )
 
 

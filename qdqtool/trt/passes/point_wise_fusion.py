@@ -27,14 +27,14 @@ CHAIN = seen(
 )
 CONSTANT = documented(
     "constant-operand",
-    "An operand that is one constant number is taken in: it is not an input at run time.",
+    "An operand that is one constant number is absorbed: it is not an input at run time.",
     "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], "
-    "...Div), ...Erf) and PWN(Constant + [Shuffle], Pow); a constant of several numbers stays an "
+    "...Div), ...Erf) and PWN(Constant + [Shuffle], Pow); a constant of several numbers remains an "
     "input (yolo-resnet18-orin-trt8502)",
 )
 WITH_ADD = documented(
     "with-add",
-    "A residual Add behind an activation is joined with it.",
+    "A residual Add after an activation is joined with it.",
     "NVIDIA/TensorRT issue 2204, 8.4.1",
 )
 POINTWISE_KINDS = (

@@ -17,7 +17,7 @@ FOLDED = seen(
 )
 TRANSPOSED = documented(
     "convtranspose",
-    "A quantized ConvTranspose does not take the BatchNormalization behind it.",
+    "A quantized ConvTranspose does not fold the BatchNormalization after it.",
     "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion "
     "yet; nothing newer says that a later version folds it",
     about=("ConvTranspose", "BatchNormalization"),

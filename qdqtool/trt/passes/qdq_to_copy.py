@@ -50,10 +50,10 @@ DEQUANTIZE = assumed(
 )
 ATTENTION = assumed(
     "attention",
-    "A Q between the Softmax and the second MatMul of an attention becomes one alike.",
+    "A Q between the Softmax and the second MatMul of an attention becomes a conversion as well.",
     "no listing of an INT8 attention is available. Where TensorRT makes one kernel of the whole "
-    "attention (developer guide, MHA fusion: Q/DQ in front of the first MatMul, behind the "
-    "Softmax and behind the second), the Q is in it",
+    "attention (developer guide, MHA fusion: Q/DQ before the first MatMul, after the "
+    "Softmax and after the second), the Q is in it",
     about=("QuantizeLinear", "Softmax"),
 )
 

@@ -35,7 +35,7 @@ from qdqtool.trt.surroundings import (
 
 QUANTIZED = seen(
     "quantized-residual",
-    "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
+    "A convolution fuses the Add after it, INT8, INT8 -> INT8, if the residual comes from a DQ "
     "and the sum goes to a Q alone.",
     "resnet18-qat-rtx2000-trt8510:2619",
     "bevfusion-camera-orin-trt8502:328",

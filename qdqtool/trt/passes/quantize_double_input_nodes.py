@@ -26,10 +26,10 @@ DECONVOLUTION = documented(
 )
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
-    "A ConvTranspose of three spatial dimensions runs in INT8 where an activation and a Q are "
-    "behind it, else in float.",
+    "A ConvTranspose of three spatial dimensions runs in INT8 if an activation and a Q are "
+    "after it, else in float.",
     "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such "
-    "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q behind it "
+    "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q after it "
     "would refute it",
     about=("ConvTranspose",),
 )
@@ -68,11 +68,11 @@ FLOAT_POINTWISE = documented(
 DIFFERENT = assumed(
     "different-scales",
     "A result that only Qs of different scales read is written as float.",
-    "in every log such a result has a float reader besides",
+    "in every log such a result has a float consumer as well",
 )
 PRELU = assumed(
     "prelu",
-    "A PRelu behind a convolution stays a layer of its own.",
+    "A PRelu after a convolution remains a separate layer.",
     "no build shows whether it fuses",
     about=("PRelu",),
 )

@@ -14,7 +14,7 @@ from qdqtool.trt.surroundings import quantizer_scale
 
 INTO = documented(
     "into-convolution",
-    "An INT8 convolution takes the DQ and Q behind it, <Conv> + <DQ> + <Q>.",
+    "An INT8 convolution fuses the DQ and Q after it, <Conv> + <DQ> + <Q>.",
     "NVIDIA/TensorRT issue 2527, engine names of an 8.5 build",
     about=("Conv",),
 )

@@ -4,8 +4,8 @@ from qdqtool.trt.passes._infra import REMOVING, Layer, LayerKind, Network, Pass,
 
 NOTHING = seen(
     "changes-nothing",
-    "A pair of shuffles that gives back the shape it started from goes, and so does the shuffle "
-    "that the parser puts behind a Softmax.",
+    "A pair of shuffles that restores the original shape is removed, and so is the shuffle that "
+    "the parser puts after a Softmax.",
     "resnet18-qat-rtx2000-trt8510:2569",
     "yolo-resnet18-orin-trt8502:4698",
     "bevfusion-camera-orin-trt8502:6",

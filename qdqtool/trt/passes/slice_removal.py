@@ -15,10 +15,10 @@ VIEW = seen(
 COPY = assumed(
     "copy",
     "A Slice that a Softmax reads is a copy.",
-    "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 in "
-    "front of a Softmax is copied, Slice_901 of the same tensor in front of a Transpose is a "
-    "view. That the reader decides is the simplest law that fits; a Softmax that reads a view, or "
-    "a copy in front of another reader, would refute it",
+    "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 "
+    "before a Softmax is copied, Slice_901 of the same tensor before a Transpose is a view. That "
+    "the consumer decides is the simplest rule that fits; a Softmax that reads a view, or a copy "
+    "before another consumer, would refute it",
     about=(REPLACING_SLICE,),
 )
 

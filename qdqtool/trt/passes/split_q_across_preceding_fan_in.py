@@ -15,7 +15,7 @@ from qdqtool.util import limits
 CONCAT = case_of("Concat")
 NESTED = documented(
     "nested",
-    "Concat behind Concat nests the suffix, _clone_1_clone_2.",
+    "A Concat after a Concat nests the suffix, _clone_1_clone_2.",
     "NVIDIA/TensorRT issue 2131 (8.4)",
 )
 
@@ -49,7 +49,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         limit = max(limits.Q_COPIES, 4 * network.counts["Original"])
         if network.q_copies > limit:
             raise ModelError(
-                f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
+                f"Concat '{node_name(concat)}': the Q after it would be copied to more than "
                 f"{limit} tensors, the limit; a Concat of one tensor twice doubles them",
                 code="too-many-copies",
                 node=node_name(concat),

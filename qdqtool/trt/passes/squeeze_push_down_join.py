@@ -14,20 +14,20 @@ from qdqtool.trt.trace import SQUEEZE
 
 BIAS = seen(
     "bias",
-    "The reshape behind a Gemm turned convolution moves past the bias.",
+    "The reshape after a Gemm that became a convolution moves past the bias.",
     "resnet18-qat-rtx2000-trt8510:2571",
     source="the constant gets unsqueeze_node_after_..., the result copied_squeeze_after_...",
     about=("Add",),
 )
 ACTIVATION = assumed(
     "activation",
-    "An activation in place of the bias: the reshape moves behind it, so that it can be fused.",
+    "An activation in place of the bias: the reshape moves after it, so that it can be fused.",
     "otherwise no hidden fully connected layer could write INT8",
     about=("Relu",),
 )
 FOLLOWED = assumed(
     "followed-by-q",
-    "A Q behind the pushed reshape moves up past it, so that the convolution can take it.",
+    "A Q after the pushed reshape moves up past it, so that the convolution can fuse it.",
     "the fully connected layers of all published engines are the last of their network",
 )
 

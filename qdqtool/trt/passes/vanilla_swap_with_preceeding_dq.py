@@ -26,25 +26,25 @@ INSERTED = seen(
 )
 LISTED = documented(
     "listed",
-    "A DQ with one reader moves down past an operator that a Q passes.",
+    "A DQ with one consumer moves down past an operator that a Q passes.",
     "developer guide: DQ moves forward over commuting layers; not seen in a log",
 )
 PER_CHANNEL = assumed(
     "per-channel",
-    "A DQ with a scale for each channel moves past a Transpose, which says where the channels "
-    "went.",
-    "TensorFlow's exports of weights; a convolution that stays float behind such a Transpose "
+    "A DQ with a scale for each channel moves past a Transpose, which defines where the channels "
+    "are then.",
+    "TensorFlow's exports of weights; a convolution that is float after such a Transpose "
     "would refute it",
     about=("Transpose",),
 )
 COPIED = documented(
     "copied",
-    "A DQ with several readers is copied for each operator that it passes.",
+    "A DQ with several consumers is copied for each operator that it passes.",
     "an 11.1 build in which a DQ feeds a MaxPool and a network output runs the pooling in INT8",
 )
 SEVERAL = assumed(
     "several-readers",
-    "A DQ with several readers stays and is not copied for each.",
+    "A DQ with several consumers remains and is not copied for each.",
     "a log in which one DQ is swapped with several operators would refute it",
 )
 

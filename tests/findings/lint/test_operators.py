@@ -17,10 +17,10 @@ from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_i
 from qdqtool.prediction import predict
 from qdqtool.reasons.faults import ConstantsInHalf, DecomposedNorm
 from qdqtool.types import Finding, Severity
-from qdqtool.util.notes import note_codes
 from tests.findings.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
+from tests.notes import note_codes
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 
