@@ -86,7 +86,7 @@ class _OnnxDrawing:
     def __init__(self, collector: ModelCollector) -> None:
         self.collector = collector
         self.index = collector.subject.model
-        self.nodes = [(collector.place[n.index], n) for n in collector.drawn()]
+        self.nodes = [(collector.positions[n.index], n) for n in collector.drawable_nodes()]
         first: dict[int, int] = {}
         self.home: dict[int, int] = {}
         for place, _ in self.nodes:
@@ -107,7 +107,8 @@ class _OnnxDrawing:
         number: dict[str | int, int] = {}  # of an input by its name, of a box by its first node
         for name in self.index.inputs:
             if any(
-                n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.consumers(name)
+                n.index in self.collector.positions or qdq.is_qdq(n)
+                for n in self.index.consumers(name)
             ):
                 number[name] = len(boxes)
                 boxes.append(_end_box("input", name, self._tensor_precision(name)))
@@ -135,12 +136,16 @@ class _OnnxDrawing:
         for name in dict.fromkeys(t for t in (*node.inputs, *node.captured) if t):
             tensor, maker, marks = self._origin(name)
             if (
-                maker.index in self.collector.place
+                maker.index in self.collector.positions
                 if maker is not None
                 else tensor in self.index.inputs
             ):
                 found.append(
-                    (tensor, None if maker is None else self.collector.place[maker.index], marks)
+                    (
+                        tensor,
+                        None if maker is None else self.collector.positions[maker.index],
+                        marks,
+                    )
                 )
         return found
 
@@ -192,14 +197,14 @@ class _OnnxDrawing:
                     "",
                     "",
                     marks,
-                    self.collector.shape(tensor),
+                    self.collector.format_shape(tensor),
                 )
                 known = edges.setdefault((source, target, tensor), edge)
                 if known is not edge and len(marks) > len(known.marks):
                     known.marks = marks
         for name in self.index.outputs:
             tensor, node, marks = self._origin(name)
-            made_at = self.collector.place.get(node.index) if node is not None else None
+            made_at = self.collector.positions.get(node.index) if node is not None else None
             source = number.get(self.home[made_at]) if made_at is not None else None
             if source is not None:
                 edges[source, len(boxes), name] = data.Edge(
@@ -209,7 +214,7 @@ class _OnnxDrawing:
                     "",
                     "",
                     marks,
-                    self.collector.shape(tensor),
+                    self.collector.format_shape(tensor),
                 )
                 boxes.append(_end_box("output", name, self._tensor_precision(name)))
         return list(edges.values())
@@ -442,7 +447,7 @@ def _engine(collector: ModelCollector) -> tuple[list[data.Box], list[data.Edge]]
                     precision,
                     choose_paint(precision),
                     list(passed),
-                    collector.shape(tensor),
+                    collector.format_shape(tensor),
                 )
             )
         for t in layer.outputs:
@@ -460,7 +465,7 @@ def _engine(collector: ModelCollector) -> tuple[list[data.Box], list[data.Edge]]
                     precision,
                     choose_paint(precision),
                     marks,
-                    collector.shape(name),
+                    collector.format_shape(name),
                 )
             )
     return boxes, edges

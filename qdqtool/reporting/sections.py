@@ -384,12 +384,12 @@ def add_weights(collector: ModelCollector) -> None:
     """Writes the ranges of every convolution with quantized weights into the collector's model."""
     subject, model = collector.subject, collector.model
     for node in (
-        n for n in subject.model.ordered if n.op in WEIGHTED and n.index in collector.place
+        n for n in subject.model.ordered if n.op in WEIGHTED and n.index in collector.positions
     ):
         found = _ranges(subject.view, node)
         if found is None:
             continue
-        place = collector.place[node.index]
+        place = collector.positions[node.index]
         model.nodes[place].weights = len(model.weights)
         largest, holds = ([round_digits(v, 4) for v in values.tolist()] for values in found[:2])
         model.weights.append(
