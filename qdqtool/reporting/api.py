@@ -65,6 +65,7 @@ class Report:
         self.output = os.fspath(path)
 
     def as_json(self) -> Json:
+        """Return the summary that ``--format json`` prints."""
         page = self.page
         return {
             "schema": REPORT_SCHEMA,
