@@ -68,7 +68,7 @@ class StackedArray:
     def __init__(self, path: Path, archive: Archive | None = None, member: str = "") -> None:
         self.path = path
         self.lock = threading.Lock()
-        self._archive = archive  # whose file is closed when nothing refers to it
+        self._archive = archive  # its file is closed when nothing refers to it
         if archive is None:
             self.label, self._prefix = str(path), ""
             self.random_access = True
@@ -175,7 +175,7 @@ class StackedSource(SampleSource):
         return file_digest(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what another process opens itself."""
+        """Leave out open files, which another process opens itself."""
         return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
@@ -271,7 +271,10 @@ def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[S
 
 @contextlib.contextmanager
 def _user_errors(subject: str) -> Iterator[None]:
-    """Name what was read from an object of the user when the object raises.
+    """Translate the exceptions of an object of the user.
+
+    Args:
+        subject: Name of the value that is read from the object.
 
     Raises:
         DataError: The object raised an exception.
@@ -284,7 +287,7 @@ def _user_errors(subject: str) -> Iterator[None]:
         kind, reason = type(error).__name__, reason_of(error)
         text = kind if reason == kind else f"{kind}: {reason}"
         raise DataError(
-            f"{subject} cannot be had: {text}", code="source-failed", parameter="data"
+            f"{subject} cannot be read: {text}", code="source-failed", parameter="data"
         ) from error
 
 

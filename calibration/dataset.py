@@ -73,8 +73,8 @@ class DataQuality:
             )
         if total < FEW_IMAGES:
             yield Note(
-                f"only {format_count(total, 'calibration image')}; {FEW_IMAGES} or more give steadier "
-                "ranges",
+                f"only {format_count(total, 'calibration image')}; {FEW_IMAGES} or more give "
+                "steadier ranges",
                 code="few-images",
                 images=total,
                 enough=FEW_IMAGES,

@@ -109,7 +109,7 @@ def _open_image(file: IO[bytes], name: str) -> Image.Image:
     start = file.read(16)
     for image_format in _FORMATS:
         open_format, accepts = Image.OPEN[image_format]
-        # What the decoders raise for another format.
+        # Exceptions of the decoders for another format.
         with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
             if accepts is None or accepts(start) is True:
                 file.seek(0)

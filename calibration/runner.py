@@ -357,7 +357,7 @@ class _Calibration:
     def _start_pass(
         self, names: list[str], stack: contextlib.ExitStack
     ) -> ThreadPass | ClusterPass:
-        """Return a pass over the samples that are left; the stack closes what it opens."""
+        """Return a pass over the samples that are left; the stack closes its connection."""
         scores = self.focus.scores if self.focus else ()
         computed = [n for n in dict.fromkeys([*names, *scores]) if n not in self.model.inputs]
         if self.cluster is not None:

@@ -78,7 +78,9 @@ def _argument_error(reason: str, code: str) -> ClusterError:
 
 
 class Cluster(contextlib.ExitStack):
-    """Connection to a scheduler. A context manager that closes what it opened.
+    """Connection to a scheduler.
+
+    A context manager that closes the clients and workers that it opened.
 
     Args:
         cluster: See :func:`check_cluster`.
@@ -153,7 +155,7 @@ def connect(cluster: Any) -> Iterator[Client]:
 def _start_workers(count: int) -> Iterator[Any]:
     """Start worker processes of one thread; yield their cluster and its credentials.
 
-    Whoever can connect to a worker runs programs on it, and other users of the machine reach its
+    Anyone who can connect to a worker runs programs on it, and other users of the machine reach its
     ports. Certificates of this process admit nobody else. Files of the workers are in a temporary
     folder.
     """

@@ -72,8 +72,13 @@ def read_json(data: bytes, path: str) -> Build:
             code="wrong-format",
         )
     if not is_complete:
-        text = f"{path} is truncated or damaged; its readable part was used"
-        build.notes.append(Note(text, code="cut-off", file=path))
+        build.notes.append(
+            Note(
+                f"{path} is truncated or damaged; its readable part was used",
+                code="cut-off",
+                file=path,
+            )
+        )
         is_profile = build.source == BuildSource.PROFILE_JSON
         section = Section.PROFILE if is_profile else Section.LISTING
         build.gaps.append(Gap(section, GapKind.CUT_FILE, name=path))
@@ -142,12 +147,19 @@ def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
     count = len(documents)
     several = f"{path} contains {count} complete JSON documents"
     if not listings or not profiles:
-        text = f"{several}; the last was read"
-        build.notes.append(Note(text, code="several-documents", file=path, count=count))
+        build.notes.append(
+            Note(f"{several}; the last was read", code="several-documents", file=path, count=count)
+        )
         return documents[-1]
     if count > 2:
-        text = f"{several}; the last listing and the last profile were read"
-        build.notes.append(Note(text, code="several-of-both", file=path, count=count))
+        build.notes.append(
+            Note(
+                f"{several}; the last listing and the last profile were read",
+                code="several-of-both",
+                file=path,
+                count=count,
+            )
+        )
     _add_profile(build, profiles[-1])
     return listings[-1]
 

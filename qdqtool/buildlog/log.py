@@ -250,11 +250,13 @@ class LogReader:
                 self._stopped = True
                 gap = Gap(Section.ALL, GapKind.BEYOND_LINE, number)
                 self.build.gaps.append(gap)
-                text = (
-                    f"{gap} was not read, because {_MAX_UNEXPLAINED:,} lines before it were not "
-                    "recognized"
+                self.build.notes.append(
+                    Note(
+                        f"{gap} was not read, because {_MAX_UNEXPLAINED:,} lines before it were "
+                        "not recognized",
+                        code="not-understood",
+                    )
                 )
-                self.build.notes.append(Note(text, code="not-understood"))
                 break
         counts.total = number
         counts.blank += blank

@@ -269,36 +269,59 @@ class _GraphRebuilder:
         return table
 
     def _describe_gaps(self, nodes: Sequence[InferredAttributes]) -> list[Note]:
-        text = "weights and other constants: not in the log; zeros were written"
-        notes = [Note(text, code="constants-lack")]
+        notes = [
+            Note(
+                "weights and other constants: not in the log; zeros were written",
+                code="constants-lack",
+            )
+        ]
         ops = Counter(node.op for node in self.nodes)
         if scales := ops[_Q] + ops[_DQ]:
-            text = (
-                f"scales of {scales} Q and DQ: not in the log; invented, and equal only where the "
-                "log shows that TensorRT merged Qs or where they read one constant"
+            notes.append(
+                Note(
+                    f"scales of {scales} Q and DQ: not in the log; invented, and equal only where "
+                    "the log shows that TensorRT merged Qs or where they read one constant",
+                    code="scales-lack",
+                    count=scales,
+                )
             )
-            notes.append(Note(text, code="scales-lack", count=scales))
         inferred = Counter(f"{node.parsed.op} {name}" for node in nodes for name in node.inferred)
         for attribute, count in sorted(inferred.items()):
-            text = (
-                f"{attribute} of {format_count(count, 'node')}: not in the log; inferred from shapes "
-                "(see doc_string)"
+            notes.append(
+                Note(
+                    f"{attribute} of {format_count(count, 'node')}: not in the log; inferred from "
+                    "shapes (see doc_string)",
+                    code="attribute-inferred",
+                    what=attribute,
+                    count=count,
+                )
             )
-            notes.append(Note(text, code="attribute-inferred", what=attribute, count=count))
         if alphas := ops["LeakyRelu"]:
-            text = f"alpha of {alphas} LeakyRelu: not in the log; ONNX's default was used"
-            notes.append(Note(text, code="alphas-lack"))
+            notes.append(
+                Note(
+                    f"alpha of {alphas} LeakyRelu: not in the log; ONNX's default was used",
+                    code="alphas-lack",
+                )
+            )
         for op, count in ops.items():
             if not onnx.defs.has(op):
-                text = f"{op} ({count}): not an ONNX operator; put into domain 'unknown'"
-                notes.append(Note(text, code="no-operator"))
+                notes.append(
+                    Note(
+                        f"{op} ({count}): not an ONNX operator; put into domain 'unknown'",
+                        code="no-operator",
+                    )
+                )
         return notes + self._describe_log_gaps()
 
     def _describe_log_gaps(self) -> list[Note]:
         notes = []
         if self.prints_int64_as_int32 and any(t.dtype == "INT32" for t in self.tensors.values()):
-            text = "integers: TensorRT before 10 prints INT64 as INT32; INT64 was written"
-            notes.append(Note(text, code="integers-narrowed"))
+            notes.append(
+                Note(
+                    "integers: TensorRT before 10 prints INT64 as INT32; INT64 was written",
+                    code="integers-narrowed",
+                )
+            )
         if not self.build.parse.opset:
             notes.append(Note("opset: not in the log; 13 was used", code="opset-lacks"))
         gaps = [gap for gap in self.build.gaps if gap.section == Section.PARSE]

@@ -418,11 +418,14 @@ class SectionReader:
             return True
         if not self._full:
             self._full = True
-            text = (
-                f"the log is too long: only its first {_MAX_RECORDS:,} records were read, later ones "
-                "were only counted"
+            self.build.notes.append(
+                Note(
+                    f"the log is too long: only its first {_MAX_RECORDS:,} records were read, "
+                    "later ones were only counted",
+                    code="too-long",
+                    records=_MAX_RECORDS,
+                )
             )
-            self.build.notes.append(Note(text, code="too-long", records=_MAX_RECORDS))
             self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, _MAX_RECORDS))
         return False
 
@@ -435,13 +438,10 @@ class SectionReader:
         elif self._lines_listing:
             build.layers, build.listing = self._lines_listing, ListingSource.ENGINE_LINES
             build.second_layers = self._info_listing
-        has_only_layers = not (build.trace or build.parse.nodes or build.milestones)
-        if (
-            has_only_layers
-            and build.listing == ListingSource.LAYER_INFO
-            and build.source == BuildSource.LOG
-        ):
-            build.source = BuildSource.LAYER_INFO
+        is_log = build.trace or build.parse.nodes or build.milestones
+        if build.listing == ListingSource.LAYER_INFO and not is_log:
+            if build.source == BuildSource.LOG:
+                build.source = BuildSource.LAYER_INFO
         set_build_status(build)
 
 

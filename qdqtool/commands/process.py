@@ -19,7 +19,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _MIN_ADDRESS_SPACE = 128 << 20  # bytes that Python, numpy and onnx need before the first array
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
-# Signals ---------------------------------------------------------------------------------------------
+# Signals ------------------------------------------------------------------------------------------
 
 
 class StopRequest(KeyboardInterrupt):
@@ -79,7 +79,7 @@ def _raise_stop(number: int, _frame: FrameType | None) -> None:
     raise StopRequest(128 + number)
 
 
-# Standard streams ------------------------------------------------------------------------------------
+# Standard streams ---------------------------------------------------------------------------------
 
 
 class ClosedOutput(io.StringIO):

@@ -1,13 +1,14 @@
 """Removal of everything from a model but its structure, so that it can be sent to others.
 
 Names are replaced consistently. Doc strings, metadata and other texts are removed. The prediction
-must not change, which is checked. Dimensions, integer constants that hold shapes, and single numbers
-(the bounds of a Clip) are structure. Words of ONNX, TensorRT and programs that write models remain.
+must not change, which is checked. Dimensions, integer constants that hold shapes, and single
+numbers (the bounds of a Clip) are structure. Words of ONNX, TensorRT and programs that write models
+remain.
 
 Weights and scales become random ones that keep what TensorRT's decisions depend on. Scales: equal
-ones remain equal, and single scales keep their order (a Concat takes the largest). Weights: each output
-channel fills the same part of its quantizer's range as before. No new number is the product of an
-old and a random one: the random numbers do not reveal the old ones.
+ones remain equal, and single scales keep their order (a Concat takes the largest). Weights: each
+output channel fills the same part of its quantizer's range as before. No new number is the product
+of an old and a random one: the random numbers do not reveal the old ones.
 """
 
 import functools

@@ -331,14 +331,13 @@ def find_different_scales(view: View, target: Target, refusals: Sequence[Refusal
 
 
 def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> FixSite | None:
-    scales = [_scalar_scale(view.params(q)) for q in quantizers]
-    known = [scale for scale in scales if scale is not None]
-    if len(known) != len(scales) or len(set(known)) < 2:
+    scales = [s for q in quantizers if (s := _scalar_scale(view.params(q))) is not None]
+    if len(scales) != len(quantizers) or len(set(scales)) < 2:
         return None
     for q in quantizers:
         if view.params(q).precision != Precision.INT8 or _is_asymmetric(view, q):
             return None
-    smallest, largest = min(known), max(known)
+    smallest, largest = min(scales), max(scales)
 
     def apply(editor: Editor) -> None:
         for q in quantizers:
@@ -348,7 +347,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
     lost = math.log2(largest / smallest) if smallest > 0 else math.inf
     bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
-    before = list_names(map(format_number, known), 12)
+    before = list_names(map(format_number, scales), 12)
     names = list_names((q.name for q in quantizers), _NAMES_SHOWN)
     description = (
         f"one scale {format_number(largest)} instead of {before} for {len(quantizers)} quantizers "
@@ -356,7 +355,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
     )
     skip_reason = ""
     if smallest < largest * MOST_SHARED:
-        tensor = quantizers[known.index(smallest)].input(0)
+        tensor = quantizers[scales.index(smallest)].input(0)
         skip_reason = Note(
             f"one scale would cost '{tensor}' {lost:.1f} bits of its precision, and a fix gives up "
             "2 at most: keep the scales separate, or leave one side in float",

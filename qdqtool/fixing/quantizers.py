@@ -251,8 +251,8 @@ def _dead_scale_site(view: View, q: Node, refusal: ScaleDead) -> FixSite | None:
             _set_scale(view, editor, node, scale)
 
     description = (
-        f"{q.name}: scale {format_number(refusal.scale)} -> {format_number(float(scale[0]))}, which holds all "
-        f"that {refusal.parts[0].op} can give"
+        f"{q.name}: scale {format_number(refusal.scale)} -> {format_number(float(scale[0]))}, "
+        f"which holds all that {refusal.parts[0].op} can give"
     )
     return FixSite(q.name, description, apply, [n.name for n in nodes])
 

@@ -1,4 +1,4 @@
-"""Files that users pass in place of an ONNX model, recognized by their name and first bytes."""
+"""Recognition of files that users pass in place of an ONNX model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class FileType:
     of_build: bool = False
 
 
-_EXPORT = "export it to ONNX first: torch.onnx.export, or `yolo export model=... format=onnx` for Ultralytics"
+_EXPORT = (
+    "export it to ONNX first: torch.onnx.export, or `yolo export model=... format=onnx` for "
+    "Ultralytics"
+)
 _TF = "convert it to ONNX first, for instance with tf2onnx"
 _BUILT = (
     "an engine holds no graph to look at: give its ONNX file; 'qdqtool engine' reads its layer JSON"

@@ -82,7 +82,7 @@ def norm_factor(norm: nn.Module | None) -> Tensor | None:
 
 
 def align_with_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
-    """Return factors [channels] in a shape that multiplies weights along their output channels."""
+    """Return factors [channels] in a shape that multiplies weights along their outputs."""
     weight = conv._parameters["weight"]
     assert weight is not None
     if not isinstance(conv, nn.modules.conv._ConvTransposeNd):

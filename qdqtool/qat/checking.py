@@ -163,6 +163,7 @@ class NoiseInjector:
         self._call = 0
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the values with the change of the next call."""
         size = self.sizes[self._call] if self._call < len(self.sizes) else _ROUNDING
         self._call += 1
         if self.random is None:
@@ -390,7 +391,7 @@ def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) ->
 
 
 def _relative_difference(result: Array, expected: Array) -> float:
-    """Return the root mean square error over the standard deviation expected; infinite for NaN."""
+    """Return the root mean square error over the standard deviation; infinite for NaN."""
     if result.shape != expected.shape:
         return float("inf")
     if not expected.size:

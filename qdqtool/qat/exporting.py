@@ -154,7 +154,7 @@ def export(
         if tolerance < UNCHECKED_TOLERANCE:
             raise _add_path(error, f"{reason}; nothing was written", path) from error
         message = f"{os.fspath(path)}: {reason}; written all the same"
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, UserWarning, stacklevel=2)
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
     if metadata:
         onnx.helper.set_model_props(proto, metadata)

@@ -1,4 +1,4 @@
-"""Simplification of exported graphs: computed constants, and several Q/DQ pairs of one tensor."""
+"""Simplification of exported graphs: computed constants, Q/DQ pairs of one tensor."""
 
 import sys
 from collections import defaultdict
@@ -101,7 +101,7 @@ def _move_axis(proto: onnx.NodeProto, order: list[int]) -> None:
 
 
 def merge_pairs(model: Model) -> Model:
-    """Let the consumers that quantize one tensor with one scale share a Q, as TensorRT merges them.
+    """Let consumers that quantize one tensor with one scale share a Q, as TensorRT does.
 
     They also share the DQ, except for operators that need their own, see
     :func:`qdqtool.ir.operators.needs_own_dq`.

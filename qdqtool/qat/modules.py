@@ -98,6 +98,7 @@ class QuantizedModule:
     qdq_norm: tuple[nn.Module, str] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the module's own forward, with quantized inputs, weights and calls."""
         if self.qdq_input is not None:
             args = (_quantize(self, self.qdq_input, args[0]), *args[1:])
         if self.qdq_weight is None:
@@ -149,6 +150,7 @@ class QuantizedWeightModule(QuantizedModule):
 
     @property
     def weight(self) -> Any:
+        """The weights, quantized while the module runs."""
         module: Any = self
         # Replicas of DataParallel have plain tensors in place of parameters.
         value = (
@@ -207,8 +209,11 @@ def _rebuild(base: type) -> object:
     return derived.__new__(derived)
 
 
+_rebuilt = _rebuild  # name in pickles of version 0.2
+
+
 def make_quantized(module: nn.Module) -> QuantizedModule:
-    """Change the class of a module, in place, to one that can hold quantizers; it has none yet.
+    """Change the class of a module, in place, to one that can hold quantizers.
 
     The object stays the same, so that references to it (of optimizers, hooks, tied modules) and its
     name in the network remain valid. The new class has the name of the old one and is derived from
@@ -281,6 +286,7 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Quantize a tensor and dequantize it."""
         scale: Any = self.scale
         if scale is None:
             array = np.array(weight_scale(x.detach().cpu().numpy(), self.axis))
@@ -324,6 +330,7 @@ class Int8Mixin:
     qdq_axis: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the backend's forward, or a Q/DQ pair while torch exports."""
         module: Any = self
         if not torch.onnx.is_in_onnx_export():
             result: Tensor = super().forward(x)  # type: ignore[misc]

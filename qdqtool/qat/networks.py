@@ -18,7 +18,7 @@ _EXPORT_MODE = {"export": True, "format": "onnx", "shape": None}
 
 
 def is_ultralytics_model(model: object) -> bool:
-    """Return whether it is Ultralytics' wrapper (``YOLO``, ``RTDETR`` ...), without importing it."""
+    """Return whether it is Ultralytics' wrapper (``YOLO``, ``RTDETR``); never import it."""
     module = sys.modules.get("ultralytics.engine.model")
     return module is not None and isinstance(model, module.Model)
 
@@ -26,10 +26,10 @@ def is_ultralytics_model(model: object) -> bool:
 def unwrap(model: Any) -> nn.Module:
     """Return the network inside a wrapper.
 
-    Wrappers are DataParallel, DistributedDataParallel, torch.compile, Ultralytics' ``YOLO`` and EMA.
+    Wrappers are DataParallel, DistributedDataParallel, torch.compile, Ultralytics' ``YOLO``, EMA.
 
     Raises:
-        QdqtoolError: There is no network inside.
+        QdqtoolError: It does not hold a network.
     """
     while True:
         if isinstance(model, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel):
@@ -99,9 +99,9 @@ def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
-    """Switch heads to their export mode, in which they return results only, no maps for losses.
+    """Switch heads to their export mode until the context ends.
 
-    Heads of Ultralytics and of YOLOv5, v6 and v7 have an attribute ``export``; those of Ultralytics
+    In this mode they return results only, no maps for losses. Heads of Ultralytics and of YOLOv5, v6 and v7 have an attribute ``export``; those of Ultralytics
     also a ``format``, and as ``shape`` the size of the input that their anchors were computed for.
     """
     before: list[tuple[dict[str, Any], list[str], dict[str, Any]]] = []
@@ -179,7 +179,7 @@ def copy_network(model: nn.Module) -> nn.Module:
 
 
 def _find_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors in attributes of modules, in containers and other objects there as well."""
+    """Yield the tensors in attributes of modules, also inside containers and objects there."""
     visited: set[int] = set()
     pending: list[Any] = [vars(m) for m in model.modules()]
     while pending:

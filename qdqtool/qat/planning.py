@@ -127,14 +127,11 @@ class Plan:
 
         Concat, Split, MaxPool and other operators tie tensors.
         """
-        groups: dict[int, list[ActivationQuantizer]] = defaultdict(list)
+        groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
-            groups[quantizer.group].append(quantizer)
-        return [
-            [_describe_site(q.site) for q in _sort_by_tensor(group)]
-            for group in groups.values()
-            if len({q.tensor for q in group}) > 1
-        ]
+            groups[quantizer.group][quantizer.tensor].append(_describe_site(quantizer.site))
+        shared = (sites.values() for sites in groups.values() if len(sites) > 1)
+        return [list(itertools.chain(*sites)) for sites in shared]
 
     def text(self) -> str:
         """Return the plan as text, with a line for each module."""
@@ -145,8 +142,7 @@ class Plan:
             f"INT8, residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: "
             f"{len(self.skipped)}"
         ]
-        for name in self.merged:
-            lines.append(f"  merged    {name}: its branches become one convolution")
+        lines.extend(f"  merged    {n}: its branches become one convolution" for n in self.merged)
         lines.extend(f"  residual  {_describe_site(site)}" for site in residuals)
         lines.extend(f"  pool      {_describe_site(site)}" for site in pools)
         lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
@@ -159,12 +155,6 @@ class Plan:
                 "those need a sample that does"
             )
         return "\n".join(lines)
-
-
-def _sort_by_tensor(quantizers: list[ActivationQuantizer]) -> list[ActivationQuantizer]:
-    """Return quantizers with those of one tensor next to each other, in order of the first."""
-    tensors = list(dict.fromkeys(q.tensor for q in quantizers))
-    return sorted(quantizers, key=lambda q: tensors.index(q.tensor))
 
 
 def _describe_site(site: QuantizerSite) -> str:
@@ -195,17 +185,17 @@ def plan(
 
     Args:
         model: The float network, on any device.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
-            wrapper takes an image of its size.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None
+            for Ultralytics' wrapper takes an image of its size.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
-        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
             quantizer.
         exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX
-            graph, that stay float; each has to match one. An Add belongs to the module in whose
+            graph, that are left float; each has to match one. An Add belongs to the module in whose
             ``forward`` it is written.
         include: The same for modules to quantize although a rule leaves them float.
         merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
@@ -264,10 +254,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
 
 
 def _name_modules(graph: Model, traced: NetworkTrace) -> dict[str, str]:
-    """Return the name of the module of each node that can be quantized, by the node's name.
-
-    The name is empty for nodes that no module or call of the network made.
-    """
+    """Return the module of each node that can be quantized, by name; empty if it has none."""
     names = {}
     for node in graph.nodes:
         if can_be_quantized(graph, node):
@@ -344,10 +331,10 @@ def _find_unreached(traced: NetworkTrace, network: nn.Module) -> list[str]:
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """Return the sample; without one, an image of the size that Ultralytics' model was trained with.
+    """Return the sample, or an image of the size that Ultralytics' model was trained with.
 
     Raises:
-        QdqtoolError: There is no sample for a model of something else.
+        QdqtoolError: There is no sample, and the model is not Ultralytics'.
     """
     if sample is not None:
         return sample

@@ -1,4 +1,4 @@
-"""``qat.prepare``, which inserts the quantizers of a plan into a network, and its checkpoints."""
+"""``qat.prepare``: inserting the quantizers of a plan into a network; checkpoints."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -69,12 +69,12 @@ def prepare(
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
         backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
-        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        head: Outputs of a detection head that are left float, as for :func:`qdqtool.insert`.
         residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
         unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
             quantizer.
         exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX
-            graph, that stay float; each has to match one. An Add belongs to the module in whose
+            graph, that are left float; each has to match one. An Add belongs to the module in whose
             ``forward`` it is written.
         include: The same for modules to quantize although a rule leaves them float.
         merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
@@ -272,10 +272,7 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     if is_prepared(model):
         _check_same_quantizers(read_plan(model), plan)
     else:
-        missing = [w.module for w in plan.weights if w.module not in dict(model.named_modules())]
-        merged = merge_branches(model) if plan.merged else []
-        if set(merged) != set(plan.merged) or (missing and not plan.merged):
-            raise _other_network([*missing, *plan.merged][0])
+        _check_same_modules(model, plan)
         apply_plan(model, plan)
     _load_state(model, saved["state"])
     off: dict[str, set[str]] = {}
@@ -287,6 +284,15 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     if off:
         raise _other_network(next(iter(off)))
     return plan
+
+
+def _check_same_modules(model: nn.Module, plan: Plan) -> None:
+    """Check that a float network is that of a plan, and merge its branches as the plan did."""
+    modules = dict(model.named_modules())
+    missing = [w.module for w in plan.weights if w.module not in modules]
+    merged = merge_branches(model) if plan.merged else []
+    if set(merged) != set(plan.merged) or (missing and not plan.merged):
+        raise _other_network([*missing, *plan.merged][0])
 
 
 def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
@@ -309,37 +315,36 @@ def _other_network(missing: str) -> QdqtoolError:
 
 
 def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load a state dict whose ranges may be missing in the network, or have another shape there.
+    """Load a state dict; ranges may be missing in the network, or have another shape there.
 
     Raises:
         QdqtoolError: It is of another network or plan.
     """
-    current = model.state_dict()
     tensors = {k: v for k, v in state.items() if hasattr(v, "shape")}
     quantizers = {  # tied sites share one quantizer, under several names
         f"{name}._amax": module
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Int8Mixin)
     }
-    fixed = [k for k in tensors if k not in quantizers]
-    problems = {
-        "has": [k for k in fixed if k not in current],
-        "lacks": [k for k in current if k not in tensors],
-        "has in another shape": [
-            k for k in fixed if k in current and current[k].shape != tensors[k].shape
-        ],
-    }
-    for problem, keys in problems.items():
-        if keys:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise QdqtoolError(
-                f"the checkpoint {problem} '{keys[0]}'{more}: it is of another network or plan",
-                code="different-models",
-                node=keys[0],
-            )
+    current = model.state_dict()
+    required = {k: v.shape for k, v in tensors.items() if k not in quantizers}
+    _refuse_keys("has", [k for k in required if k not in current])
+    _refuse_keys("lacks", [k for k in current if k not in tensors])
+    reshaped = [k for k, shape in required.items() if current[k].shape != shape]
+    _refuse_keys("has in another shape", reshaped)
     for key in tensors.keys() - current.keys():
         set_amax(quantizers[key], tensors[key])
     model.load_state_dict(tensors, strict=True)
+
+
+def _refuse_keys(problem: str, keys: list[str]) -> None:
+    if keys:
+        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        raise QdqtoolError(
+            f"the checkpoint {problem} '{keys[0]}'{more}: it is of another network or plan",
+            code="different-models",
+            node=keys[0],
+        )
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

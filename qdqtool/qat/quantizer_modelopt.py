@@ -17,6 +17,9 @@ class ModelOptQuantizer(Int8Mixin, TensorQuantizer):  # type: ignore[misc]
     """
 
 
+Int8Quantizer = ModelOptQuantizer  # name in pickles of version 0.2
+
+
 def make_quantizer(axis: int | None) -> ModelOptQuantizer:
     """Return a signed 8-bit quantizer with ModelOpt's max calibrator.
 

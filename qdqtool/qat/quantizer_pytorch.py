@@ -17,12 +17,12 @@ class PytorchQuantizer(Int8Mixin, quant_nn.TensorQuantizer):  # type: ignore[mis
     """
 
 
+Int8Quantizer = PytorchQuantizer  # name in pickles of version 0.2
+
+
 def make_quantizer(axis: int | None) -> PytorchQuantizer:
     """Return a signed 8-bit quantizer with a histogram calibrator (max for weights)."""
-    if axis is None:
-        descriptor = QuantDescriptor(num_bits=8, calib_method="histogram")
-    else:
-        descriptor = QuantDescriptor(num_bits=8, axis=(axis,), calib_method="max")
-    quantizer = PytorchQuantizer(descriptor)
+    kind = {"calib_method": "histogram"} if axis is None else {"axis": (axis,)}
+    quantizer = PytorchQuantizer(QuantDescriptor(num_bits=8, **kind))
     quantizer.qdq_axis = axis
     return quantizer

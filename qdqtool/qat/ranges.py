@@ -147,7 +147,7 @@ def calibrate(
             f"calibrated with {format_count(result.images, 'image')}: ranges of so few say little about "
             "others; give a hundred or more that look like those in use",
             UserWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
     return result
 

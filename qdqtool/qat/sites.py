@@ -61,6 +61,9 @@ class QuantizerSite:
     position: int = 0
 
 
+Site = QuantizerSite  # name in pickles of version 0.2
+
+
 def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
     """Return ``add`` for a sum of two tensors, ``pool`` for an average pool, else None."""
     name = getattr(function, "__name__", "")
@@ -78,46 +81,39 @@ def call_out_of_place(
     return function(*args, **kwargs)
 
 
-class _WatcherState(threading.local):
+class _ThreadState(threading.local):
+    """State of the watchers in a thread.
+
+    Attributes:
+        paused: Whether watchers see no call.
+        projection_observer: Observer of the projections of the attention that runs.
+        packed: Packed parameters of this attention.
+    """
+
     paused: bool = False
+    projection_observer: CallObserver | None = None
+    packed: tuple[Any, ...] = ()
 
 
-_watchers = _WatcherState()
+_state = _ThreadState()
 
 
 @contextmanager
 def pause_watchers() -> Iterator[None]:
     """Hide calls from watchers that are not the network's: a quantizer's own arithmetic."""
-    before, _watchers.paused = _watchers.paused, True
+    before, _state.paused = _state.paused, True
     try:
         yield
     finally:
-        _watchers.paused = before
-
-
-class _AttentionState(threading.local):
-    """The attention that runs in this thread.
-
-    Attributes:
-        observer: Observer of its projections.
-        packed: Its packed parameters.
-    """
-
-    observer: CallObserver | None = None
-    packed: tuple[Any, ...] = ()
-
-
-_attention = _AttentionState()
+        _state.paused = before
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``functional.linear`` with the arguments that the observer of the attention returns."""
+    """Compute ``functional.linear`` with the arguments that the observer returns."""
     if torch.onnx.is_in_onnx_export():
         weight, bias = _constant_rows(weight), _constant_rows(bias)
-    assert _attention.observer is not None
-    replacement = _attention.observer(LINEAR, (x, weight))
-    if replacement is not None:
-        x, weight = replacement
+    assert _state.projection_observer is not None
+    x, weight = _state.projection_observer(LINEAR, (x, weight)) or (x, weight)
     return functional.linear(x, weight, bias)
 
 
@@ -126,7 +122,7 @@ def _constant_rows(part: Any) -> Any:
 
     torch's exporter would otherwise compute the bounds at run time.
     """
-    for whole in _attention.packed:
+    for whole in _state.packed:
         if not isinstance(part, Tensor) or not isinstance(whole, Tensor) or part is whole:
             continue
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
@@ -159,7 +155,7 @@ _watched_attention = _copy_attention()
 
 
 class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
-    """Watches the Adds, average pools and projections of attentions in the code that runs inside.
+    """Mode that watches the Adds, average pools and projections of the code inside.
 
     Args:
         observer: Called with kind and arguments of each call. It returns the arguments to continue
@@ -182,7 +178,7 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if _watchers.paused:
+        if _state.paused:
             return func(*args, **kwargs)
         if func is functional.multi_head_attention_forward and LINEAR in self.kinds:
             return self._run_attention(args, kwargs)
@@ -195,13 +191,13 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
     def _run_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         signature = inspect.signature(functional.multi_head_attention_forward)
         arguments = signature.bind(*args, **kwargs).arguments
-        before, _attention.observer = _attention.observer, self._observer
-        _attention.packed = arguments["in_proj_weight"], arguments["in_proj_bias"]
+        before, _state.projection_observer = _state.projection_observer, self._observer
+        _state.packed = arguments["in_proj_weight"], arguments["in_proj_bias"]
         try:
             with torch._C.DisableTorchFunction():
                 return _watched_attention(*args, **kwargs)
         finally:
-            _attention.observer = before
+            _state.projection_observer = before
 
 
 @contextmanager
@@ -218,36 +214,44 @@ def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]
             are not paused.
     """
     busy = {kind: frozenset(names) for kind, names in counted.items()}
-    current: Any = getattr(overrides, "_get_current_function_mode", None)
     names = {id(m): n for n, m in model.named_modules()}
-    paused: list[list[CallWatcher]] = []
 
     def is_idle(module: nn.Module, kinds: Collection[str]) -> bool:
         return all(k in busy and names.get(id(module)) not in busy[k] for k in kinds)
 
-    def enter(module: nn.Module, _: Any) -> None:
-        paused.append([])
-        while isinstance(watcher := current(), CallWatcher) and is_idle(module, watcher.kinds):
-            watcher.__exit__(None, None, None)
-            paused[-1].append(watcher)
-
-    def leave(*_: Any) -> None:
-        for watcher in reversed(paused.pop()):
-            watcher.__enter__()
-
     def find_idle_children(module: nn.Module, kinds: Collection[str]) -> Iterator[nn.Module]:
         for child in module.children():
-            if is_idle(child, kinds):
-                yield child
-            else:
-                yield from find_idle_children(child, kinds)
+            yield from [child] if is_idle(child, kinds) else find_idle_children(child, kinds)
 
     idle: dict[int, nn.Module] = {}
     for owner in model.modules():
         if getattr(owner, "qdq_calls", None):
             idle |= {id(m): m for m in find_idle_children(owner, tuple(owner.qdq_expected))}
+    pauser = _WatcherPauser(is_idle)
     with ExitStack() as hooks:
-        for module in idle.values() if current is not None else ():
-            hooks.enter_context(module.register_forward_pre_hook(enter))
-            hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+        for module in idle.values():
+            hooks.enter_context(module.register_forward_pre_hook(pauser.enter))
+            hooks.enter_context(module.register_forward_hook(pauser.leave, always_call=True))
         yield
+
+
+class _WatcherPauser:
+    """Hooks of idle modules; ``is_idle`` says of a module whether it makes no call of some kinds."""
+
+    def __init__(self, is_idle: Callable[[nn.Module, Collection[str]], bool]) -> None:
+        self._is_idle = is_idle
+        self._paused: list[list[CallWatcher]] = []
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        """Pause the innermost watchers, as far as the module is idle for them."""
+        self._paused.append([])
+        watcher = overrides._get_current_function_mode()
+        while isinstance(watcher, CallWatcher) and self._is_idle(module, watcher.kinds):
+            watcher.__exit__(None, None, None)
+            self._paused[-1].append(watcher)
+            watcher = overrides._get_current_function_mode()
+
+    def leave(self, *_: Any) -> None:
+        """Continue the watchers that the module paused."""
+        for watcher in reversed(self._paused.pop()):
+            watcher.__enter__()

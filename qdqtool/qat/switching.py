@@ -1,4 +1,4 @@
-"""Switching quantizers off and on, for comparisons and to find the layers with the largest loss."""
+"""Switching quantizers off and on, for comparisons and to find the most sensitive layers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

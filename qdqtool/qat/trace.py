@@ -104,10 +104,10 @@ def _silence_exporter() -> AbstractContextManager[None]:
 
 
 def trace(model: nn.Module, sample: Any) -> NetworkTrace:
-    """Trace a float network, called with a sample in evaluation mode; the network is not changed.
+    """Trace a float network, called with a sample in evaluation mode.
 
     Args:
-        model: The network.
+        model: The network; it is not changed.
         sample: A tensor, a tuple of arguments or a dict of keyword arguments.
 
     Raises:
@@ -205,17 +205,15 @@ def _assign_sites(traced: NetworkTrace, sites: dict[tuple[str, int], QuantizerSi
     producers = {o: n for n in graph.node for o in n.output}
     uses = Counter(t for n in graph.node for t in n.input)
     uses.update(o.name for o in graph.output)
+    inputs = {n.name: n.input for n in graph.node}
     modules: dict[str, str] = {}  # by the node that they became
-    places = ((n, i, t) for n in graph.node for i, t in enumerate(n.input))
-    for node, position, tensor in places:
-        site = sites.get((node.name, position))
-        if site is None:
-            continue
+    for (name, position), site in sites.items():
         if site.kind != _BATCH_NORM:
-            traced.sites[node.name, position] = site
+            traced.sites[name, position] = site
             if site.kind == "input":
-                modules[node.name] = site.module
+                modules[name] = site.module
             continue
+        tensor = inputs[name][position]
         producer = producers.get(tensor)
         if producer is not None and producer.name in modules and uses[tensor] == 1:
             traced.norms[site.module] = modules[producer.name]

@@ -207,9 +207,10 @@ def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
         per_batch: Number of images in a batch.
         count: Number of images to choose, at least.
     """
-    available, chosen = math.ceil(images / per_batch), math.ceil(min(count, images) / per_batch)
-    last, steps = available - 1, max(chosen - 1, 1)
-    starts = sorted({round(i * last / steps) * per_batch for i in range(chosen)})
+    last = math.ceil(images / per_batch) - 1
+    batches = math.ceil(min(count, images) / per_batch)
+    steps = max(batches - 1, 1)
+    starts = sorted({round(i * last / steps) * per_batch for i in range(batches)})
     return [list(range(s, min(s + per_batch, images))) for s in starts]
 
 
@@ -292,7 +293,7 @@ class Trainer(QuantizedDetectionTrainer):
 
 
 def trainer_for(model: Any, **options: Any) -> type[Any]:
-    """Return the trainer of a model (``YOLO``, ``RTDETR``, ``YOLOWorld`` ...), with quantizers.
+    """Return the trainer of a model (``YOLO``, ``RTDETR``, ``YOLOWorld``), with quantizers.
 
     Args:
         model: Ultralytics' wrapper.

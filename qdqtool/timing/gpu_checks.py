@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from qdqtool.findings.report import Report
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
@@ -52,72 +54,58 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     """
     if target_named(prediction.target).is_rtx:
         return []
-    checks = _GpuChecks(prediction, gpu)
-    checks.check_int8_rate()
-    checks.check_int8_kernels(model)
-    checks.check_float_rate()
-    checks.check_target()
+    rates = gpu.rates
+    name = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
+    report = Report(prediction.target)
+    facts = [*_int8_facts(prediction, gpu, model), *_other_facts(prediction, gpu)]
+    for fact, convolutions, evidence, values in facts:
+        first = convolutions[0] if convolutions else ""
+        reason = GpuLacks("GPU", "", fact, name, len(convolutions), first, values)
+        report.add(reason, convolutions=convolutions, evidence=evidence)
     start = max((finding.id for finding in prediction.findings), default=-1) + 1
-    for number, finding in enumerate(checks.report.findings, start):
+    for number, finding in enumerate(report.findings, start):
         finding.id = number
-    return checks.report.findings
+    return report.findings
 
 
-class _GpuChecks:
-    def __init__(self, prediction: Prediction, gpu: Gpu) -> None:
-        self.prediction, self.gpu, self.rates = prediction, gpu, gpu.rates
-        self.report = Report(prediction.target)
-        self.int8 = [c for c in prediction.convolutions if c.is_int8]
+# Fact, names of convolutions, evidence, and values of the message.
+_Fact = tuple[GpuFact, list[str], Evidence, tuple[str, ...]]
 
-    def _add(self, fact: GpuFact, names: list[str], evidence: Evidence, *values: str) -> None:
-        rates = self.rates
-        gpu = f"{self.gpu.name} (compute capability {rates.cc}, {rates.architecture})"
-        first = names[0] if names else ""
-        refusal = GpuLacks("GPU", "", fact, gpu, len(names), first, values)
-        self.report.add(refusal, convolutions=names, evidence=evidence)
 
-    def check_int8_rate(self) -> None:
-        names = [c.name for c in self.int8]
-        if not names:
-            return
-        if not self.gpu.has_int8:
-            self._add(GpuFact.NO_INT8, names, self.rates.evidence)
-        elif self.rates.int8_path == "dp4a":
-            fact = GpuFact.DP4A_FP32
-            if self.gpu.has_tensor_cores:
-                fact = GpuFact.DP4A_TENSOR
-            elif self.rates.fp16 > self.rates.fp32_pipe:
-                fact = GpuFact.DP4A_FP16
-            self._add(fact, names, self.rates.evidence)
+def _int8_facts(prediction: Prediction, gpu: Gpu, model: Model | None) -> Iterator[_Fact]:
+    int8 = [c for c in prediction.convolutions if c.is_int8]
+    names, rates = [c.name for c in int8], gpu.rates
+    if not int8:
+        return
+    if not gpu.has_int8:
+        yield GpuFact.NO_INT8, names, rates.evidence, ()
+        return
+    if rates.int8_path == "dp4a":
+        fact = GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32
+        yield GpuFact.DP4A_TENSOR if gpu.has_tensor_cores else fact, names, rates.evidence, ()
+    if rates.int8_path != "tensor":
+        pointwise = [c.name for c in int8 if "PWN(" in (c.layer or "")]
+        if pointwise:
+            yield GpuFact.FUSION, pointwise, Evidence.DOCUMENTED, ()
+        indices = find_depthwise(model) if model is not None else frozenset()
+        depthwise = [c.name for c in int8 if c.index in indices]
+        if depthwise:
+            yield GpuFact.KERNELS, depthwise, Evidence.DOCUMENTED, ()
+    if gpu.is_jetson:
+        yield GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED, ()
 
-    def check_int8_kernels(self, model: Model | None) -> None:
-        if not self.gpu.has_int8:
-            return
-        if self.rates.int8_path != "tensor":
-            pointwise = [c.name for c in self.int8 if "PWN(" in (c.layer or "")]
-            if pointwise:
-                self._add(GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
-            depthwise = find_depthwise(model) if model is not None else frozenset()
-            slow = [c.name for c in self.int8 if c.index in depthwise]
-            if slow:
-                self._add(GpuFact.KERNELS, slow, Evidence.DOCUMENTED)
-        if self.int8 and self.gpu.is_jetson:
-            evidence = Evidence.SEEN if self.rates.cc == "8.7" else Evidence.ASSUMED
-            self._add(GpuFact.JETSON, [], evidence)
 
-    def check_float_rate(self) -> None:
-        floats = [c.name for c in self.prediction.convolutions if not c.is_int8]
-        if floats and self.rates.fp16 < self.rates.fp32_pipe:
-            self._add(GpuFact.NO_FP16, floats, self.rates.evidence)
-
-    def check_target(self) -> None:
-        target = self.prediction.target
-        version, cc = target_named(target).version, float(self.rates.cc)
-        first = next((first for capability, first in _FIRST_TARGETS if cc >= capability), version)
-        if first > version:
-            self._add(GpuFact.SINCE, [], Evidence.ASSUMED, target, f"{first[0]}.{first[1]}")
-        elif any(cc <= capability and version >= last for capability, last in _DROPPED):
-            self._add(GpuFact.DROPPED, [], Evidence.ASSUMED, target, "")
+def _other_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:
+    floats = [c.name for c in prediction.convolutions if not c.is_int8]
+    if floats and gpu.rates.fp16 < gpu.rates.fp32_pipe:
+        yield GpuFact.NO_FP16, floats, gpu.rates.evidence, ()
+    target = prediction.target
+    version, cc = target_named(target).version, float(gpu.cc)
+    first = next((first for capability, first in _FIRST_TARGETS if cc >= capability), version)
+    if first > version:
+        yield GpuFact.SINCE, [], Evidence.ASSUMED, (target, f"{first[0]}.{first[1]}")
+    elif any(cc <= capability and version >= last for capability, last in _DROPPED):
+        yield GpuFact.DROPPED, [], Evidence.ASSUMED, (target, "")
 
 
 def find_depthwise(model: Model) -> frozenset[int]:

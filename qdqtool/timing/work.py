@@ -403,13 +403,10 @@ def find_region_nodes(model: Model) -> frozenset[str]:
         if any(p.name in downstream for p in producers if p is not None):
             downstream.add(node.name)
     for node in reversed(candidates):
-        if any(c.name in upstream for c in _consumers(model, node)):
+        consumers = (c for tensor in node.outputs for c in model.consumers(tensor))
+        if any(c.name in upstream for c in consumers):
             upstream.add(node.name)
     return frozenset(downstream & upstream)
-
-
-def _consumers(model: Model, node: Node) -> list[Node]:
-    return [consumer for tensor in node.outputs for consumer in model.consumers(tensor)]
 
 
 def region_node_work(

@@ -53,12 +53,13 @@ def unpack(
         read: Function that returns up to so many of the next bytes, none at the end.
         name: Name of the file for messages.
         limit: Bytes after unpacking.
-        whole: Whether damage after the first block is an error. Otherwise it ends the data: a log that
-            is cut off is still worth reading.
+        whole: Whether damage after the first block is an error. Otherwise it ends the data: a log
+            that is cut off is still worth reading.
         error: Class of the errors.
 
     Raises:
-        QdqtoolError: There are more than `limit` bytes, the file is damaged, or Python cannot read zstd.
+        QdqtoolError: There are more than `limit` bytes, the file is damaged, or Python cannot read
+            zstd.
     """
     stream, damage = _open_stream(find_magic(head), _PartlyRead(head, read), name, error)
     total = 0

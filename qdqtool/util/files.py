@@ -1,7 +1,7 @@
 """Input files: opened for reading, limited in size, and never overwritten by an output.
 
-Every file that a command reads is recorded by device and inode, so that links are seen through. Outputs go
-through :func:`qdqtool.util.outputs.atomic_write`, which refuses recorded files.
+Every file that a command reads is recorded by device and inode, so that links are seen through.
+Outputs go through :func:`qdqtool.util.outputs.atomic_write`, which refuses recorded files.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def same_file(a: StrPath, b: StrPath) -> bool:
         return False
 
 
-# Reading ---------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def find_reading_problem(path: StrPath) -> tuple[str, str]:
@@ -276,7 +276,7 @@ def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
     return b"".join(blocks)
 
 
-# Places to write -------------------------------------------------------------------------------------
+# Places to write ----------------------------------------------------------------------------------
 
 _DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 
@@ -308,7 +308,8 @@ def forbid_dash(path: StrPath, option: str) -> None:
     """
     if os.fspath(path) == "-":
         raise QdqtoolError(
-            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name",
+            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that "
+            "name",
             code="invalid-path",
         )
 

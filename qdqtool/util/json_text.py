@@ -44,7 +44,8 @@ class TooManyValues(ValueError):
 def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = False) -> Any:
     """Parse JSON of unknown origin.
 
-    NaN, infinity and numbers that no float can hold become None. Integers beyond 64 bits become floats.
+    NaN, infinity and numbers that no float can hold become None. Integers beyond 64 bits become
+    floats.
 
     Args:
         text: The JSON.

@@ -1,11 +1,12 @@
 """Notes and warnings of results.
 
-A note is a string that can be printed. Programs and tests read its code and its values, never its text::
+A note is a string that can be printed. Programs and tests read its code and its values, never its
+text::
 
     Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
 
-A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command line prints the
-option of that name instead.
+A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command
+line prints the option of that name instead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Note(Said):
     values: Mapping[str, Any]
 
     def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
+        """Create a note; other keywords are its values."""
         note = super().__new__(cls, text)
         note.code = code
         note.values = values

@@ -26,11 +26,12 @@ from qdqtool.util.text import escape_hidden
 def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
     """Open a temporary file next to `path` and rename it to `path` when the block ends.
 
-    On any error, Ctrl-C included, the temporary file is removed and `path` stays as it was. Devices and
-    open descriptors (/dev/null, /dev/stdout) are written directly.
+    On any error, Ctrl-C included, the temporary file is removed and `path` stays as it was. Devices
+    and open descriptors (/dev/null, /dev/stdout) are written directly.
 
     Raises:
-        QdqtoolError: The file cannot be written (missing folder, disk full, no permission), or is an input.
+        QdqtoolError: The file cannot be written (missing folder, disk full, no permission), or it
+            is an input.
     """
     target = Path(path)
     check_output(target)
@@ -87,6 +88,7 @@ class SavableResult:
     read: InputFiles | None
 
     def as_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
         raise NotImplementedError
 
     def save(self, path: StrPath) -> None:

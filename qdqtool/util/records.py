@@ -1,7 +1,7 @@
 """Frozen records, which behave as frozen dataclasses.
 
-Every command imports about forty small classes. Python's decorator compiles six functions for each of
-them, which takes up to a millisecond; a record uses the functions of this module.
+Every command imports about forty small classes. Python's decorator compiles six functions for each
+of them, which takes up to a millisecond; a record uses the functions of this module.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NAMES = "_names"
 def record(kind: type[T]) -> type[T]:
     """Make a record class: its annotations, after those of its bases, are the fields.
 
-    Values of fields are compared, hashed and printed, unless the class has methods for that. A default is
-    shared, so it must not be mutable. ``ClassVar`` annotations are not fields.
+    Values of fields are compared, hashed and printed, unless the class has methods for that. A
+    default is shared, so it must not be mutable. ``ClassVar`` annotations are not fields.
     """
     fields = list(getattr(kind, "_fields", ()))
     defaults = dict(getattr(kind, "_defaults", ()))
@@ -56,6 +56,7 @@ class SharedTuple(tuple[T, ...]):
     more: str
 
     def __new__(cls, items: Iterable[T] = (), more: str = "") -> SharedTuple[T]:
+        """Create the tuple of some items."""
         result = super().__new__(cls, items)
         result.more = more
         return result
@@ -82,7 +83,8 @@ def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
 def collect_names(item: Any) -> tuple[str, ...]:
     """Return every text in a record once, with those of records and tuples inside.
 
-    The fields ``nameless`` of a class (default: ``op`` and ``shape``) are left out. The result is cached.
+    The fields ``nameless`` of a class (default: ``op`` and ``shape``) are left out. The result is
+    cached.
     """
     cache = vars(item)
     if _NAMES not in cache:
@@ -181,7 +183,7 @@ def _eq(self: Any, other: object) -> bool:
 
 
 def _hash(self: Any) -> int:
-    """Return a cached hash: a record may contain others, each of which contains the one before."""
+    """Return a cached hash: records may contain each other in long chains."""
     values = self.__dict__
     if _HASH not in values:
         values[_HASH] = hash((type(self), field_values(self)))

@@ -1,8 +1,8 @@
 """Text for terminals, logs and JSON: no control characters, one line, short.
 
-Names in models, logs, JSON and archives come from others. An escape sequence in a name would run in the
-user's terminal, and some JSON readers reject C1 codes. The filter for both is here. The command line puts
-it on stdout and stderr, and code that writes an answer to a file uses it as well.
+Names in models, logs, JSON and archives come from others. An escape sequence in a name would run in
+the user's terminal, and some JSON readers reject C1 codes. The filter for both is here. The command
+line puts it on stdout and stderr, and code that writes an answer to a file uses it as well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-# C0 (except tab and newline), DEL and C1; separators that some terminals take for newlines; marks that
-# change the direction of text or are invisible; halves of surrogate pairs, which Python uses for file
-# names that are not UTF-8; characters that XML forbids; invisible letters of tags.
+# C0 (except tab and newline), DEL and C1; separators that some terminals take for newlines; marks
+# that change the direction of text or are invisible; halves of surrogate pairs, which Python uses
+# for file names that are not UTF-8; characters that XML forbids; invisible letters of tags.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\ufffe\uffff\U000e0000-\U000e007f]"

@@ -420,7 +420,7 @@ def test_trimming_ends_within_its_budget(
 
 
 def test_trimming_of_parallel_branches_tries_groups(sketches: list[set[str]]) -> None:
-    """Without the farthest nodes, the ends of all branches, the part would still have each branch."""
+    """Without the farthest nodes, the ends of branches, the part would still have each branch."""
     proto = split_joined(210)
     node = [n.name for n in proto.graph.node if n.op_type == "Concat"][3]
     result = extract(proto, node=node, target="trt8.5")

@@ -13,7 +13,7 @@ from qdqtool.timing.options import TimingOptions
 from qdqtool.types import Prediction
 from tests.findings.graphs import GRAPHS, ones, split, weighted
 from tests.findings.test_producers import on_a_wrong_axis, predictions
-from tests.insertion.test_transformers import with_pairs
+from tests.insertion.test_transformers import add_pairs
 from tests.insertion.transformers import vit
 from tests.timing.test_gpus import network as of_two
 from tests.trt.builder import Graph
@@ -95,8 +95,8 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "HEAD-SCORE": yolo_head,
     "KERNEL-LARGE": large_kernel,
     "POOL-MIXED": pool_with_two_consumers,
-    "NORM-PIECES": lambda: with_pairs(vit(pieces=True), "b0.res1"),
-    "RESIDUAL-STREAM": lambda: with_pairs(vit(pieces=True), "b0.res1"),
+    "NORM-PIECES": lambda: add_pairs(vit(pieces=True), "b0.res1"),
+    "RESIDUAL-STREAM": lambda: add_pairs(vit(pieces=True), "b0.res1"),
     "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
     "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
     "QOPERATOR": lambda: after_pair(

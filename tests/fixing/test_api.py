@@ -323,7 +323,7 @@ def test_fix_handles_empty_scales_and_heads(g, monkeypatch):
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 
 
-# What findings promise --------------------------------------------------------------------------------------------
+# What findings promise ----------------------------------------------------------------------------
 
 
 def test_each_refusal_class_has_one_step():
@@ -370,7 +370,7 @@ def test_each_automatic_finding_is_tried(target, times):
 
 
 def crossed(pooled):
-    """Return a Concat whose parts and whole have one scale, and a pair of another scale after it."""
+    """Return a Concat whose parts and output have one scale, and a pair of another one after it."""
     g = Graph()
     x = g.input(1, 16, 8, 8)
     parts = [g.pair(g.conv(g.pair(x, f"in{i}"), f"c{i}", 16), f"part{i}", 0.1) for i in range(2)]
@@ -430,7 +430,7 @@ def test_fix_reports_unfixed_places(g, monkeypatch):
     assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 
 
-# Refusals ---------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def test_fix_refuses_lossy_changes_and_wrong_inputs(g, tmp_path):

@@ -73,7 +73,7 @@ def test_fix_keeps_scores_in_any_order(order: tuple[str, str]) -> None:
 
 
 def test_fix_does_not_touch_a_harmless_head_unasked() -> None:
-    """Boxes from 0 to 1 may share a scale with scores; their pairs cost accuracy, not detections."""
+    """Boxes from 0 to 1 may share a scale with scores, which costs accuracy, not detections."""
     proto = head(scale=0.01)
     assert "HEAD-CONCAT" not in codes(fix(proto))
     assert "HEAD-CONCAT" in codes(fix(proto, only=["HEAD-CONCAT"]))
@@ -151,7 +151,7 @@ def test_dead_scale_of_a_part_is_left() -> None:
 
 
 def test_dead_part_that_no_layer_reads_becomes_float() -> None:
-    """An end-to-end head joins boxes, the best scores and their classes: there is no last convolution."""
+    """An end-to-end head joins boxes, the best scores and their classes."""
     g = Graph()
     w = g.weights("w", (16, 8), "qdq", axis=1)
     x = g.op("MatMul", [g.pair(g.input(1, 20, 16), "in"), w], "fc")
@@ -197,7 +197,7 @@ def test_weights_get_a_scale_for_each_channel() -> None:
     assert errors[1] < errors[0] / 10
 
 
-# Errors of outputs -------------------------------------------------------------------------------------------------
+# Errors of outputs --------------------------------------------------------------------------------
 
 
 def test_errors_of_boxes_and_scores() -> None:
@@ -318,7 +318,7 @@ def test_fix_compares_on_images(tmp_path: Path) -> None:
         fix(proto, data=tmp_path / "missing")
 
 
-# onnxruntime's quantizer -------------------------------------------------------------------------------------------
+# onnxruntime's quantizer --------------------------------------------------------------------------
 
 
 class Reader(quantization.CalibrationDataReader):

@@ -101,7 +101,7 @@ def reported_in(prediction: Prediction, step: FixStep) -> list[Refusal]:
     ),
 )
 def test_step_finds_only_reported_places(target: str, steps: int) -> None:
-    """Each refusal alone gives its own places, and two copies of a network have the places of both."""
+    """Each refusal alone gives its places, and two copies of a network have those of both."""
     chosen = target_named(target)
     acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
     read = zip(

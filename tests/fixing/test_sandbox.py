@@ -74,7 +74,7 @@ def test_sandbox_worker_that_does_not_start_is_an_error(
 
 
 def test_sandbox_limits_processor_time(g: Graph) -> None:
-    """A worker that was stopped meanwhile gives the same; after one that was ended, another starts."""
+    """A worker that was stopped gives the same. After one that was ended, another starts."""
     x = g.input(1, 64, 160, 160)
     for i in range(40):
         x = g.conv(x, f"c{i}", 64, weights="float", scale=None)

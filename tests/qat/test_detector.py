@@ -271,8 +271,9 @@ def test_call_before_calibration_warns() -> None:
 
 
 def test_calibration_on_one_image_warns() -> None:
-    with pytest.warns(UserWarning, match=r"\b1 image\b"):
+    with pytest.warns(UserWarning, match=r"\b1 image\b") as warnings:
         qat.calibrate(prepared(), [IMAGES[:1]])
+    assert warnings[0].filename == __file__, "the warning names the line of the caller"
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,24 @@ def test_copies_have_their_own_weights(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_pickle_of_version_0_2_loads(backend: str) -> None:
+    """Ultralytics pickles whole networks as checkpoints; classes had other names then."""
+    model = nets.ready(resnet(), IMAGES, backend=backend)
+    pickled = pickle.dumps(model, protocol=2)
+    for name, old in (
+        ("modules\n_rebuild", "modules\n_rebuilt"),
+        ("sites\nQuantizerSite", "sites\nSite"),
+        ("quantizer_pytorch\nPytorchQuantizer", "quantizer_pytorch\nInt8Quantizer"),
+        ("quantizer_modelopt\nModelOptQuantizer", "quantizer_modelopt\nInt8Quantizer"),
+    ):
+        assert name.encode() in pickled or "quantizer" in name
+        pickled = pickled.replace(f"{name}\n".encode(), f"{old}\n".encode())
+    loaded = pickle.loads(pickled)
+    assert torch.equal(nets.evaluate(loaded, IMAGES), nets.evaluate(model, IMAGES))
+    assert qat.preparation.read_plan(loaded) == qat.preparation.read_plan(model)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_convolution_computes_with_quantized_weights(backend: str) -> None:
     model = nets.prepared(nn.Sequential(nets.conv(bias=False)), X, backend=backend)
     weight = model[0].weight

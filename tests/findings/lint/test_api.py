@@ -20,7 +20,7 @@ from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding, Precision, Severity
 from tests.findings.graphs import GRAPHS, ones, weighted
-from tests.insertion.test_placement import with_sparse_weights
+from tests.insertion.test_placement import make_weights_sparse
 from tests.trt.builder import Graph
 
 
@@ -252,7 +252,7 @@ def test_weights_that_are_not_constant_are_reported() -> None:
 def test_sparse_weights_are_reported() -> None:
     tensors = simple().graph.initializer
     name = next(t.name for t in tensors if list(t.dims) == [16, 16, 1, 1])
-    fault = finding(with_sparse_weights(simple(), name), "W-NONCONST")
+    fault = finding(make_weights_sparse(simple(), name), "W-NONCONST")
     assert cause(fault) == WeightsNotConstant(CHECK, "c1", name, sparse=True)
 
 
