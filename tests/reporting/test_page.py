@@ -122,7 +122,9 @@ def test_amount_has_three_digits_and_a_unit(value: float | None, text: str) -> N
 
 def test_sort_key_and_count_texts() -> None:
     assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
-    assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
+    assert (
+        page.format_count(1, "layer") == "1 layer" and page.format_count(3, "layer") == "3 layers"
+    )
 
 
 @pytest.mark.parametrize(
