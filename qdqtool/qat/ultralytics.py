@@ -215,14 +215,16 @@ def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
     return [list(range(s, min(s + per_batch, images))) for s in starts]
 
 
-class QuantizedDetectionTrainer(  # type: ignore[misc]
-    QuantizedTrainerMixin, yolo.detect.DetectionTrainer
+class QuantizedDetectionTrainer(
+    QuantizedTrainerMixin,
+    yolo.detect.DetectionTrainer,  # type: ignore[misc]
 ):
     """Ultralytics' trainer for boxes, with quantizers."""
 
 
-class QuantizedSegmentationTrainer(  # type: ignore[misc]
-    QuantizedTrainerMixin, yolo.segment.SegmentationTrainer
+class QuantizedSegmentationTrainer(
+    QuantizedTrainerMixin,
+    yolo.segment.SegmentationTrainer,  # type: ignore[misc]
 ):
     """Ultralytics' trainer for masks, with quantizers."""
 
@@ -235,14 +237,16 @@ class QuantizedOBBTrainer(QuantizedTrainerMixin, yolo.obb.OBBTrainer):  # type: 
     """Ultralytics' trainer for rotated boxes, with quantizers."""
 
 
-class QuantizedClassificationTrainer(  # type: ignore[misc]
-    QuantizedTrainerMixin, yolo.classify.ClassificationTrainer
+class QuantizedClassificationTrainer(
+    QuantizedTrainerMixin,
+    yolo.classify.ClassificationTrainer,  # type: ignore[misc]
 ):
     """Ultralytics' trainer for classes of images, with quantizers."""
 
 
-class QuantizedRTDETRTrainer(  # type: ignore[misc]
-    QuantizedTrainerMixin, rtdetr.train.RTDETRTrainer
+class QuantizedRTDETRTrainer(
+    QuantizedTrainerMixin,
+    rtdetr.train.RTDETRTrainer,  # type: ignore[misc]
 ):
     """Ultralytics' trainer for RT-DETR, with quantizers."""
 
@@ -255,8 +259,9 @@ class QuantizedYOLOETrainer(QuantizedTrainerMixin, yolo.yoloe.YOLOETrainer):  # 
     """Ultralytics' trainer for boxes of YOLOE, with quantizers."""
 
 
-class QuantizedYOLOESegTrainer(  # type: ignore[misc]
-    QuantizedTrainerMixin, yolo.yoloe.YOLOESegTrainer
+class QuantizedYOLOESegTrainer(
+    QuantizedTrainerMixin,
+    yolo.yoloe.YOLOESegTrainer,  # type: ignore[misc]
 ):
     """Ultralytics' trainer for masks of YOLOE, with quantizers."""
 
