@@ -33,9 +33,9 @@ from common import failure, kept_rows, parser_of, publish, table
 from torch import Tensor, nn
 
 from qdqtool import qat
-from qdqtool.findings.left_float import Unfit
 from qdqtool.qat.networks import unwrap
 from qdqtool.qat.sites import WEIGHTED_MODULES
+from qdqtool.reasons.placement import InputFault
 from qdqtool.types import Prediction
 
 ULTRALYTICS = (
@@ -214,7 +214,7 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
         if isinstance(modules.get(name), WEIGHTED_MODULES)
         or reason.startswith("a function call with weights")
     )
-    del reasons[Unfit.CONSTANT]
+    del reasons[InputFault.CONSTANT]
     left = sum(c.precision != "INT8" for c in prediction.convolutions) - reasons.total()
     if left:
         reasons["others, by the prediction"] = left

@@ -337,6 +337,14 @@ class Refusal:
         """
         raise NotImplementedError(type(self).__name__)
 
+    def skip_reason(self) -> str:
+        """Return why a placement leaves the node float.
+
+        Raises:
+            NotImplementedError: No placement records reasons of this class.
+        """
+        raise NotImplementedError(type(self).__name__)
+
     def names(self) -> Iterator[str]:
         """Yield every name of a node or tensor in the record once."""
         return iter(collect_names(self))

@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 
 import qdqtool
-from qdqtool.findings import left_float, messages, obstacles
+from qdqtool.findings import messages, obstacles
 from qdqtool.findings.rules import finding_code
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.prediction import predict
+from qdqtool.reasons import faults, simulation
+from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.faults import (
     CHECK,
     ActivationFit,
@@ -297,30 +299,45 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
     return lines
 
 
+def skip_classes() -> list[type[Refusal]]:
+    """Return the classes of reasons that a placement records, in the order of their names."""
+    modules = (placement_reasons, simulation, faults)
+    classes = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Refusal)
+    }
+    kinds = [kind for kind in classes if kind.skip_reason is not Refusal.skip_reason]
+    return sorted(kinds, key=lambda kind: kind.__name__)
+
+
 def left_float_reasons() -> dict[str, list[str]]:
     """Return the reasons of each kind of node that a placement leaves float, one for each of its values."""
     kinds: dict[type[Refusal], list[tuple[object, ...]]] = {
-        kind: [()] for kind in left_float.WORDS
+        kind: [()] for kind in skip_classes()
     } | {
-        left_float.Excluded: [("exclude_op", "Add")],
-        left_float.OtherDomain: [("example",)],
-        left_float.KeptByPreset: [(part,) for part in left_float.Part],
+        placement_reasons.ExcludedNode: [("exclude_op", "Add")],
+        placement_reasons.CustomDomain: [("example",)],
+        placement_reasons.PresetFloat: [(part,) for part in placement_reasons.PresetPart],
         WeightsNotConstant: [("w",)],
-        left_float.UnfitInput: [(unfit,) for unfit in left_float.Unfit],
+        placement_reasons.UnsuitableInput: [(unfit,) for unfit in placement_reasons.InputFault],
         LargeKernel: [((16, 16),)],
-        left_float.Unreachable: [(hidden,) for hidden in left_float.Hidden],
-        left_float.WeightsType: [("double",)],
-        left_float.WeightsRank: [(3,)],
-        left_float.SmallConvolution: [(3, 8, (3, 1))],
-        left_float.InBody: [(2,)],
-        left_float.ProductInEinsum: [(why,) for why in left_float.Unwritten],
-        left_float.ResultFloat: [(True,), (False,)],
-        left_float.ResidualLeft: [(True,), (False,)],
+        placement_reasons.UnreachableNode: [
+            (hidden,) for hidden in placement_reasons.QuantizerObstacle
+        ],
+        placement_reasons.WeightsType: [("double",)],
+        placement_reasons.WeightsRank: [(3,)],
+        placement_reasons.SmallConvolution: [(3, 8, (3, 1))],
+        placement_reasons.SubgraphLayers: [(2,)],
+        placement_reasons.EinsumProduct: [(why,) for why in placement_reasons.EinsumObstacle],
+        placement_reasons.FloatResult: [(True,), (False,)],
+        placement_reasons.FloatResidual: [(True,), (False,)],
         DepthwiseAdd: [("add",)],
     }
     return {
         kind.__name__: [
-            left_float.SkippedNode(kind(left_float.PLACEMENT, "n", *values)).reason
+            placement_reasons.SkippedNode(kind(placement_reasons.PLACEMENT, "n", *values)).reason
             for values in rows
         ]
         for kind, rows in kinds.items()

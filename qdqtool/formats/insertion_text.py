@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from qdqtool.findings.left_float import SkippedNode
 from qdqtool.formats.output import Page, as_options
 from qdqtool.formats.predict_text import verdict
 from qdqtool.insertion.losses import SMALL_ERROR
+from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
 from qdqtool.util.text import format_count, keep_end
 

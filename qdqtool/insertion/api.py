@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.findings.lint.activation_scales import outliers
 from qdqtool.findings.lint.floats import norms
 from qdqtool.findings.report import Report
@@ -47,6 +46,7 @@ from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.view import View
+from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Prediction, Severity
 from qdqtool.util.files import record_inputs

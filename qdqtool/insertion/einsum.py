@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 
-from qdqtool.findings.left_float import Unwritten
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import Contraction, contraction
@@ -23,6 +22,7 @@ from qdqtool.patterns.view import View
 from qdqtool.proto.shapes import infer_types
 from qdqtool.proto.slim import without_large_weights
 from qdqtool.proto.subgraphs import DOMAINS
+from qdqtool.reasons.placement import EinsumObstacle
 
 _AxisSizes = Mapping[tuple[str, int], str | int]
 """Size or symbolic size by tensor and axis."""
@@ -63,20 +63,20 @@ class EinsumConverter:
         self._model = model
         self._view = View(model)
 
-    def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | Unwritten:
+    def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | EinsumObstacle:
         """Return the MatMul with the fewest Transposes and Reshapes, or the reason for none."""
         sizes: dict[str, int | None] = {}
         for tensor, axes in zip(node.inputs, product.operands, strict=True):
             shape = self._model.shape(tensor) or (None,) * len(axes)
             if not product.exact or len(shape) != len(axes):
-                return Unwritten.RANK
+                return EinsumObstacle.RANK
             sizes.update(zip(axes, shape, strict=True))
         if not all(product.free):
-            return Unwritten.VECTOR
+            return EinsumObstacle.VECTOR
         for letter in product.summed:
             left, right = (axes.index(letter) for axes in product.operands)
             if not self._is_same_size(node, left, right):
-                return Unwritten.SUMMED
+                return EinsumObstacle.SUMMED
         is_constant = [t in self._view.constants for t in node.inputs]
 
         def count_moves(form: MatMulForm) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class EinsumConverter:
             return transposes, reshapes
 
         forms = _list_forms(product, is_constant, sizes)
-        return min(forms, key=count_moves, default=Unwritten.SIZES)
+        return min(forms, key=count_moves, default=EinsumObstacle.SIZES)
 
     def _is_same_size(self, node: Node, left: int, right: int) -> bool:
         """Return whether an axis of the first input always has the size of one of the second."""

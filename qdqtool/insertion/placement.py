@@ -22,28 +22,6 @@ import numpy as np
 import onnx
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings.left_float import (
-    PLACEMENT,
-    Excluded,
-    FloatForAccuracy,
-    InBody,
-    InputFloat,
-    KeptByPreset,
-    NoNeighbour,
-    OtherDomain,
-    Part,
-    ProductInEinsum,
-    ResidualLeft,
-    ResultFloat,
-    SkippedNode,
-    SmallConvolution,
-    Unfit,
-    UnfitInput,
-    Unwritten,
-    WeightsRank,
-    WeightsType,
-    nothing_to_quantize,
-)
 from qdqtool.findings.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.einsum import EinsumConverter
 from qdqtool.insertion.options import PlacementOptions
@@ -73,6 +51,28 @@ from qdqtool.patterns.heads import (
 from qdqtool.patterns.pointwise import activation_outputs
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
+from qdqtool.reasons.placement import (
+    PLACEMENT,
+    CustomDomain,
+    EinsumObstacle,
+    EinsumProduct,
+    ExcludedNode,
+    FloatForAccuracy,
+    FloatInput,
+    FloatResidual,
+    FloatResult,
+    InputFault,
+    NoQuantizedProducer,
+    PresetFloat,
+    PresetPart,
+    SkippedNode,
+    SmallConvolution,
+    SubgraphLayers,
+    UnsuitableInput,
+    WeightsRank,
+    WeightsType,
+    nothing_to_quantize,
+)
 from qdqtool.trt import fault_checks
 from qdqtool.trt.float_fusions import find_float_fusions
 from qdqtool.types import Refusal
@@ -182,7 +182,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
     placer.place_weighted_nodes()
     placer.skip_bodies()
     if not any(n.op in WEIGHTED for n in model.nodes):
-        raise nothing_to_quantize(placement.skipped, model.path or "model", found=False)
+        raise nothing_to_quantize(placement.skipped, model.path or "model", has_weights=False)
     placer.place_adds_and_pools()
     placer.note_unused_options()
     order = {node.index: position for position, node in enumerate(model.ordered)}
@@ -191,27 +191,27 @@ def place(model: Model, rules: PlacementRules) -> Placement:
     return placement
 
 
-def find_head_float_nodes(model: Model, preset: str) -> dict[int, Part]:
+def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
     """Return the nodes that a preset of the option `head` leaves float, by part of the head."""
     if preset == "none":
         return {}
     head = find_head(model)
     coordinates = find_coordinates(model, head.finals)
-    parts: dict[int, Part] = {
-        **dict.fromkeys(head.boxes, Part.BOX),
-        **dict.fromkeys(head.dfl, Part.DFL),
-        **dict.fromkeys(coordinates.producers, Part.PLACES),
-        **dict.fromkeys(coordinates.mlps, Part.MLP),
-        **dict.fromkeys(coordinates.consumers, Part.REFERENCE),
+    parts: dict[int, PresetPart] = {
+        **dict.fromkeys(head.boxes, PresetPart.BOX),
+        **dict.fromkeys(head.dfl, PresetPart.DFL),
+        **dict.fromkeys(coordinates.producers, PresetPart.PLACES),
+        **dict.fromkeys(coordinates.mlps, PresetPart.MLP),
+        **dict.fromkeys(coordinates.consumers, PresetPart.REFERENCE),
     }
     if preset == "box" and not head.dfl:
         kinds = {i: operator_of(model.nodes[i]).kind for i in sorted(head.finals)}
         outputs = [i for i, kind in kinds.items() if kind == LayerKind.CONVOLUTION]
         if len(outputs) >= _MIN_DETECTOR_OUTPUTS:
-            parts.update(dict.fromkeys(outputs, Part.DETECTOR))
+            parts.update(dict.fromkeys(outputs, PresetPart.DETECTOR))
     if preset == "float":
         for index in sorted((head.finals | coordinates.scores) - parts.keys()):
-            parts[index] = Part.LAST if index in head.finals else Part.SCORES
+            parts[index] = PresetPart.LAST if index in head.finals else PresetPart.SCORES
     return parts
 
 
@@ -248,9 +248,9 @@ class _UserChoices:
     def refuse(self, node: Node) -> Refusal | None:
         """Return why the user leaves a node float; None if that is not so."""
         if node.index in self._excluded:
-            return Excluded(PLACEMENT, node.name, "exclude", self._excluded[node.index])
+            return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
         if node.op.lower() in self._excluded_ops:
-            return Excluded(PLACEMENT, node.name, "exclude_op", node.op)
+            return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
         return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
 
     def is_included(self, node: Node) -> bool:
@@ -312,7 +312,7 @@ class _Placer:
         head = find_head_float_nodes(model, rules.head)
         self._preset = {i: part for i, part in head.items() if i not in self._attention}
         if rules.attention != "int8":
-            self._preset |= dict.fromkeys(self._attention, Part.ATTENTION)
+            self._preset |= dict.fromkeys(self._attention, PresetPart.ATTENTION)
         self._quantized: set[int] = set()  # indices of nodes that have a quantized input
 
     def place_weighted_nodes(self) -> None:
@@ -332,8 +332,8 @@ class _Placer:
             product = contraction(self._model, node)
             if product is not None and node.output in self._varying:
                 form = converter.find_matmul(node, product)
-                if isinstance(form, Unwritten):
-                    self.placement.skip(ProductInEinsum(PLACEMENT, node.name, form))
+                if isinstance(form, EinsumObstacle):
+                    self.placement.skip(EinsumProduct(PLACEMENT, node.name, form))
 
     def skip_bodies(self) -> None:
         """Record layers with weights inside the bodies of If, Loop and Scan."""
@@ -341,7 +341,7 @@ class _Placer:
             bodies = nested_graphs([node.proto])
             count = sum(n.op_type in WEIGHTED for body in bodies for n in body.node)
             if count:
-                self.placement.skip(InBody(PLACEMENT, node.name, count))
+                self.placement.skip(SubgraphLayers(PLACEMENT, node.name, count))
 
     def place_adds_and_pools(self) -> None:
         """Quantize residual Adds and average poolings.
@@ -421,15 +421,15 @@ class _Placer:
         if refusal is not None or self._choices.is_included(node):
             return refusal
         if node.index in self._preset:
-            return KeptByPreset(PLACEMENT, node.name, self._preset[node.index])
+            return PresetFloat(PLACEMENT, node.name, self._preset[node.index])
         return self._refuse_few_channels(node) or self._refuse_failing_form(node)
 
     def _refuse_inputs(self, node: Node) -> Refusal | None:
         model, name, weights = self._model, node.name, node.input(1)
         if node.domain not in DOMAINS:
-            return OtherDomain(PLACEMENT, name, node.domain)
+            return CustomDomain(PLACEMENT, name, node.domain)
         if node.input(0) not in self._varying:
-            return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
+            return UnsuitableInput(PLACEMENT, name, InputFault.CONSTANT)
         is_constant = model.is_constant(weights)
         computed = fault_checks.weights_not_constant(
             PLACEMENT, name, weights, is_constant, is_sparse(model, weights)
@@ -437,7 +437,7 @@ class _Placer:
         if computed is not None:
             return computed
         if model.constant(weights) is None:
-            return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
+            return UnsuitableInput(PLACEMENT, name, InputFault.UNREADABLE)
         return None
 
     def _refuse_weights(self, node: Node) -> Refusal | None:
@@ -450,12 +450,12 @@ class _Placer:
         shape = self._model.constant_shape(weights)
         assert shape is not None
         if 0 in shape:
-            return UnfitInput(PLACEMENT, name, Unfit.EMPTY)
+            return UnsuitableInput(PLACEMENT, name, InputFault.EMPTY)
         if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:
             if len(shape) != 2:
                 return WeightsRank(PLACEMENT, name, len(shape))
             if node.integer("transA", 0):
-                return UnfitInput(PLACEMENT, name, Unfit.TRANSPOSED)
+                return UnsuitableInput(PLACEMENT, name, InputFault.TRANSPOSED)
         return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
     def _refuse_few_channels(self, node: Node) -> Refusal | None:
@@ -497,10 +497,10 @@ class _Placer:
         if not sides or self._is_broadcast(node):
             return [], None
         if not self._is_quantized_next(node.output):
-            return [], ResultFloat(PLACEMENT, node.name, False)
+            return [], FloatResult(PLACEMENT, node.name, False)
         consumers = self.placement.consumer_indices
         if not has_only_quantized_consumers(self._model, node.output, consumers):
-            return [], ResultFloat(PLACEMENT, node.name, True)
+            return [], FloatResult(PLACEMENT, node.name, True)
         side = self._choose_fused_side(node, sides)
         rule = self._rules.residual
         if rule == "auto":
@@ -508,7 +508,7 @@ class _Placer:
             if rule != "none" and self._has_no_activation(node.input(side)):
                 rule = "skip"
         if rule == "none":
-            return [], ResidualLeft(PLACEMENT, node.name, self._rules.residual == "none")
+            return [], FloatResidual(PLACEMENT, node.name, self._rules.residual == "none")
         return ([1 - side, side] if rule == "both" else [1 - side]), None
 
     def _find_convolution_sides(self, node: Node) -> list[int]:
@@ -552,13 +552,13 @@ class _Placer:
         if not self._is_quantized_next(node.output):
             return [], None
         if not self._comes_from_quantized(tensor):
-            return [], NoNeighbour(PLACEMENT, node.name)
+            return [], NoQuantizedProducer(PLACEMENT, node.name)
 
         def consumers(name: str) -> set[int]:
             return self.placement.consumer_indices(name) | {node.index}
 
         if not has_only_quantized_consumers(self._model, tensor, consumers):
-            return [], InputFloat(PLACEMENT, node.name)
+            return [], FloatInput(PLACEMENT, node.name)
         return [0], None
 
     def _is_quantized_next(self, tensor: str) -> bool:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from qdqtool.findings.left_float import SkippedNode
 from qdqtool.insertion.losses import ActivationLosses, Fp16Agreement
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import ScaleMigration
 from qdqtool.ir.modelfile import save
+from qdqtool.reasons.placement import SkippedNode
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite

@@ -11,14 +11,6 @@ import torch
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.findings.left_float import (
-    PLACEMENT,
-    Excluded,
-    Hidden,
-    SkippedNode,
-    Unreachable,
-    nothing_to_quantize,
-)
 from qdqtool.insertion import rules
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, can_be_quantized
@@ -39,6 +31,14 @@ from qdqtool.qat.networks import (
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, POOL, WEIGHTED_MODULES, QuantizerSite
 from qdqtool.qat.trace import NetworkTrace, trace
+from qdqtool.reasons.placement import (
+    PLACEMENT,
+    ExcludedNode,
+    QuantizerObstacle,
+    SkippedNode,
+    UnreachableNode,
+    nothing_to_quantize,
+)
 from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
@@ -370,7 +370,7 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
                 parameter=option,
             )
         for node in nodes:
-            reasons.setdefault(node, Excluded(PLACEMENT, node, option, pattern))
+            reasons.setdefault(node, ExcludedNode(PLACEMENT, node, option, pattern))
     return reasons
 
 
@@ -379,13 +379,15 @@ def _find_unreachable(
 ) -> dict[str, Refusal]:
     """Return a reason for each placed node whose quantizers no module or call can hold."""
     reasons: dict[str, Refusal] = {}
-    hidden: dict[str, Hidden] = {}
+    hidden: dict[str, QuantizerObstacle] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
     for consumer in itertools.chain(*placement.inputs.values()):
         node = consumer.node
         site = traced.sites.get((node.name, consumer.position))
         if site is None:
-            hidden[node.name] = Hidden.WEIGHTED if node.op in WEIGHTED else Hidden.CALL
+            hidden[node.name] = (
+                QuantizerObstacle.WEIGHTED if node.op in WEIGHTED else QuantizerObstacle.CALL
+            )
             continue
         placed[site].add(node.name)
         # Weights of a parametrization or of pruning are constant only after the export.
@@ -398,8 +400,8 @@ def _find_unreachable(
         nodes_by_site[site].add(name)
     for site, nodes in placed.items():
         if nodes < nodes_by_site[site]:  # one quantizer serves all runs of a module
-            hidden.update(dict.fromkeys(nodes, Hidden.OTHER_RUN))
-    return reasons | {n: Unreachable(PLACEMENT, n, reason) for n, reason in hidden.items()}
+            hidden.update(dict.fromkeys(nodes, QuantizerObstacle.OTHER_RUN))
+    return reasons | {n: UnreachableNode(PLACEMENT, n, reason) for n, reason in hidden.items()}
 
 
 def _add_activations(

@@ -22,6 +22,7 @@ from qdqtool.types import (
 from qdqtool.util.records import record
 from qdqtool.util.text import format_layer_counts
 
+_FAILED_BUILDS = ": builds with these failed (`include` quantizes it)"
 CHECK = "model"  # stands for the pass in faults
 
 
@@ -613,6 +614,9 @@ class FloatDeconvolution(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"{self.node} has Q/DQ, but this target computes ConvTranspose in float."
 
+    def skip_reason(self) -> str:
+        return "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"
+
 
 # Placement ------------------------------------------------------------------------------------
 
@@ -792,6 +796,9 @@ class LargeKernel(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 kernel failed on 8.6."
 
+    def skip_reason(self) -> str:
+        return f"kernel {'x'.join(map(str, self.kernel))}{_FAILED_BUILDS}"
+
 
 class GroupedConvolution(Refusal):
     """A grouped convolution that is not depthwise."""
@@ -843,6 +850,9 @@ class DepthwiseSilu(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"{self.node} is a depthwise convolution with SiLU{' at the end of the network' if self.last else ''}."
 
+    def skip_reason(self) -> str:
+        return f"depthwise convolution with SiLU{_FAILED_BUILDS}"
+
 
 class DepthwiseAdd(Refusal):
     """A depthwise convolution before an Add."""
@@ -853,6 +863,9 @@ class DepthwiseAdd(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"{self.node} is a depthwise convolution whose result goes into {self.add}."
+
+    def skip_reason(self) -> str:
+        return f"depthwise convolution into an Add{_FAILED_BUILDS}"
 
 
 class FloatEinsum(Refusal):

@@ -309,6 +309,11 @@ class WeightsNotConstant(Refusal, reason="weights-not-constant"):
             "float."
         )
 
+    def skip_reason(self) -> str:
+        if self.sparse:
+            return "its weights are stored as a sparse tensor: store them in full"
+        return "its weights are computed, not constant"
+
 
 class ScaleComputed(Refusal, reason="scale-computed"):
     """A scale is computed at run time, and written to ``tensor``."""

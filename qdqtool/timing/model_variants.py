@@ -12,7 +12,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import FLOATS, is_qdq
@@ -21,6 +20,7 @@ from qdqtool.proto.external_data import has_data
 from qdqtool.proto.shapes import infer_node
 from qdqtool.proto.slim import without_large_weights
 from qdqtool.proto.subgraphs import STANDARD
+from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 

@@ -17,7 +17,6 @@ from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
 from qdqtool.insertion.network import prepare_network
@@ -35,6 +34,7 @@ from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load_full
+from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named

@@ -12,7 +12,6 @@ from calibration.cache import read_tensorrt_cache
 from calibration.runner import CacheMismatch
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
 from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
 from qdqtool.insertion.ranges import write_table
@@ -20,6 +19,7 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
+from qdqtool.reasons.placement import PLACEMENT, FloatForAccuracy, SkippedNode
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
 from tests.indexing import indexed
 from tests.insertion.nets import (

@@ -16,13 +16,13 @@ import qdqtool
 from calibration import Preprocess
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.findings import left_float
 from qdqtool.insertion.fp16 import convert_to_fp16
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
+from qdqtool.reasons import placement as placement_reasons
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -493,10 +493,12 @@ def test_insert_refuses_exclusion_of_every_node(
     net: Net, source: Callable[..., tuple[Any, str]]
 ) -> None:
     model, label = source(net.output(net.conv("c", net.conv("b", net.conv("a", "x")))).model())
-    with pytest.raises(left_float.NothingToQuantize) as caught:
+    with pytest.raises(placement_reasons.NothingToQuantize) as caught:
         qdqtool.insert(model, images(), exclude=["a", "b|c"])
     assert (caught.value.path, caught.value.count) == (label, 2)
-    assert caught.value.refusal == left_float.Excluded(left_float.PLACEMENT, "", "exclude", "b|c")
+    assert caught.value.refusal == placement_reasons.ExcludedNode(
+        placement_reasons.PLACEMENT, "", "exclude", "b|c"
+    )
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 

@@ -6,7 +6,6 @@ import pytest
 from onnx import helper
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings import left_float as left
 from qdqtool.insertion.placement import (
     Placement,
     PlacementRules,
@@ -17,6 +16,7 @@ from qdqtool.insertion.placement import (
 from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import weight_scale_axis
+from qdqtool.reasons import placement as placement_reasons
 from qdqtool.reasons.faults import FloatDeconvolution
 from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.util.records import field_values
@@ -113,9 +113,13 @@ def test_residual_of_bare_convolution_quantizes_skip() -> None:
 @pytest.mark.parametrize(
     ("after", "rules", "reason"),
     [
-        ("conv", PlacementRules(residual_after_activation="none"), (left.ResidualLeft, False)),
-        ("conv", PlacementRules(residual="none"), (left.ResidualLeft, True)),
-        ("end", PlacementRules(head="none"), (left.ResultFloat, False)),
+        (
+            "conv",
+            PlacementRules(residual_after_activation="none"),
+            (placement_reasons.FloatResidual, False),
+        ),
+        ("conv", PlacementRules(residual="none"), (placement_reasons.FloatResidual, True)),
+        ("end", PlacementRules(head="none"), (placement_reasons.FloatResult, False)),
     ],
     ids=["target", "user", "float consumer"],
 )
@@ -198,7 +202,7 @@ def test_pooling_of_classifier_is_quantized() -> None:
 def test_pooling_next_to_float_consumer_is_left_float() -> None:
     result = place_net(classifier(True))
     assert not quantized_inputs(result, "gap")
-    assert reasons(result)["gap"] == (left.InputFloat,)
+    assert reasons(result)["gap"] == (placement_reasons.FloatInput,)
 
 
 def test_poolings_in_a_row_are_quantized(net: Net) -> None:
@@ -253,7 +257,7 @@ def test_small_convolution_is_left_float(
     net.output(net.op("Conv", "c", tensor, weight, **attributes))
     result = place_net(net)
     assert quantized or reasons(result) == {
-        "c": (left.SmallConvolution, cin // group, cout, tuple(sides))
+        "c": (placement_reasons.SmallConvolution, cin // group, cout, tuple(sides))
     }
     assert (("c" not in reasons(result)) and bool(result.inputs)) is quantized
     for rules in (PlacementRules(include=["^c$"]), PlacementRules(quantized=["c"])):
@@ -272,7 +276,7 @@ def test_small_products_and_deconvolutions_are_quantized() -> None:
     )
     result = place_net(net)
     assert [w.node.name for w in result.weights] == ["g", "t"]
-    assert reasons(result) == {"row": (left.SmallConvolution, 8, 8, (3,))}
+    assert reasons(result) == {"row": (placement_reasons.SmallConvolution, 8, 8, (3,))}
 
 
 def relu_net() -> Net:
@@ -336,7 +340,7 @@ def test_weights_that_are_not_finite_are_refused(net: Net, path: str, label: str
 
 @FILES
 def test_network_without_weighted_node_is_refused(path: str, label: str) -> None:
-    with pytest.raises(left.NothingToQuantize) as caught:
+    with pytest.raises(placement_reasons.NothingToQuantize) as caught:
         place(Model(relu_net().model(), path), PlacementRules())
     assert (caught.value.path, caught.value.refusal) == (label, None)
 
@@ -373,14 +377,20 @@ def test_can_be_quantized(
         (
             PlacementRules(exclude=["^c1$", "add"]),
             {
-                "c1": (left.Excluded, "exclude", "^c1$"),
-                "add": (left.Excluded, "exclude", "add"),
+                "c1": (placement_reasons.ExcludedNode, "exclude", "^c1$"),
+                "add": (placement_reasons.ExcludedNode, "exclude", "add"),
             },
         ),
-        (PlacementRules(exclude_ops=["add"]), {"add": (left.Excluded, "exclude_op", "Add")}),
+        (
+            PlacementRules(exclude_ops=["add"]),
+            {"add": (placement_reasons.ExcludedNode, "exclude_op", "Add")},
+        ),
         (
             PlacementRules(floats=["c1", "add", "no such"], include=["c1"]),
-            {"c1": (left.FloatForAccuracy,), "add": (left.FloatForAccuracy,)},
+            {
+                "c1": (placement_reasons.FloatForAccuracy,),
+                "add": (placement_reasons.FloatForAccuracy,),
+            },
         ),
     ],
     ids=["exclude", "exclude_op", "floats"],
@@ -395,7 +405,7 @@ def test_excluded_nodes_are_left_float(
 
 def test_exclusion_names_first_pattern_that_matches() -> None:
     result = place_net(residual_net(), PlacementRules(exclude=["c", "c1"]))
-    assert set(reasons(result).values()) == {(left.Excluded, "exclude", "c")}
+    assert set(reasons(result).values()) == {(placement_reasons.ExcludedNode, "exclude", "c")}
     assert len(result.skipped) == 4 and not result.inputs
 
 
@@ -430,8 +440,8 @@ def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
     net.output(net.op("Conv", "d", wide, double), dtype=11)
     assert reasons(place_net(net, PlacementRules(include=["k"]))) == {
         "c": (WeightsNotConstant, "kr.out", False),
-        "d": (left.WeightsType, "double"),
-        "m3": (left.WeightsRank, 3),
+        "d": (placement_reasons.WeightsType, "double"),
+        "m3": (placement_reasons.WeightsRank, 3),
     }
 
 
@@ -456,29 +466,33 @@ def test_unsuitable_inputs_are_left_float_even_if_included(net: Net) -> None:
     result = place(Model(proto), PlacementRules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
-        "constant": (left.UnfitInput, left.Unfit.CONSTANT),
-        "computed": (left.UnfitInput, left.Unfit.CONSTANT),
-        "ta": (left.UnfitInput, left.Unfit.TRANSPOSED),
-        "other": (left.OtherDomain, "example"),
-        "empty": (left.UnfitInput, left.Unfit.EMPTY),
-        "missing": (left.UnfitInput, left.Unfit.UNREADABLE),
+        "constant": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.CONSTANT),
+        "computed": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.CONSTANT),
+        "ta": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.TRANSPOSED),
+        "other": (placement_reasons.CustomDomain, "example"),
+        "empty": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.EMPTY),
+        "missing": (placement_reasons.UnsuitableInput, placement_reasons.InputFault.UNREADABLE),
     }
 
 
 @pytest.mark.parametrize(
     ("equation", "shapes", "why"),
     [
-        ("...c,c->...", ([1, 5, 16], [16]), left.Unwritten.VECTOR),
-        ("...c,...dc->...d", (None, [1, 6, 16]), left.Unwritten.RANK),
-        ("bnc,bcd->bnd", (["b", "n", "c"], ["b", "d", "e"]), left.Unwritten.SUMMED),
-        ("bnc,chd->bnhd", (["b", "n", 16], [16, "h", "d"]), left.Unwritten.SIZES),
+        ("...c,c->...", ([1, 5, 16], [16]), placement_reasons.EinsumObstacle.VECTOR),
+        ("...c,...dc->...d", (None, [1, 6, 16]), placement_reasons.EinsumObstacle.RANK),
+        (
+            "bnc,bcd->bnd",
+            (["b", "n", "c"], ["b", "d", "e"]),
+            placement_reasons.EinsumObstacle.SUMMED,
+        ),
+        ("bnc,chd->bnhd", (["b", "n", 16], [16, "h", "d"]), placement_reasons.EinsumObstacle.SIZES),
     ],
 )
 def test_einsum_products_are_left_float_with_reason(
     net: Net,
     equation: str,
     shapes: tuple[list[int | str] | None, list[int | str]],
-    why: left.Unwritten,
+    why: placement_reasons.EinsumObstacle,
 ) -> None:
     """A product of constants has no reason, because it is computed while building."""
     net.inputs += [
@@ -487,13 +501,15 @@ def test_einsum_products_are_left_float_with_reason(
     weight = net.const("w", np.ones((16, 16)))
     net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
     net.output(net.op("Einsum", "e", "a", "b", equation=equation))
-    with pytest.raises(left.NothingToQuantize) as caught:
+    with pytest.raises(placement_reasons.NothingToQuantize) as caught:
         place(Model(net.open_model()), PlacementRules())
-    assert caught.value.refusal == left.ProductInEinsum(left.PLACEMENT, "", why)
+    assert caught.value.refusal == placement_reasons.EinsumProduct(
+        placement_reasons.PLACEMENT, "", why
+    )
     assert caught.value.count == 1
     net.output(net.conv("c", "x"))
     assert reasons(place(Model(net.open_model()), PlacementRules())) == {
-        "e": (left.ProductInEinsum, why)
+        "e": (placement_reasons.EinsumProduct, why)
     }
 
 
@@ -515,7 +531,7 @@ def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
     net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch))))
     result = place_net(net)
     assert [w.node.name for w in result.weights] == ["c"]
-    assert reasons(result) == {"if": (left.InBody, 3)}
+    assert reasons(result) == {"if": (placement_reasons.SubgraphLayers, 3)}
 
 
 # Residual sums and poolings --------------------------------------------------------------------------------------------
@@ -588,11 +604,25 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
 @pytest.mark.parametrize(
     ("net", "exclude", "reason"),
     [
-        pytest.param(pooling_net(), ["^a$"], (left.NoNeighbour,), id="float before"),
-        pytest.param(pooling_net("AveragePool"), [], (left.NoNeighbour,), id="pooling before"),
-        pytest.param(pooling_net(), ["pool"], (left.Excluded, "exclude", "pool"), id="excluded"),
+        pytest.param(
+            pooling_net(), ["^a$"], (placement_reasons.NoQuantizedProducer,), id="float before"
+        ),
+        pytest.param(
+            pooling_net("AveragePool"),
+            [],
+            (placement_reasons.NoQuantizedProducer,),
+            id="pooling before",
+        ),
+        pytest.param(
+            pooling_net(),
+            ["pool"],
+            (placement_reasons.ExcludedNode, "exclude", "pool"),
+            id="excluded",
+        ),
         pytest.param(pooling_net(after="Softmax"), [], None, id="float after"),
-        pytest.param(pooling_net(output=True), [], (left.InputFloat,), id="float consumer"),
+        pytest.param(
+            pooling_net(output=True), [], (placement_reasons.FloatInput,), id="float consumer"
+        ),
     ],
 )
 def test_pooling_next_to_float_is_left_float(

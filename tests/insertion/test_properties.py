@@ -10,7 +10,6 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import qdqtool
-from qdqtool.findings.left_float import NothingToQuantize
 from qdqtool.fixing.api import fix
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
@@ -18,6 +17,7 @@ from qdqtool.insertion.scales import METHODS
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_q, read_params
 from qdqtool.reasons.faults import RemainingFloat
+from qdqtool.reasons.placement import NothingToQuantize
 from qdqtool.reasons.simulation import OutputDifferentScales
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.targets import target_named

@@ -10,7 +10,6 @@ import pytest
 
 import qdqtool
 from qdqtool.builders.compiler_process import is_installed
-from qdqtool.findings.left_float import Part
 from qdqtool.formats.predict_text import render, verdict
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.ranges import write_table
@@ -20,6 +19,7 @@ from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost
 from qdqtool.reasons.faults import FusedByMyelin
+from qdqtool.reasons.placement import PresetPart
 from qdqtool.reasons.simulation import ActivationPerChannel
 from qdqtool.timing.model_variants import quantized_variant
 from qdqtool.trt.targets import TARGETS, target_named
@@ -147,7 +147,7 @@ def test_unused_and_constant_products_are_not_counted() -> None:
 
 def is_left_by_attention(refusal: Refusal) -> bool:
     """Return whether the preset of attention leaves a node float."""
-    return getattr(refusal, "what", None) == Part.ATTENTION
+    return getattr(refusal, "part", None) == PresetPart.ATTENTION
 
 
 PRODUCTS = {f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}

@@ -10,7 +10,6 @@ from torch import nn
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import QdqtoolError
-from qdqtool.findings.left_float import PLACEMENT, SkippedNode
 from qdqtool.qat.modules import (
     ExportQuantizer,
     find_quantizers,
@@ -19,6 +18,7 @@ from qdqtool.qat.modules import (
     set_amax,
 )
 from qdqtool.qat.preparation import load_backend
+from qdqtool.reasons.placement import PLACEMENT, SkippedNode
 from qdqtool.reasons.simulation import WeightsNotConstant
 from tests.errors import has
 from tests.qat import nets

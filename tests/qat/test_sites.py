@@ -18,11 +18,17 @@ import qdqtool
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings.left_float import PLACEMENT, Excluded, Hidden, NothingToQuantize, SkippedNode
 from qdqtool.qat import plan
 from qdqtool.qat.modules import observe_activations, set_amax
 from qdqtool.qat.sites import CallWatcher, QuantizerSite, pause_idle_watchers
 from qdqtool.qat.trace import NetworkTrace, trace
+from qdqtool.reasons.placement import (
+    PLACEMENT,
+    ExcludedNode,
+    NothingToQuantize,
+    QuantizerObstacle,
+    SkippedNode,
+)
 from tests.errors import has
 from tests.insertion.nets import run
 from tests.qat import nets
@@ -274,7 +280,7 @@ def test_plan_has_quantizers_of_insert(tmp_path: Path) -> None:
 def test_convolutions_without_module_are_left_float() -> None:
     odd = plan(nets.Odd(), ONE)
     assert odd.convolutions == ["last"]
-    assert [reason for _, reason in odd.skipped] == [Hidden.WEIGHTED] * 3
+    assert [reason for _, reason in odd.skipped] == [QuantizerObstacle.WEIGHTED] * 3
 
 
 @pytest.mark.parametrize(
@@ -293,7 +299,7 @@ def test_exclude_leaves_modules_float() -> None:
     partial = plan(resnet(), IMAGES, exclude=[r"^layer4\.", "/fc/"])
     assert len(partial.convolutions) == 21 - 5 - 1
     assert not any(a.site.module.startswith("layer4") for a in partial.activations)
-    reason = SkippedNode(Excluded(PLACEMENT, "fc", "exclude", "/fc/")).reason
+    reason = SkippedNode(ExcludedNode(PLACEMENT, "fc", "exclude", "/fc/")).reason
     assert ("fc", reason) in partial.skipped
 
 

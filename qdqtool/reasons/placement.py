@@ -1,0 +1,309 @@
+"""Reasons why a placement leaves nodes float."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+
+from qdqtool.errors import ModelError
+from qdqtool.types import Json, Refusal
+from qdqtool.util.records import record, replace_fields
+from qdqtool.util.text import format_count
+
+PLACEMENT = "placement"  # stands for the pass in these reasons
+_HEAD_OPTION = "(`head='none'` quantizes it)"
+
+
+# Nodes that an option leaves float -------------------------------------------------------------
+
+
+class ExcludedNode(Refusal):
+    """A node that an option names; ``value`` is the pattern or the operator."""
+
+    option: str
+    value: str
+
+    def skip_reason(self) -> str:
+        return f"excluded by `{self.option}` {self.value}"
+
+
+class FloatForAccuracy(Refusal):
+    """A node that a search chose to leave float."""
+
+    def skip_reason(self) -> str:
+        return "stays float for accuracy"
+
+
+class PresetPart(StrEnum):
+    """Part of a network that a preset leaves float."""
+
+    BOX = "box"
+    DFL = "dfl"
+    PLACES = "places"
+    MLP = "mlp"
+    REFERENCE = "reference"
+    DETECTOR = "detector"
+    SCORES = "scores"
+    LAST = "last"
+    ATTENTION = "attention"
+
+
+_PRESET_REASONS = {
+    PresetPart.BOX: f"box output of a YOLOv8-style head {_HEAD_OPTION}",
+    PresetPart.DFL: f"DFL: expected value over the box bins {_HEAD_OPTION}",
+    PresetPart.PLACES: f"produces boxes or sampling points {_HEAD_OPTION}",
+    PresetPart.MLP: f"MLP of a box output {_HEAD_OPTION}",
+    PresetPart.REFERENCE: f"reads reference points {_HEAD_OPTION}",
+    PresetPart.DETECTOR: f"last convolution of a detection head {_HEAD_OPTION}",
+    PresetPart.SCORES: "scores that select queries (`head='float'`)",
+    PresetPart.LAST: "last convolution before an output (`head='float'`)",
+    PresetPart.ATTENTION: "attention stays float (`attention='int8'` quantizes it)",
+}
+
+
+class PresetFloat(Refusal):
+    """A node that a preset leaves float."""
+
+    part: PresetPart
+
+    def skip_reason(self) -> str:
+        return _PRESET_REASONS[self.part]
+
+
+# Nodes that TensorRT cannot run in INT8 ---------------------------------------------------------
+
+
+class CustomDomain(Refusal):
+    """An operator of a domain other than ONNX's."""
+
+    domain: str
+
+    def skip_reason(self) -> str:
+        return f"operator of the domain '{self.domain}'"
+
+
+class InputFault(StrEnum):
+    """Property of a node's inputs that makes Q/DQ useless."""
+
+    CONSTANT = "its input depends only on constants"
+    UNREADABLE = "its weights cannot be read"
+    EMPTY = "its weights are empty"
+    TRANSPOSED = "its data input is transposed (transA)"
+
+
+class UnsuitableInput(Refusal):
+    """A node with an input on which Q/DQ have no use."""
+
+    fault: InputFault
+
+    def skip_reason(self) -> str:
+        return str(self.fault)
+
+
+class WeightsType(Refusal):
+    """Weights that are not float; ``kind`` names their type."""
+
+    kind: str
+
+    def skip_reason(self) -> str:
+        return f"its weights are {self.kind}, not float"
+
+
+class WeightsRank(Refusal):
+    """Weights of a matrix product with a number of dimensions other than two."""
+
+    dimensions: int
+
+    def skip_reason(self) -> str:
+        return (
+            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports constant "
+            "INT8 weights of two"
+        )
+
+
+class EinsumObstacle(StrEnum):
+    """Property of an Einsum for which no MatMul is known to compute the same."""
+
+    VECTOR = "one operand is a vector"
+    RANK = "the number of axes of its operands is unknown"
+    SUMMED = (
+        "the sizes that it sums over may differ (a size of 1 is repeated in an Einsum, not in a "
+        "MatMul)"
+    )
+    SIZES = "a Reshape would have more than one unknown size"
+
+
+class EinsumProduct(Refusal):
+    """A matrix product that an Einsum computes and that no MatMul is known to compute."""
+
+    obstacle: EinsumObstacle
+
+    def skip_reason(self) -> str:
+        return f"product in an Einsum, which cannot be written as MatMul: {self.obstacle}"
+
+
+class SmallConvolution(Refusal):
+    """A convolution of so few channels that no fast INT8 kernel is expected.
+
+    Attributes:
+        inputs: Input channels of a group.
+        outputs: Output channels.
+        kernel: Size of the kernel, one number for each spatial dimension.
+    """
+
+    inputs: int
+    outputs: int
+    kernel: tuple[int, ...]
+
+    def skip_reason(self) -> str:
+        kernel = "x".join(map(str, self.kernel))
+        return (
+            f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): no "
+            "fast INT8 kernel expected (`include` quantizes it)"
+        )
+
+
+class SubgraphLayers(Refusal):
+    """Layers with weights in the body of an If, a Loop or a Scan; ``count`` of them."""
+
+    count: int
+
+    def skip_reason(self) -> str:
+        return f"the {self.count} convolutions or products inside its body stay float"
+
+
+# Nodes for which INT8 gains nothing -------------------------------------------------------------
+
+
+class FloatResult(Refusal):
+    """A residual Add whose result is float.
+
+    Attributes:
+        has_quantized_consumer: Whether a quantized node consumes the result in addition.
+    """
+
+    has_quantized_consumer: bool
+
+    def skip_reason(self) -> str:
+        if self.has_quantized_consumer:
+            return "another consumer reads its result as float, so it writes float anyway"
+        return "its result is not quantized next"
+
+
+class FloatResidual(Refusal):
+    """A residual Add that stays float.
+
+    Attributes:
+        is_requested: Whether an option leaves it float. Otherwise the target gains nothing from INT8.
+    """
+
+    is_requested: bool
+
+    def skip_reason(self) -> str:
+        if self.is_requested:
+            return "residual stays float (`residual='none'`)"
+        return (
+            "residual stays float: this target gains nothing from quantizing it "
+            "(`residual='skip'` or `residual='both'` quantizes it)"
+        )
+
+
+class NoQuantizedProducer(Refusal):
+    """An averaging pooling without a quantized node before it."""
+
+    def skip_reason(self) -> str:
+        return "no quantized node is before it"
+
+
+class FloatInput(Refusal):
+    """An averaging pooling whose input has a float consumer as well."""
+
+    def skip_reason(self) -> str:
+        return "another consumer reads its input as float, so its producer writes float anyway"
+
+
+# Nodes that training cannot quantize ------------------------------------------------------------
+
+
+class QuantizerObstacle(StrEnum):
+    """Reason for which a network in training has no place for a node's quantizer."""
+
+    WEIGHTED = (
+        "a function call with weights (as F.linear), or a module called with keywords or "
+        "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with "
+        "its input"
+    )
+    CALL = "no call of + or of an averaging pool that can be found again in the network's code"
+    OTHER_RUN = "another run of the same module has to stay float"
+
+
+class UnreachableNode(Refusal):
+    """A node whose quantizer no module or call of the network can hold."""
+
+    obstacle: QuantizerObstacle
+
+    def skip_reason(self) -> str:
+        return str(self.obstacle)
+
+
+# Skipped nodes ----------------------------------------------------------------------------------
+
+
+@record
+class SkippedNode:
+    """A node that could have been quantized and was left float."""
+
+    refusal: Refusal
+
+    @property
+    def node(self) -> str:
+        """Name of the node."""
+        return self.refusal.node
+
+    @property
+    def reason(self) -> str:
+        """Reason as text."""
+        return self.refusal.skip_reason()
+
+    def as_json(self) -> Json:
+        return {"node": self.node, "reason": self.reason}
+
+
+class NothingToQuantize(ModelError):
+    """A network that stays float as a whole.
+
+    Attributes:
+        refusal: Most frequent reason, without a node. None if the network has nothing to quantize.
+        count: Number of nodes with this reason.
+    """
+
+    refusal: Refusal | None = None
+    count = 0
+
+
+def nothing_to_quantize(
+    skipped: Iterable[SkippedNode], source: str, has_weights: bool = True
+) -> NothingToQuantize:
+    """Return the error for a network of which all nodes were skipped.
+
+    Args:
+        skipped: The skipped nodes.
+        source: File of the model.
+        has_weights: Whether the network has operators with weights.
+    """
+    reasons = Counter(_without_names(s.refusal) for s in skipped).most_common(1)
+    text = "nothing to quantize"
+    if not has_weights:
+        text += ": no Conv, ConvTranspose, Gemm or MatMul in the main graph"
+    for reason, count in reasons:
+        text += f"; {format_count(count, 'node')}: {reason.skip_reason()}"
+    error = NothingToQuantize(text, source, code="nothing-to-quantize")
+    if reasons:
+        error.refusal, error.count = reasons[0]
+    return error
+
+
+def _without_names(reason: Refusal) -> Refusal:
+    names = {name: "" for name in ("node", "weight", "add") if hasattr(reason, name)}
+    return replace_fields(reason, **names)
