@@ -283,7 +283,6 @@ class LogReader:
             counts.timing += 1
             self._read_result(split_prefix(clean_line(line))[2])
         else:
-            counts.total = number
             self._read_line(line, number)
 
     def _read_line(self, line: bytes, number: int) -> None:

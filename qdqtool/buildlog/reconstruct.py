@@ -303,6 +303,10 @@ class _GraphRebuilder:
                     code="alphas-lack",
                 )
             )
+        return notes + self._describe_graph_gaps(ops)
+
+    def _describe_graph_gaps(self, ops: Counter[str]) -> list[Note]:
+        notes = []
         for op, count in ops.items():
             if not onnx.defs.has(op):
                 notes.append(
@@ -311,10 +315,6 @@ class _GraphRebuilder:
                         code="no-operator",
                     )
                 )
-        return notes + self._describe_log_gaps()
-
-    def _describe_log_gaps(self) -> list[Note]:
-        notes = []
         if self.prints_int64_as_int32 and any(t.dtype == "INT32" for t in self.tensors.values()):
             notes.append(
                 Note(

@@ -188,8 +188,8 @@ class ExtractionJob:
 
         Sketches of parts are predicted first. If the result does not hold, real parts are.
         """
-        nodes = map(self._find, self.invariants.required_nodes())
-        needed = frozenset(n.index for n in nodes if n is not None)
+        names = self.invariants.required_nodes()
+        needed = frozenset(n.index for n in map(self._find, names) if n is not None)
         for holds in (self._sketch_holds, self._part_holds):
             part = self.cutter.whole_part()
             for grown in track(grow_part(self.cutter, anchors, holds, needed), "cutting"):
@@ -440,8 +440,7 @@ def _describe_changes(changes: Sequence[tuple[ConvOutcome, ConvOutcome]], rename
         f"here {part.precision} to {part.output})"
         for whole, part in changes
     ]
-    text = f"the cut changes predictions: {format_list(texts, 3)}"
-    return Note(text, code="predicted-otherwise")
+    return Note(f"the cut changes predictions: {format_list(texts, 3)}", code="predicted-otherwise")
 
 
 def extract(
@@ -503,10 +502,10 @@ def extract(
     options = ShrinkOptions(minimize, builder, check, says, check_timeout, limit, private)
     selection = SelectionOptions(finding, node, hops, inputs, outputs)
     seconds = limits.check_seconds(check_timeout, "check_timeout")
-    target_name = target_named(target).name
+    version = target_named(target)
     with record_inputs() as read:  # without the files that shrinking reads and writes
         index = load(model)
-    job = ExtractionJob(index, target_name)
+    job = ExtractionJob(index, version.name)
     job.select(selection, options.is_checked)
     with ExitStack() as stack:
         if options.is_checked:

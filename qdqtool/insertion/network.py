@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import fp16
 from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
-from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.insertion.prepare import MIN_OPSET, note_changes, prepare
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count_were
 
 
 @dataclass
@@ -146,12 +145,7 @@ def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
     # same tensors. A model that was widened, or edited by the caller, is another one.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     notes.extend(prepare(model, opset=HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET))
-    if count := fold_leading_batch_normalization(model):
-        notes.append(
-            Note(
-                f"{format_count_were(count, 'BatchNormalization node')} folded into the convolutions after it",
-                code="norms-folded-behind",
-                count=count,
-            )
-        )
+    count = fold_leading_batch_normalization(model)
+    change = "folded into the convolutions after it"
+    notes += note_changes("norms-folded-behind", count, "BatchNormalization node", change)
     model.sha256 = sha256

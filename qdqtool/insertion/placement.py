@@ -232,32 +232,6 @@ def can_be_quantized(model: Model, node: Node) -> bool:
     )
 
 
-class _UserChoices:
-    """Nodes that the user excludes and includes."""
-
-    def __init__(self, model: Model, rules: PlacementRules) -> None:
-        self._rules = rules
-        candidates = [n for n in model.nodes if can_be_quantized(model, n)]
-        weighted = [n for n in candidates if n.op in WEIGHTED]
-        self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
-        self._included = _match_patterns(weighted, rules.include, "include")
-        for op in rules.exclude_ops:
-            _check_operator(op, model, candidates)
-        self._excluded_ops = {op.lower() for op in rules.exclude_ops}
-
-    def refuse(self, node: Node) -> Refusal | None:
-        """Return why the user leaves a node float; None if that is not so."""
-        if node.index in self._excluded:
-            return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
-        if node.op.lower() in self._excluded_ops:
-            return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
-        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
-
-    def is_included(self, node: Node) -> bool:
-        """Return whether presets do not apply to a node."""
-        return node.index in self._included or node.name in self._rules.quantized
-
-
 def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
     if op.lower() not in {n.op.lower() for n in model.nodes}:
         raise QdqtoolError(
@@ -306,7 +280,13 @@ class _Placer:
         self.placement = Placement()
         self._model = model
         self._rules = rules
-        self._choices = _UserChoices(model, rules)
+        candidates = [n for n in model.nodes if can_be_quantized(model, n)]
+        weighted = [n for n in candidates if n.op in WEIGHTED]
+        self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
+        self._included = _match_patterns(weighted, rules.include, "include")
+        for op in rules.exclude_ops:
+            _check_operator(op, model, candidates)
+        self._excluded_ops = {op.lower() for op in rules.exclude_ops}
         self._varying = View(model).varying
         self._attention = {n.index for a in find_attentions(model) for n in (a.scores, a.values)}
         head = find_head_float_nodes(model, rules.head)
@@ -362,7 +342,7 @@ class _Placer:
                     role, (positions, refusal) = "residual", self._choose_add_inputs(node)
                 else:
                     role, (positions, refusal) = "input", self._choose_pool_input(node)
-                excluded = self._choices.refuse(node) if positions else None
+                excluded = self._refuse_by_user(node) if positions else None
                 refusals[node.index] = excluded or refusal
                 if positions and excluded is None:
                     self._quantize(node, positions, role)
@@ -414,11 +394,19 @@ class _Placer:
         axis = weight_scale_axis(node, weights.ndim, self._rules.transposed_per_channel)
         self.placement.weights.append(WeightSite(node, name, axis))
 
+    def _refuse_by_user(self, node: Node) -> Refusal | None:
+        if node.index in self._excluded:
+            return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
+        if node.op.lower() in self._excluded_ops:
+            return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
+        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
+
     def _refuse_weighted(self, node: Node) -> Refusal | None:
-        refusal = self._choices.refuse(node)
+        refusal = self._refuse_by_user(node)
         if refusal is None and node.index not in self._attention:
             refusal = self._refuse_inputs(node) or self._refuse_weights(node)
-        if refusal is not None or self._choices.is_included(node):
+        is_included = node.index in self._included or node.name in self._rules.quantized
+        if refusal is not None or is_included:
             return refusal
         if node.index in self._preset:
             return PresetFloat(PLACEMENT, node.name, self._preset[node.index])

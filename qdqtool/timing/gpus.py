@@ -1,6 +1,6 @@
 """NVIDIA GPUs as data: their rates and sizes, looked up by any usual name.
 
-``gpus.tsv`` has one line for each GPU, ``rates.tsv`` what one SM does per clock for each compute
+``gpus.tsv`` has one line for each GPU, ``rates.tsv`` the rates of one SM for each compute
 capability, both with evidence and source.
 """
 
@@ -194,7 +194,7 @@ class Gpu:
         rates: What an SM does per clock.
         evidence: ``seen`` if a device listing of trtexec confirms the line.
         source: Where the figures come from.
-        notes: Assumptions behind a GPU that is not in the table.
+        notes: Assumptions about a GPU that is not in the table.
     """
 
     name: str

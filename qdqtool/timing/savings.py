@@ -84,7 +84,7 @@ class _SavingFinder:
         self._savings: dict[tuple[int, ...], float] = {}  # findings often share their layers
 
     def find(self, names: Iterable[str | None]) -> float:
-        """Return what is saved if the convolutions among layers run from INT8 to INT8."""
+        """Return milliseconds saved if the convolutions among layers run from INT8 to INT8."""
         positions = [self.positions[name] for name in names if name in self.positions]
         slow = tuple(i for i in positions if self.workload.layers[i].kind in work.COMPUTING)
         if slow not in self._savings:

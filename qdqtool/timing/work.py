@@ -1,4 +1,4 @@
-"""Work of one engine layer: what it computes and moves. Input of the time model.
+"""Work of one engine layer, the input of the time model: products and bytes.
 
 Also the memory layouts of an engine's tensors, and Myelin's regions.
 """
@@ -88,7 +88,7 @@ def width(precision: Precision) -> float:
     return precision.width or 4.0
 
 
-# Operators that run as no kernel: views, and what is computed before the network runs.
+# Operators without a kernel: views, and operators that run before the network does.
 FREE_OPERATORS = (
     "Reshape",
     "Squeeze",

@@ -28,7 +28,7 @@ class Tensor:
     """A tensor between layers.
 
     Attributes:
-        name: TensorRT's name. It stays with the position when a pass swaps layers.
+        name: TensorRT's name. It belongs to the position, also if a pass swaps layers.
         producer: Layer that writes the tensor; None for a network input.
         consumers: Layers that read the tensor, each with the number of inputs at which it does, in
             the order in which they were connected.

@@ -352,7 +352,7 @@ class Outcome:
     # Myelin -----------------------------------------------------------------------------------
 
     def describe_regions(self) -> list[MyelinRegion]:
-        """Return the regions of Myelin with what their layers absorbed and compute."""
+        """Return the regions of Myelin, with the nodes and products in them."""
         if not self._network.regions:
             return []
         is_int8 = {c.name: c.is_int8 for c in self.convolutions if c.is_product}

@@ -1,4 +1,4 @@
-"""Surroundings of tensors and layers: what missed optimizations record.
+"""Surroundings of tensors and layers, which the reasons of passes record.
 
 Consumers and origin of a tensor are looked for past the operators that a Q could pass. They also
 decide whether a layer with weights can absorb the DQs of its two inputs.
@@ -466,7 +466,7 @@ def _explain_float_data(
 def _type_obstacles(
     layer: Layer, by: str, target: Target, dqs: tuple[Layer, Layer]
 ) -> Iterator[Refusal | None]:
-    """Yield what keeps types of data and weights from being multiplied, or None."""
+    """Yield reasons for which the types of data and weights cannot be multiplied, or None."""
     node = node_name(layer)
     for dq in dqs:
         yield fault_checks.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
@@ -486,7 +486,7 @@ def _type_obstacles(
 def _quantizer_obstacles(
     layer: Layer, by: str, dqs: tuple[Layer, Layer]
 ) -> Iterator[Refusal | None]:
-    """Yield what is wrong with the DQs of data and weights, of types that can be multiplied."""
+    """Yield faults of the DQs of data and weights whose types can be multiplied, or None."""
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
     yield fault_checks.activation_per_channel(by, node, node_name(data), data.quant)
@@ -534,7 +534,7 @@ def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
 def _stops_dq(layer: Layer) -> bool:
     """Return whether a DQ cannot move down past a layer.
 
-    A DQ that is still before an operator that DQs pass stays there: it has other consumers, or a
+    A DQ that is still before an operator that DQs pass remains there: it has other consumers, or a
     scale for each channel.
     """
     if layer.passage is None or layer.kind == LayerKind.CONCATENATION:

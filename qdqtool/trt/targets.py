@@ -16,7 +16,7 @@ from qdqtool.types import Evidence
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import read_rows
 
-DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
+DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
 
 # Evidence about Conv + activation + Add, by version. There is no published log of either.
@@ -45,7 +45,7 @@ class Target:
         strongly_typed: Float tensors have their ONNX type; the builder does not choose.
         merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
         fuses_stem_pool: The stem convolution fuses the MaxPool after it.
-        keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
+        keeps_relu_name: The layer name contains that of a Relu folded with its BatchNormalization.
         quantize_suffix: Suffix of a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
         residual_proof: Why that is assumed.

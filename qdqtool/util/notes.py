@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.util.said import Said
 
 
-class Note(Said):
+class Note(str):
     """A note or a warning of a result.
 
     Attributes:

@@ -19,7 +19,7 @@ from qdqtool.ir.qdq import smoothed_tensors
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,
-    copied,
+    copy_model,
     images,
     one_layer,
     run,
@@ -34,7 +34,7 @@ OUT = 3  # the outlier channel
 
 def add_outliers(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
     """Make one channel of each LayerNormalization large and the weights that consume it small."""
-    result = copied(model)
+    result = copy_model(model)
     for tensor in result.graph.initializer:
         value = numpy_helper.to_array(tensor).copy()
         if tensor.name.endswith((".gamma", ".beta")) and tensor.name.startswith("b"):
@@ -92,7 +92,7 @@ def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> N
 def test_smoothing_factors_equal_those_of_the_paper() -> None:
     model = add_outliers(vit())
     after, (first, *_) = smooth_model(model, 0.7)
-    copy = copied(model)
+    copy = copy_model(model)
     copy.graph.output.append(onnx.helper.make_empty_tensor_value_info("b0.ln1.out"))
     sizes = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
     projections = [value_of(model, f"b0.attn.{part}.weight") for part in "qkv"]

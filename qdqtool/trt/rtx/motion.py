@@ -289,9 +289,12 @@ class IntegerMotion:
         """
         data = inputs[1:] if node.op == "Where" else inputs
         quantized = [state for state in data if isinstance(state, IntegerState)]
-        if not quantized:
-            losses = (s for s in data if isinstance(s, FloatState) and s.reason)
-            return next(losses, NEVER_QUANTIZED)
+        if quantized:
+            return self._apply_to_integers(node, data[0], quantized)
+        losses = (s for s in data if isinstance(s, FloatState) and s.reason)
+        return next(losses, NEVER_QUANTIZED)
+
+    def _apply_to_integers(self, node: Node, data: State, quantized: list[IntegerState]) -> State:
         first = quantized[0]
         if node.op != "Pad" and any(state.pad is not None for state in quantized):
             return _lose(LossCause.PAD, node, first)
@@ -301,9 +304,9 @@ class IntegerMotion:
             return self._join(node, quantized)
         if len(quantized) > 1 and node.op != "Einsum":
             return _lose(LossCause.OPERATOR, node, first)
-        if node.op in self._rules and (node.op != "Reciprocal" or data[0] is first):
+        if node.op in self._rules and (node.op != "Reciprocal" or data is first):
             return self._rules[node.op](node, first)
-        if node.op in MOVES and data[0] is first:
+        if node.op in MOVES and data is first:
             return self._move_axes(node, first)
         return _lose(LossCause.OPERATOR, node, first)
 

@@ -213,15 +213,23 @@ class ConstantTensors:
         self._values: dict[str, npt.NDArray[Any] | None] = {}
         self._evaluator = constants.ConstantEvaluator(model)
         for node in model.ordered:
-            inputs = {tensor for tensor in node.inputs if tensor}
-            shape = model.shape(node.input(0)) if node.op in ("Shape", "Size") else None
-            is_fixed = node.op == "Constant" or (shape is not None and None not in shape)
-            is_computed = bool(inputs) and node.op not in RANDOM and not node.captured
             outputs = [tensor for tensor in node.outputs if tensor]
-            if is_fixed or (is_computed and inputs <= self.with_quantizers):
+            if self._is_constant(node, self.with_quantizers):
                 self.with_quantizers.update(outputs)
-            if is_fixed or (is_computed and inputs <= self.plain and not qdq.is_qdq(node)):
-                self.plain.update(outputs)
+                if not qdq.is_qdq(node) and self._is_constant(node, self.plain):
+                    self.plain.update(outputs)
+
+    def _is_constant(self, node: Node, constant_tensors: set[str]) -> bool:
+        """Whether a node computes constants from constant tensors, or from known shapes."""
+        if node.op == "Constant":
+            return True
+        shape = self.model.shape(node.input(0)) if node.op in ("Shape", "Size") else None
+        if shape is not None and None not in shape:
+            return True
+        inputs = {tensor for tensor in node.inputs if tensor}
+        if not inputs or node.op in RANDOM or node.captured:
+            return False
+        return inputs <= constant_tensors
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Return the shape of a constant; None if unknown."""
