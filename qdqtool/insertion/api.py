@@ -11,7 +11,7 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.lint.activation_scales import outliers
 from qdqtool.findings.lint.floats import norms
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.insertion import fp16, rules
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
@@ -310,7 +310,7 @@ class _Inserter:
         )
 
     def check_outliers(self, scales: Sequence[GroupScale]) -> None:
-        """Report scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
+        """FindingReport scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
         if self._statistics is None:
             return
         quantizers = {q.tensor: q.node for q in self.result.quantized}
@@ -321,7 +321,7 @@ class _Inserter:
                 sources = (tensor,) if tensor in group.sources else group.sources
                 parts = [self._statistics[source] for source in sources]
                 entries.append((quantizers[tensor], tensor, scale.scale, parts))
-        report = Report(self._target.name)
+        report = FindingReport(self._target.name)
         outliers(report, self._model, entries, self._statistics.images)
         has_fix = self._options.network.smooth is None or bool(self.result.smoothed)
         for finding in report.findings:
@@ -411,8 +411,8 @@ class _Inserter:
             result.notes.extend(notes)
 
     def check_layer_norms(self) -> None:
-        """Report decomposed layer normalizations; the first one stands for all."""
-        report = Report(self._target.name)
+        """FindingReport decomposed layer normalizations; the first one stands for all."""
+        report = FindingReport(self._target.name)
         norms(View(self._model), report)
         findings = report.findings
         self.result.findings.extend(findings)
