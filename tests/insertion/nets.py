@@ -130,8 +130,8 @@ class Net:
 def detector(classes: int = 2) -> onnx.ModelProto:
     """Return a small YOLOv8 with its whole head and 31 convolutions; input ``images`` [1, 3, 64, 64].
 
-    Insertion quantizes 27 convolutions: all but the last of each box branch and the DFL. The model is
-    shared between tests, which must not change it.
+    Insertion quantizes 27 convolutions: all but the last of each box branch and the DFL. The model
+    is shared between tests, which must not change it.
     """
     net = demo_run.YoloBuilder(0, "silu")
     x = net.conv("/model.1", net.conv("/model.0", "images", 3, 8, 3, 2), 8, 16, 3, 2)

@@ -110,8 +110,8 @@ class SegmentRuns:
 
     Attributes:
         samples: First value of the sample of each run.
-        failing: First value of the sample whose first run fails. Runs of the other sample go on after the
-            thread of the failure has ended.
+        failing: First value of the sample whose first run fails. Runs of the other sample go on
+            after the thread of the failure has ended.
     """
 
     samples: list[float] = field(default_factory=list)

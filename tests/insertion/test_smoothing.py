@@ -69,7 +69,8 @@ def error(model: onnx.ModelProto, **options: Any) -> float:
 def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
     """In each block, q, k and v share one factor s per channel; the last projection, fc1 and fc2 have their own.
 
-    The channels of the last projection pass the heads to the values' projection. The head's pass its pooling.
+    The channels of the last projection pass the heads to the values' projection. The head's pass
+    its pooling.
     """
     model = add_outliers(vit(pieces=pieces))
     after, places = smooth_model(model, alpha)
@@ -186,7 +187,8 @@ def sum_of_inputs(net: Tokens, x: str) -> str:
 def one_tensor(net: Tokens, x: str) -> str:
     """Add an attention as torch exports MultiheadAttention, with one Linear for queries, keys and values.
 
-    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate them.
+    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate
+    them.
     """
     w = net.const("qkv.weight", net.rng.standard_normal((WIDTH, 3 * WIDTH)) / 4)
     x = net.op(
