@@ -1,4 +1,4 @@
-"""Process of a compiler, so that a crash ends only that process and builds have time limits."""
+"""Process of a compiler, which isolates crashes and limits the time of builds."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def print_license_notice() -> bool:
         os.path.expanduser("~"), ".local", "state"
     )
     marker = Path(state) / "qdqtool" / "tensorrt-rtx-notice-shown"
-    if os.path.exists(marker):  # Path.exists raises where a folder may not be looked into
+    if os.path.exists(marker):  # Path.exists raises if its folder cannot be read
         return False
     print(NOTICE, file=sys.stderr)
     with contextlib.suppress(OSError, QdqtoolError):

@@ -115,11 +115,13 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
     partners.update((x.index, y.index) for x, y in align(left, right, _rate_similarity))
     unique = _pair_unique_layers(*_find_unpaired(first, second, partners))
     partners.update((x.index, y.index) for x, y in unique)
-    rows = dict(enumerate(second.rows))
-    pairs = [LayerPair(row, rows.get(partners.get(row.index, -1))) for row in first.rows]
+    pairs = [
+        LayerPair(row, second.rows[partners[row.index]] if row.index in partners else None)
+        for row in first.rows
+    ]
     pairs += [LayerPair(None, row) for row in _find_unpaired(first, second, partners)[1]]
-    by_names = paired_by_name and 2 * paired_by_name >= len(partners)
-    return EngineComparison(first, second, pairs, "names" if by_names else "shapes")
+    aligned_by = "names" if 0 < len(partners) <= 2 * paired_by_name else "shapes"
+    return EngineComparison(first, second, pairs, aligned_by)
 
 
 def _find_unpaired(

@@ -231,7 +231,7 @@ class LogReader:
         number, blank = counts.total, 0
         for line in lines:
             number += 1
-            if not line or (len(line) < 3 and not line.strip()):
+            if len(line) < 3 and not line.strip():
                 blank += 1
                 if sections.block in UNSTAMPED:
                     sections.block = ""
@@ -283,7 +283,6 @@ class LogReader:
             counts.timing += 1
             self._read_result(split_prefix(clean_line(line))[2])
         else:
-            counts.total = number
             self._read_line(line, number)
 
     def _read_line(self, line: bytes, number: int) -> None:

@@ -118,9 +118,9 @@ def command(
     result = compare([a, *more_a], [b, *more_b], target=target, gpu=gpu)
     if page is not None:
         from qdqtool.reporting.api import report
-        from qdqtool.reporting.page import require
+        from qdqtool.reporting.page import require_packages
 
-        require()
+        require_packages()
         report(b, before=a, target=target, gpu=gpu).save(page)
     answer.write(
         result.as_json, lambda width: render_comparison(result, width, everything=everything)

@@ -569,9 +569,9 @@ def _verified(quantized: Path) -> Iterator[str]:
 
 
 def _reported(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
-    from qdqtool.reporting.page import lacking
+    from qdqtool.reporting.page import describe_missing_packages
 
-    missing = lacking()
+    missing = describe_missing_packages()
     if missing:
         yield from wrap(missing, 3, terminal_width())
         yield f"     qdqtool report {quantized} --float {model}"

@@ -63,9 +63,9 @@ def command(
     Exit codes: 0 done, 2 bad input.
     """
     from qdqtool.reporting.api import report
-    from qdqtool.reporting.page import require
+    from qdqtool.reporting.page import require_packages
 
-    require()
+    require_packages()
     others = [f for f in files if is_model_name(f)]
     builds = [f for f in files if f not in others]
     if len(others) + (before is not None) > 1:

@@ -24,7 +24,7 @@ from qdqtool.extraction.reductions import ALL, BYTES_FIRST, store_constants
 from qdqtool.extraction.result import Extraction
 from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.extraction.trimming import PartTrimmer, TrimBudget, grow_part
-from qdqtool.findings.alike import key
+from qdqtool.findings.identity import finding_key
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.prediction import predict, predict_part
@@ -188,8 +188,8 @@ class ExtractionJob:
 
         Sketches of parts are predicted first. If the result does not hold, real parts are.
         """
-        nodes = map(self._find, self.invariants.required_nodes())
-        needed = frozenset(n.index for n in nodes if n is not None)
+        names = self.invariants.required_nodes()
+        needed = frozenset(n.index for n in map(self._find, names) if n is not None)
         for holds in (self._sketch_holds, self._part_holds):
             part = self.cutter.whole_part()
             for grown in track(grow_part(self.cutter, anchors, holds, needed), "cutting"):
@@ -244,9 +244,10 @@ class ExtractionJob:
         outcomes = {c.name: c for c in prediction.convolutions}
         convolutions = [c for c in self.whole.convolutions if c.name in outcomes]
         unchanged = [c for c in convolutions if has_same_types(c, outcomes[c.name])]
-        keys = {key(f) for f in prediction.findings}
+        keys = {finding_key(f) for f in prediction.findings}
         self.invariants = Invariants(
-            tuple(f for f in self.whole.findings if key(f) in keys and f.node), tuple(unchanged)
+            tuple(f for f in self.whole.findings if finding_key(f) in keys and f.node),
+            tuple(unchanged),
         )
         changed = [(c, outcomes[c.name]) for c in convolutions if c not in unchanged]
         if changed:
@@ -439,8 +440,7 @@ def _describe_changes(changes: Sequence[tuple[ConvOutcome, ConvOutcome]], rename
         f"here {part.precision} to {part.output})"
         for whole, part in changes
     ]
-    text = f"the cut changes predictions: {format_list(texts, 3)}"
-    return Note(text, code="predicted-otherwise")
+    return Note(f"the cut changes predictions: {format_list(texts, 3)}", code="predicted-otherwise")
 
 
 def extract(
@@ -502,10 +502,10 @@ def extract(
     options = ShrinkOptions(minimize, builder, check, says, check_timeout, limit, private)
     selection = SelectionOptions(finding, node, hops, inputs, outputs)
     seconds = limits.check_seconds(check_timeout, "check_timeout")
-    target_name = target_named(target).name
+    version = target_named(target)
     with record_inputs() as read:  # without the files that shrinking reads and writes
         index = load(model)
-    job = ExtractionJob(index, target_name)
+    job = ExtractionJob(index, version.name)
     job.select(selection, options.is_checked)
     with ExitStack() as stack:
         if options.is_checked:

@@ -170,8 +170,9 @@ class BuilderCheck:
         else:
             built = build_model(path, self._builder, timeout=TIMEOUT)
         message = "" if built.status == "built" else _generalize(built.message, model)
-        differences = self._find_differences(model, built)
-        return BuildOutcome(built.status, message, built.version, differences)
+        return BuildOutcome(
+            built.status, message, built.version, self._find_differences(model, built)
+        )
 
     def _find_differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
         prediction = predict(model, self._target, advice=False)
@@ -246,8 +247,9 @@ class CommandCheck:
         try:
             start = time.monotonic()
             code = self.run(proto, timeout)
-            seconds = _EXTRA_SECONDS + _SECONDS_FACTOR * (time.monotonic() - start)
-            self._timeout = min(timeout, seconds)
+            self._timeout = min(
+                timeout, _EXTRA_SECONDS + _SECONDS_FACTOR * (time.monotonic() - start)
+            )
             if code is None:
                 raise QdqtoolError(
                     f"`check`: '{self._arguments[0]}' did not end within {timeout:g} s on the "

@@ -102,8 +102,9 @@ class ModelCutter:
             for tensor in (*model.nodes[index].inputs, *model.nodes[index].captured):
                 if tensor and tensor not in produced and tensor not in model.initializers:
                     inputs[tensor] = None
-        outputs = self._find_outputs(inside, every_output)
-        return ModelPart(frozenset(inside), tuple(inputs), tuple(outputs))
+        return ModelPart(
+            frozenset(inside), tuple(inputs), tuple(self._find_outputs(inside, every_output))
+        )
 
     def _find_inseparable(self, node: Node, inside: set[int]) -> list[Node]:
         """Return the neighbors of a node without which it cannot be in a part."""

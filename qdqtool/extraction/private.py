@@ -86,8 +86,7 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
         if name in scales:
             tensor.CopyFrom(_make_tensor(scales[name][1], tensor.name))
         elif name not in structure:
-            ratio = functools.partial(_scale_ratio, model, name, scales)
-            _mask_tensor(tensor, ratio, random)
+            _mask_tensor(tensor, functools.partial(_scale_ratio, model, name, scales), random)
     for _, node in _nodes(proto):
         _mask_lists(node, random)
 
@@ -611,8 +610,7 @@ def _replace_text(
     if isinstance(message, onnx.AttributeProto) and field == "name":
         is_known = attributes is not None and value in attributes
         return names.keep(value) if is_known else names.rename(value, "attribute")
-    kind = _KINDS.get((message.DESCRIPTOR.name, field), "tensor")
-    return names.rename(value, kind)
+    return names.rename(value, _KINDS.get((message.DESCRIPTOR.name, field), "tensor"))
 
 
 _KINDS = {

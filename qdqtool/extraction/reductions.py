@@ -311,8 +311,8 @@ def flatten_weights(
 
     The value is the one with the largest magnitude.
     """
-    initializers = enumerate(proto.graph.initializer)
-    large = [i for i, t in initializers if _can_be_flattened(t, find_constant)]
+    graph = proto.graph
+    large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]
     groups = [[index] for index in large]
     if len(large) > 1:
         groups.insert(0, large)
@@ -328,9 +328,8 @@ def flatten_weights(
 
 
 def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -> bool:
-    if tensor.data_type not in qdq.FLOATS | {onnx.TensorProto.INT8}:
-        return False
-    if np.prod(tensor.dims) <= _PLAIN:
+    is_weight = tensor.data_type in qdq.FLOATS | {onnx.TensorProto.INT8}
+    if not is_weight or np.prod(tensor.dims) <= _PLAIN:
         return False
     array = to_array(find_constant(tensor))
     return bool((array != array.reshape(-1)[0]).any())

@@ -173,9 +173,8 @@ def report(
     lines += _table((rows or prediction.convolutions)[:_MAX_ROWS])
     if verification is not None:
         lines += ["", "## Expected and seen", "", *_list_mismatches(extraction, verification)]
-    is_private = extraction.private is not None
-    lines += ["", "## Versions", "", *_versions(None if is_private else verification)]
-    return as_text(lines)
+    build_versions = verification if extraction.private is None else None
+    return as_text([*lines, "", "## Versions", "", *_versions(build_versions)])
 
 
 def _table(rows: list[ConvOutcome]) -> list[str]:

@@ -117,8 +117,8 @@ class OutputJudge:
         return [self._runner.run(proto, arrays) for arrays in self._inputs]
 
     def _measure(self, proto: onnx.ModelProto, reference: list[Arrays]) -> OutputNoise:
-        pairs = list(zip(self._run(proto), reference, strict=True))
-        return compare.measure_noise(pairs, self._parts)
+        outputs = self._run(proto)
+        return compare.measure_noise(list(zip(outputs, reference, strict=True)), self._parts)
 
     def run_reference(self) -> None:
         """Run the model and its float network once, up to the last convolutions if necessary."""

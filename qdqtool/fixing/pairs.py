@@ -93,19 +93,35 @@ def _make_pair_move(
             return
         dq = dqs[0]
         first = min(consumers, key=lambda n: n.index)
-        q_parameters, dq_parameters = q.inputs[1:], dq.inputs[1:]
+        parameters: list[str] = []
         if scale is not None:
-            q_parameters = dq_parameters = (
+            parameters = [
                 editor.constant(f"{q.name}_moved_scale", scale),
                 editor.constant(f"{q.name}_moved_zero_point", np.zeros((), np.int8)),
-            )
-        inputs = [last.output, *q_parameters]
-        integers = editor.insert(first, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
-        inputs = [integers, *dq_parameters]
-        floats = editor.insert(first, qdq.DQ, f"{dq.name}_moved", inputs, dict(dq.attributes))
+            ]
+        floats = _insert_moved_pair(editor, first, last.output, q, dq, parameters)
         editor.redirect(last.output, floats, consumers)
 
     return move
+
+
+def _insert_moved_pair(
+    editor: Editor, before: Node, tensor: str, q: Node, dq: Node, parameters: Sequence[str] = ()
+) -> str:
+    """Insert copies of a Q and a DQ, and return their output.
+
+    Args:
+        editor: Editor of the model.
+        before: Node before which they are inserted.
+        tensor: Input of the new Q.
+        q: Q to copy.
+        dq: DQ to copy.
+        parameters: Scale and zero point of the new nodes. Empty for those of the old ones.
+    """
+    inputs = [tensor, *(parameters or q.inputs[1:])]
+    integers = editor.insert(before, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
+    inputs = [integers, *(parameters or dq.inputs[1:])]
+    return editor.insert(before, qdq.DQ, f"{dq.name}_moved", inputs, dict(dq.attributes))
 
 
 def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
@@ -209,11 +225,7 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
             return None
 
     def apply(editor: Editor) -> None:
-        inputs = [pad.input(0), *q.inputs[1:]]
-        integers = editor.insert(pad, qdq.Q, f"{q.name}_moved", inputs, dict(q.attributes))
-        inputs = [integers, *dq.inputs[1:]]
-        floats = editor.insert(pad, qdq.DQ, f"{dq.name}_moved", inputs, dict(dq.attributes))
-        editor.set_input(pad, 0, floats)
+        editor.set_input(pad, 0, _insert_moved_pair(editor, pad, pad.input(0), q, dq))
         editor.set_input(conv, 0, pad.output)
         editor.remove(q)
         editor.remove(dq)

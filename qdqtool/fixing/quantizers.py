@@ -186,9 +186,8 @@ def find_nonpositive_scales(
         head = q or dqs[0]
         old = view.params(head).scale
         if old is not None:
-            description = f"{head.name}: scales made positive"
-            apply = _make_scale_change(view, q, dqs, old)
-            sites.append(FixSite(head.name, description, apply, [n.name for n in dqs]))
+            apply, names = _make_scale_change(view, q, dqs, old), [n.name for n in dqs]
+            sites.append(FixSite(head.name, f"{head.name}: scales made positive", apply, names))
     return sites
 
 

@@ -238,8 +238,7 @@ class FixSession:
             if candidate is None:
                 return
             prediction = predict(candidate, self.target)
-            reason = self._keep_if_better(candidate, prediction, [attempt], step)
-            attempt.why_not = reason or ""
+            attempt.why_not = self._keep_if_better(candidate, prediction, [attempt], step) or ""
         for f in findings:
             self._attempt_places[(f.code, f.node)] = (attempt.code, attempt.node)
         if attempt.why_not:

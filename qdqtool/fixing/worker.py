@@ -80,9 +80,8 @@ def _read_arrays(requests: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
 
     arrays = {}
     for entry in inputs:
-        dtype = np.dtype(entry["dtype"])
-        content = requests.read(entry["bytes"])
-        arrays[entry["name"]] = np.frombuffer(content, dtype).reshape(entry["shape"])
+        flat = np.frombuffer(requests.read(entry["bytes"]), np.dtype(entry["dtype"]))
+        arrays[entry["name"]] = flat.reshape(entry["shape"])
     return arrays
 
 

@@ -416,12 +416,14 @@ def decision(time: TimeEstimate) -> list[str]:
     if base is None:
         return []
     best, gain = time.best, time.best_range if time.is_float else time.gain_range
-    parts = [] if time.is_float else [f"INT8 as placed: {ms(time.total_ms)}"]
-    parts.append(f"{base.precision}: {ms(base.total_ms)}")
+    parts = [] if time.is_float else [f"INT8 as placed: {format_ms(time.total_ms)}"]
+    parts.append(f"{base.precision}: {format_ms(base.total_ms)}")
     parts += (
-        [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
+        []
+        if base.fp32_ms is None
+        else [f"FP32{', as it is' * time.is_float}: {format_ms(base.fp32_ms)}"]
     )
-    parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
+    parts += [f"placed by qdqtool: {format_ms(best.total_ms)}"] if best is not None else []
     how = (
         "estimated"
         if time.calibration is None
@@ -456,7 +458,11 @@ def _moving(time: TimeEstimate) -> str:
     """What the conversions and changes of layout cost together; empty where there are none."""
     costs = [format_count(time.conversions, "conversion")] if time.conversions else []
     costs += [format_count(time.layouts, "layout change")] if time.layouts else []
-    return f"{ms(time.conversions_ms + time.layouts_ms)} in {' and '.join(costs)}" if costs else ""
+    return (
+        f"{format_ms(time.conversions_ms + time.layouts_ms)} in {' and '.join(costs)}"
+        if costs
+        else ""
+    )
 
 
 def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
@@ -484,7 +490,7 @@ def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
     """What makes a placement slow: conversions and layouts, or kernels so small that starting them is most of it."""
     if 2 * time.launch_ms > time.total_ms:
         return (
-            f"{ms(time.launch_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
+            f"{format_ms(time.launch_ms)} of {format_ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
             "whatever their type; a larger batch or image would gain"
         )
     slowest = max(
@@ -505,8 +511,8 @@ def summary(time: TimeEstimate) -> str:
     batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
     how = "estimated" if time.calibration is None else "corrected by a measurement"
     return (
-        f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), {how}; 80 % of measured "
-        f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}"
+        f"{format_ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), {how}; 80 % of measured "
+        f"engines lie within {format_ms(time.low_ms, unit=False)} to {format_ms(time.high_ms)}"
     )
 
 
@@ -518,9 +524,11 @@ def _summary(page: Page, time: TimeEstimate) -> None:
             f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
             "convolutions"
         )
-    moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
+    moving = [f"conversions {format_ms(time.conversions_ms)}"] if time.conversions_ms else []
     moving += (
-        [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
+        [f"{time.layouts} changes of memory layout {format_ms(time.layouts_ms)}"]
+        if time.layouts
+        else []
     )
     if moving and (page.everything or not _says_costs(time)):  # else the decision has said it
         texts.append(f"of which {', '.join(moving)}")
@@ -547,7 +555,7 @@ def _details(page: Page, time: TimeEstimate, prediction: Prediction, *, layers: 
         page.heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
     for kernel in page.shown(time.kernels, _SLOWEST):
         name = kernel.name if page.everything else keep_end(kernel.title, page.width - 27)
-        page.fill(f"{kernel.kind:<11} {name}", 26, f"  {ms(kernel.ms):>10}  ")
+        page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")
 
 
 def _savings(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
@@ -558,17 +566,19 @@ def _savings(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
         page.line("", "What qdqtool fix saves, by simulating the fixed network")
     for fix in together:
         places = f"{len(fix.nodes)} places" if len(fix.nodes) > 1 else fix.nodes[0]
-        page.fill(f"{', '.join(fix.codes)}  {places}", 16, f"  {ms(fix.saves_ms):>10}  ")
+        page.fill(f"{', '.join(fix.codes)}  {places}", 16, f"  {format_ms(fix.saves_ms):>10}  ")
     simulated = {(code, node) for fix in time.fixes for code in fix.codes for node in fix.nodes}
     fixes = saving([f for f in prediction.findings if (f.code, f.node) not in simulated], least)
     if fixes:
         page.line("", "What each fix saves at most, neighbours quantized (savings do not add up)")
     shown = page.shown(fixes, _FIXES)
     for finding in shown:
-        page.fill(f"{finding.code}  {finding.node}", 16, f"  {ms(finding.saves_ms or 0.0):>10}  ")
+        page.fill(
+            f"{finding.code}  {finding.node}", 16, f"  {format_ms(finding.saves_ms or 0.0):>10}  "
+        )
     if len(fixes) > len(shown):
         rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown) :])
-        page.line(f"  and {len(fixes) - len(shown)} more, {ms(rest)} together (--all)")
+        page.line(f"  and {len(fixes) - len(shown)} more, {format_ms(rest)} together (--all)")
 
 
 def saving(findings: list[Finding], least: float) -> list[Finding]:
@@ -579,7 +589,7 @@ def saving(findings: list[Finding], least: float) -> list[Finding]:
     return list({(f.node, f.saves_ms): f for f in reversed(found)}.values())[::-1]
 
 
-def ms(value: float, *, unit: bool = True) -> str:
+def format_ms(value: float, *, unit: bool = True) -> str:
     """``0.681 ms``: three digits that count."""
     digits = (
         0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3 if value >= 0.1 else 4

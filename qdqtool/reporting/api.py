@@ -14,9 +14,9 @@ from qdqtool.ir.modelfile import ModelSource
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.reporting import data, sections
 from qdqtool.reporting.graphs import draw
-from qdqtool.reporting.nodes import Collector, Subject, gpu_for, look_at
+from qdqtool.reporting.nodes import ModelCollector, ReportSubject, analyze_model, choose_gpu
 from qdqtool.reporting.options import ReportInputs
-from qdqtool.reporting.page import render, require
+from qdqtool.reporting.page import render_page, require_packages
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import Target
 from qdqtool.types import TOOL_VERSION, Json, Severity
@@ -39,7 +39,7 @@ class Report:
         read: The files that were read, none of which :meth:`save` overwrites.
     """
 
-    page: data.Page
+    page: data.PageContents
     html: str
     output: str = ""
     read: InputFiles | None = None
@@ -119,9 +119,9 @@ def report(
     """
     inputs = ReportInputs(before, calib_cache, tuning, target, GpuOptions(gpu, clock), assume)
     with record_inputs() as read:
-        require()
+        require_packages()
         page = collect(model, *builds, inputs=inputs)
-        html = render(page)
+        html = render_page(page)
     size = len(html.encode())
     limits.check_size(size, limits.REPORT, f"{page.model.path or 'the model'}: its report takes")
     return Report(page, html, read=read)
@@ -129,42 +129,42 @@ def report(
 
 def collect(
     model: ModelSource | Model, *builds: str | os.PathLike[str] | Build, inputs: ReportInputs
-) -> data.Page:
+) -> data.PageContents:
     """Return the contents of the page; errors are those of :func:`report`."""
     before, gpu = inputs.before, inputs.gpu
     if gpu.clock is not None and gpu.gpu is None and not builds:
         raise QdqtoolError("`clock` needs `gpu`", code="missing-argument", parameter="gpu")
     build = load_build(builds) if builds else None
-    chosen = gpu_for(build, gpu)
-    subject = look_at(model, inputs, chosen, build)
-    collector = Collector(subject, "after" if before is not None else "model")
-    page = data.Page(TOOL_VERSION, collector.run())
-    page.model.time = sections.time_of(subject)
+    chosen = choose_gpu(build, gpu)
+    subject = analyze_model(model, inputs, chosen, build)
+    collector = ModelCollector(subject, "after" if before is not None else "model")
+    page = data.PageContents(TOOL_VERSION, collector.run())
+    page.model.time = sections.collect_time(subject)
     draw(collector)
     sections.add_weights(collector)
     other = None
     if before is not None:
-        other = look_at(before, inputs, chosen, None, subject.target)
+        other = analyze_model(before, inputs, chosen, None, subject.target)
         _require_same_network(other, subject)
-        earlier = Collector(other, "before")
+        earlier = ModelCollector(other, "before")
         page.before = earlier.run()
-        page.before.time = sections.time_of(other)
+        page.before.time = sections.collect_time(other)
         draw(earlier)
         _compare(page.model, page.before)
-    page.groups = sections.groups_of(collector, other)
-    page.parts = sections.parts_of(subject, other)
-    page.parts_note = sections.parts_note(subject, page.parts)
-    page.unlisted = sections.unlisted_of(subject)
-    page.roof = sections.roof_of(subject)
-    page.agreement = sections.agreement_of(collector)
+    page.groups = sections.collect_scale_groups(collector, other)
+    page.parts = sections.collect_parts(subject, other)
+    page.parts_note = sections.describe_parts(subject, page.parts)
+    page.unlisted = sections.collect_unlisted_rows(subject)
+    page.roof = sections.collect_roofline(subject)
+    page.agreement = sections.collect_agreement(collector)
     if inputs.calib_cache is not None:
-        page.histograms, page.calibration = sections.histograms_of(inputs.calib_cache, collector)
+        page.histograms, page.calibration = sections.read_histograms(inputs.calib_cache, collector)
     if inputs.tuning is not None:
-        page.tuning = sections.tuning_of(inputs.tuning, subject.model)
+        page.tuning = sections.read_tuning(inputs.tuning, subject.model)
     return page
 
 
-def _require_same_network(before: Subject, after: Subject) -> None:
+def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
     """Compares the shapes of both models' weights, whatever their nodes are called.
 
     Raises:
@@ -182,7 +182,7 @@ def _require_same_network(before: Subject, after: Subject) -> None:
         )
 
 
-def _weight_shapes(subject: Subject) -> Counter[tuple[int, ...]]:
+def _weight_shapes(subject: ReportSubject) -> Counter[tuple[int, ...]]:
     shapes = (
         subject.model.constant_shape(subject.view.weights(n).source)
         for n in subject.model.nodes
@@ -191,7 +191,7 @@ def _weight_shapes(subject: Subject) -> Counter[tuple[int, ...]]:
     return Counter(tuple(sorted(shape)) for shape in shapes if shape)
 
 
-def _compare(model: data.Model, before: data.Model) -> None:
+def _compare(model: data.ModelContents, before: data.ModelContents) -> None:
     """Writes into convolutions and layers what they were before, by the ONNX node's name."""
     convs = {c.name: c for c in before.convs}
     for conv in model.convs:

@@ -1,7 +1,7 @@
-"""What the page shows, as plain data; what ``dataclasses.asdict`` makes of these is the JSON inside the page.
+"""Contents of the page as dataclasses; their fields are the JSON inside the page.
 
-Indices (``node``, ``layer``, ``finding`` ...) are places in the lists of the :class:`Model` they belong to; -1 is
-none. Milliseconds, bytes and multiply-accumulates (MACs) are None where they are not known.
+Indices (``node``, ``layer``, ``finding`` ...) are positions in the lists of the :class:`ModelContents` that they belong
+to, -1 for none. Milliseconds, bytes and multiply-accumulates (MACs) are None if they are not known.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ INT8, FLOAT, OTHER = "int8", "float", "other"  # how a precision is drawn
 
 
 @dataclass(slots=True)
-class Scale:
-    """A Q or DQ that a node reads through, or that reads it.
+class NodeScale:
+    """Scale of a Q or DQ at an input or the output of a node.
 
-    ``where`` says at which end: ``input``, ``residual``, ``weights``, ``output``. ``scale`` and ``highest`` are the
-    smallest and the largest scale, equal for one of the whole tensor; None where they are computed or not available.
+    Attributes:
+        where: ``input``, ``other input``, ``weights`` or ``output``.
+        tensor: Input of the quantizer.
+        quantizer: Name of the Q or DQ.
+        precision: Data type of the quantized values.
+        scale: Smallest scale; None if it is computed or not available.
+        highest: Largest scale, equal to `scale` for one per tensor.
+        channels: Number of scales.
+        zero_point: The common zero point, ``several`` or ``unknown``.
+        stays: Whether the quantizer is a conversion at run time.
     """
 
     where: str
@@ -33,10 +41,10 @@ class Scale:
 
 
 @dataclass(slots=True)
-class Node:
-    """An ONNX node that is drawn: all but Q, DQ and what depends on constants alone.
+class NodeEntry:
+    """A drawn ONNX node. Q, DQ and nodes that depend on constants alone are not drawn.
 
-    ``attributes`` are pairs of text: kernel, stride and groups of a convolution, and what else the node carries.
+    ``attributes`` are pairs of text: kernel, stride and groups of a convolution, then others.
     """
 
     name: str
@@ -47,7 +55,7 @@ class Node:
     shape: str = ""
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
-    scales: list[Scale] = field(default_factory=list)
+    scales: list[NodeScale] = field(default_factory=list)
     findings: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     weights: int = -1
@@ -55,7 +63,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Conv:
+class ConvolutionEntry:
     """The outcome of a convolution."""
 
     node: int
@@ -74,8 +82,8 @@ class Conv:
 
 
 @dataclass(slots=True)
-class Layer:
-    """A layer of the predicted engine; ``at`` is the node that stands for it."""
+class LayerEntry:
+    """A layer of the predicted engine; ``at`` is the node to go to."""
 
     name: str
     title: str
@@ -100,7 +108,7 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Finding:
+class FindingEntry:
     """A finding; ``node`` is the drawn node to go to, ``nodes`` all that it concerns."""
 
     id: int
@@ -119,8 +127,8 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Case:
-    """What a rule rests on."""
+class CaseEntry:
+    """Evidence of a rule."""
 
     name: str
     evidence: str
@@ -130,7 +138,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class Line:
+class TraceLine:
     """A line of the simulated optimizer's log."""
 
     text: str
@@ -138,8 +146,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A Q or DQ on an edge; ``stays`` where it is a conversion at run time."""
+class EdgeMark:
+    """A Q or DQ on an edge; ``stays`` if it is a conversion at run time."""
 
     name: str
     op: str
@@ -150,8 +158,15 @@ class Mark:
 class Box(LayoutBox):
     """A box of the drawing.
 
-    ``role`` is ``input``, ``output``, ``node`` (one ONNX node), ``fused`` (several that are one layer), ``layer`` or
-    ``module`` (all boxes of a part of the network). ``rows`` are the ONNX nodes in it, ``heights`` theirs in pixels.
+    Attributes:
+        role: ``input``, ``output``, ``node`` (one ONNX node), ``fused`` (several nodes of one
+            layer), ``layer`` or ``module`` (all boxes of a part of the network).
+        title: First line.
+        note: Second line.
+        paint: ``int8``, ``float`` or ``other``.
+        layer: The layer of the engine.
+        rows: The ONNX nodes in the box.
+        heights: Heights of the rows in pixels.
     """
 
     role: str
@@ -165,18 +180,21 @@ class Box(LayoutBox):
 
 @dataclass(slots=True)
 class Edge(LayoutEdge):
-    """An edge; ``shape`` is its tensor's, NCHW."""
+    """An edge; ``shape`` is the shape of its tensor, NCHW."""
 
     tensor: str
     precision: str
     paint: str
-    marks: list[Mark]
+    marks: list[EdgeMark]
     shape: str = ""
 
 
 @dataclass(slots=True)
-class Drawing:
-    """A graph, laid out but for that of modules; ``why`` says why there is none."""
+class GraphDrawing:
+    """A graph with its layout. The page arranges the graph of modules itself.
+
+    ``why`` is the reason if there is no drawing.
+    """
 
     boxes: list[Box] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
@@ -186,8 +204,8 @@ class Drawing:
 
 
 @dataclass(slots=True)
-class Conversion:
-    """A Q or DQ that stays in the engine as a layer of its own."""
+class ConversionEntry:
+    """A Q or DQ that remains in the engine as a layer of its own."""
 
     name: str
     node: int
@@ -201,8 +219,11 @@ class Conversion:
 
 
 @dataclass(slots=True)
-class ScaleGroup:
-    """Quantized tensors with one scale: tied by the operators between them where the float model is available."""
+class ScaleGroupEntry:
+    """Quantized tensors with one scale.
+
+    With the float model the operators between them tie them; otherwise their scales are equal.
+    """
 
     scale: float | None
     tensors: list[str]
@@ -213,8 +234,16 @@ class ScaleGroup:
 
 
 @dataclass(slots=True)
-class Weights:
-    """Ranges of a convolution's weights by output channel: the largest magnitude, and what its scale can hold."""
+class WeightRanges:
+    """Ranges of a convolution's weights by output channel.
+
+    Attributes:
+        node: The node.
+        name: Name of the node.
+        shape: Shape of the weights.
+        largest: Largest magnitude of each channel; empty if the values are not available.
+        holds: Largest magnitude that the scale of each channel can represent.
+    """
 
     node: int
     name: str
@@ -224,8 +253,8 @@ class Weights:
 
 
 @dataclass(slots=True)
-class Method:
-    """The range that a calibration method chooses for a tensor, and the share of its values beyond it."""
+class MethodRange:
+    """Range that a calibration method chooses, and the share of values beyond it."""
 
     name: str
     amax: float
@@ -233,10 +262,22 @@ class Method:
 
 
 @dataclass(slots=True)
-class Histogram:
-    """Magnitudes of a tensor on the calibration data: counts in equal bins from 0 to ``absmax``.
+class ValueHistogram:
+    """Magnitudes of a tensor on the calibration data.
 
-    ``nearest`` are the methods whose range is the chosen one, to within a hundredth.
+    Attributes:
+        tensor: The tensor.
+        quantizer: Its Q.
+        node: The node to go to.
+        absmax: Largest magnitude.
+        minimum: Smallest value.
+        maximum: Largest value.
+        values: Number of values.
+        counts: Values in equal bins from 0 to `absmax`.
+        chosen: Range that the model's scale stands for.
+        clipped: Share of the values beyond `chosen`.
+        nearest: Methods whose range is within a hundredth of `chosen`.
+        methods: Ranges of all methods.
     """
 
     tensor: str
@@ -250,12 +291,12 @@ class Histogram:
     chosen: float | None
     clipped: float | None
     nearest: list[str]
-    methods: list[Method]
+    methods: list[MethodRange]
 
 
 @dataclass(slots=True)
-class Part:
-    """A part of the engine's time; ``layers`` is their number, ``kind`` how they are drawn."""
+class TimePart:
+    """A part of the engine's time; ``kind`` is its color, ``layers`` the number of layers."""
 
     kind: str
     name: str
@@ -267,16 +308,16 @@ class Part:
 
 
 @dataclass(slots=True)
-class Row:
-    """A row of the build's profile that no predicted layer stands for."""
+class ProfileEntry:
+    """A row of the build's profile that matches no predicted layer."""
 
     name: str
     ms: float
 
 
 @dataclass(slots=True)
-class Roof:
-    """A GPU's roofline: rates in MACs per second, the memory's in bytes per second."""
+class GpuRoofline:
+    """A GPU's peak rates in MACs per second and its bandwidth in bytes per second."""
 
     gpu: str
     clock: float
@@ -285,8 +326,8 @@ class Roof:
 
 
 @dataclass(slots=True)
-class Point:
-    """A configuration that ``tune`` weighed."""
+class TuningPoint:
+    """A configuration that ``tune`` measured."""
 
     name: str
     x: float
@@ -301,13 +342,16 @@ class Point:
 
 
 @dataclass(slots=True)
-class Tuning:
-    """What ``tune`` found: ``axis`` names the horizontal axis, ``keep`` and ``budget`` are the goals' lines."""
+class TuningPlot:
+    """Result of ``tune``.
+
+    ``axis`` names the horizontal axis; ``keep`` and ``budget`` are the lines of the goals.
+    """
 
     metric: str
     sentence: str
     axis: str
-    points: list[Point]
+    points: list[TuningPoint]
     float_metric: float | None
     keep: float | None
     budget: float | None
@@ -317,8 +361,11 @@ class Tuning:
 
 
 @dataclass(slots=True)
-class Agreement:
-    """A verification: ``rows`` are what was compared, how many agree, of how many."""
+class BuildAgreement:
+    """A prediction compared with a build.
+
+    ``rows`` have a subject, the number that agrees, the total and a remark.
+    """
 
     build: str
     verdict: str
@@ -335,8 +382,8 @@ class Agreement:
 
 
 @dataclass(slots=True)
-class Time:
-    """The estimate for the whole engine."""
+class EngineTime:
+    """Estimated time of the whole engine."""
 
     gpu: str
     clock: float
@@ -349,8 +396,8 @@ class Time:
 
 
 @dataclass(slots=True)
-class Model:
-    """Everything about one model."""
+class ModelContents:
+    """The part of the page about one model."""
 
     label: str
     path: str
@@ -363,34 +410,34 @@ class Model:
     verdict: str
     counts: dict[str, int | None]
     remarks: list[str]
-    nodes: list[Node] = field(default_factory=list)
-    convs: list[Conv] = field(default_factory=list)
-    layers: list[Layer] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    cases: list[Case] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    onnx: Drawing = field(default_factory=Drawing)
-    engine: Drawing = field(default_factory=Drawing)
-    modules: Drawing = field(default_factory=Drawing)
-    conversions: list[Conversion] = field(default_factory=list)
-    weights: list[Weights] = field(default_factory=list)
-    time: Time | None = None
+    nodes: list[NodeEntry] = field(default_factory=list)
+    convs: list[ConvolutionEntry] = field(default_factory=list)
+    layers: list[LayerEntry] = field(default_factory=list)
+    findings: list[FindingEntry] = field(default_factory=list)
+    cases: list[CaseEntry] = field(default_factory=list)
+    lines: list[TraceLine] = field(default_factory=list)
+    onnx: GraphDrawing = field(default_factory=GraphDrawing)
+    engine: GraphDrawing = field(default_factory=GraphDrawing)
+    modules: GraphDrawing = field(default_factory=GraphDrawing)
+    conversions: list[ConversionEntry] = field(default_factory=list)
+    weights: list[WeightRanges] = field(default_factory=list)
+    time: EngineTime | None = None
     compute_capabilities: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Page:
-    """The whole page: the model, the one before it, and what else was given."""
+class PageContents:
+    """The whole page: the model, the one before it, and sections about other inputs."""
 
     tool: str
-    model: Model
-    before: Model | None = None
-    groups: list[ScaleGroup] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    model: ModelContents
+    before: ModelContents | None = None
+    groups: list[ScaleGroupEntry] = field(default_factory=list)
+    parts: list[TimePart] = field(default_factory=list)
     parts_note: str = ""
-    unlisted: list[Row] = field(default_factory=list)
-    roof: Roof | None = None
-    histograms: list[Histogram] = field(default_factory=list)
+    unlisted: list[ProfileEntry] = field(default_factory=list)
+    roof: GpuRoofline | None = None
+    histograms: list[ValueHistogram] = field(default_factory=list)
     calibration: str = ""
-    tuning: Tuning | None = None
-    agreement: Agreement | None = None
+    tuning: TuningPlot | None = None
+    agreement: BuildAgreement | None = None

@@ -18,8 +18,8 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node as OnnxNode
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.reporting import data
-from qdqtool.reporting.nodes import Collector, paint_of
-from qdqtool.reporting.page import plain, short, shown
+from qdqtool.reporting.nodes import ModelCollector, choose_paint
+from qdqtool.reporting.page import display_name, shorten_name, strip_operator
 from qdqtool.types import BYTES, Precision
 from qdqtool.util import limits
 from qdqtool.util.text import format_count
@@ -33,17 +33,17 @@ _MOST_MARKS = 64  # Q and DQ on one edge
 _TABLES = "The tables below hold every node."
 
 
-def draw(collector: Collector) -> None:
+def draw(collector: ModelCollector) -> None:
     """Writes the drawings into the collector's model."""
-    boxes, edges = _Onnx(collector).run()
-    collector.model.onnx = _laid_out(boxes, edges)
-    collector.model.modules = data.Drawing(*_modules(collector.model.nodes, boxes, edges))
+    boxes, edges = _OnnxDrawing(collector).run()
+    collector.model.onnx = _lay_out(boxes, edges)
+    collector.model.modules = data.GraphDrawing(*_draw_modules(collector.model.nodes, boxes, edges))
     if collector.model.layers:
         found = _engine(collector)
         collector.model.engine = (
-            _laid_out(*found)
+            _lay_out(*found)
             if found
-            else data.Drawing(
+            else data.GraphDrawing(
                 why=f"The layers of the engine have more than {_MOST_EDGES:,} edges, too many for a picture. {_TABLES}"
             )
         )
@@ -54,7 +54,7 @@ def draw(collector: Collector) -> None:
 # Layout -----------------------------------------------------------------------------------------------------------
 
 
-def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
+def _lay_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
     """Gives boxes and edges their places; boxes are in an order in which makers come first."""
     fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
     for box in boxes:
@@ -64,14 +64,16 @@ def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
         )
     width, height, why = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
     return (
-        data.Drawing(why=f"{why}. {_TABLES}") if why else data.Drawing(boxes, edges, width, height)
+        data.GraphDrawing(why=f"{why}. {_TABLES}")
+        if why
+        else data.GraphDrawing(boxes, edges, width, height)
     )
 
 
 # The ONNX graph ---------------------------------------------------------------------------------------------------
 
 
-class _Onnx:
+class _OnnxDrawing:
     """Boxes are fused layers and single nodes; edges are the tensors between them.
 
     Attributes:
@@ -81,7 +83,7 @@ class _Onnx:
             Q and DQ between, makers first.
     """
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: ModelCollector) -> None:
         self.collector = collector
         self.index = collector.subject.model
         self.nodes = [(collector.place[n.index], n) for n in collector.drawn()]
@@ -108,7 +110,7 @@ class _Onnx:
                 n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.consumers(name)
             ):
                 number[name] = len(boxes)
-                boxes.append(_end("input", name, self._type_of(name)))
+                boxes.append(_end_box("input", name, self._tensor_precision(name)))
         for key in order:
             number[key] = len(boxes)
             boxes.append(self._box(members[key]))
@@ -124,10 +126,12 @@ class _Onnx:
             for _, maker, _ in sources
             if maker is not None
         ]
-        return _in_order(dict.fromkeys(self.home.values(), 0), [(a, b) for a, b in links if a != b])
+        return _sort_topologically(
+            dict.fromkeys(self.home.values(), 0), [(a, b) for a, b in links if a != b]
+        )
 
-    def _sources(self, node: OnnxNode) -> list[tuple[str, int | None, list[data.Mark]]]:
-        found: list[tuple[str, int | None, list[data.Mark]]] = []
+    def _sources(self, node: OnnxNode) -> list[tuple[str, int | None, list[data.EdgeMark]]]:
+        found: list[tuple[str, int | None, list[data.EdgeMark]]] = []
         for name in dict.fromkeys(t for t in (*node.inputs, *node.captured) if t):
             tensor, maker, marks = self._origin(name)
             if (
@@ -140,13 +144,15 @@ class _Onnx:
                 )
         return found
 
-    def _origin(self, tensor: str) -> tuple[str, OnnxNode | None, list[data.Mark]]:
+    def _origin(self, tensor: str) -> tuple[str, OnnxNode | None, list[data.EdgeMark]]:
         """What a tensor is in front of its Q and DQ: the tensor, its maker, and what was passed, makers first."""
-        marks: list[data.Mark] = []
+        marks: list[data.EdgeMark] = []
         maker = self.index.producer(tensor)
         while maker is not None and qdq.is_qdq(maker) and len(marks) < _MOST_MARKS:
-            stays = maker.name in self.collector.staying
-            marks.append(data.Mark(shown(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays))
+            stays = maker.name in self.collector.conversion_names
+            marks.append(
+                data.EdgeMark(display_name(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays)
+            )
             tensor = maker.input(0)
             maker = self.index.producer(tensor)
         return tensor, maker, marks[::-1]
@@ -160,15 +166,15 @@ class _Onnx:
         alone = len(places) == 1
         return data.Box(
             "node" if alone else "fused",
-            short(plain(main.name, main.op), NAME_WIDTH),
+            shorten_name(strip_operator(main.name, main.op), NAME_WIDTH),
             layer.type if layer else "",
-            paint_of(decides.precision) if decides is not None else data.OTHER,
+            choose_paint(decides.precision) if decides is not None else data.OTHER,
             main.layer,
             places,
             heights=[WEIGHTED_ROW if alone or n.op in WEIGHTED else ROW for n in nodes],
         )
 
-    def _type_of(self, tensor: str) -> Precision:
+    def _tensor_precision(self, tensor: str) -> Precision:
         return qdq.precision_of(self.index.elem_type(tensor))
 
     def _edges(self, boxes: list[data.Box], number: dict[str | int, int]) -> list[data.Edge]:
@@ -180,7 +186,13 @@ class _Onnx:
                 if source is None or target is None or source >= target:
                     continue
                 edge = data.Edge(
-                    source, target, shown(tensor), "", "", marks, self.collector.shape(tensor)
+                    source,
+                    target,
+                    display_name(tensor),
+                    "",
+                    "",
+                    marks,
+                    self.collector.shape(tensor),
                 )
                 known = edges.setdefault((source, target, tensor), edge)
                 if known is not edge and len(marks) > len(known.marks):
@@ -191,9 +203,15 @@ class _Onnx:
             source = number.get(self.home[made_at]) if made_at is not None else None
             if source is not None:
                 edges[source, len(boxes), name] = data.Edge(
-                    source, len(boxes), shown(tensor), "", "", marks, self.collector.shape(tensor)
+                    source,
+                    len(boxes),
+                    display_name(tensor),
+                    "",
+                    "",
+                    marks,
+                    self.collector.shape(tensor),
                 )
-                boxes.append(_end("output", name, self._type_of(name)))
+                boxes.append(_end_box("output", name, self._tensor_precision(name)))
         return list(edges.values())
 
     def _types(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
@@ -206,13 +224,13 @@ class _Onnx:
         for number, box in enumerate(boxes):
             for edge in into[number]:
                 edge.precision = written.get(edge.source, "UNKNOWN")
-                edge.paint = paint_of(edge.precision)
+                edge.paint = choose_paint(edge.precision)
             conv = next(
                 (model.convs[model.nodes[p].conv] for p in box.rows if model.nodes[p].conv >= 0),
                 None,
             )
             kinds = [
-                self._type_of(t)
+                self._tensor_precision(t)
                 for p in box.rows[-1:]
                 for t in self.index.nodes[model.nodes[p].index].outputs[:1]
             ]
@@ -228,18 +246,20 @@ class _Onnx:
                 sources = [e.precision for e in into[number] if e.precision != "UNKNOWN"]
                 written[number] = sources[0] if sources else "UNKNOWN"
                 if box.role == "node" and box.paint == data.OTHER and sources:
-                    box.paint = paint_of(written[number])
+                    box.paint = choose_paint(written[number])
 
 
-def _end(role: str, tensor: str, precision: Precision) -> data.Box:
-    return data.Box(role, short(tensor, NAME_WIDTH), str(precision), paint_of(precision), -1, [])
+def _end_box(role: str, tensor: str, precision: Precision) -> data.Box:
+    return data.Box(
+        role, shorten_name(tensor, NAME_WIDTH), str(precision), choose_paint(precision), -1, []
+    )
 
 
 # The overview -----------------------------------------------------------------------------------------------------
 
 
-def _modules(
-    nodes: Sequence[data.Node], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
+def _draw_modules(
+    nodes: Sequence[data.NodeEntry], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
 ) -> tuple[list[data.Box], list[data.Edge]]:
     """The boxes of the ONNX graph by module, as the names in the model have it: ``/model.4/m.0/cv1/conv/Conv``.
 
@@ -248,13 +268,13 @@ def _modules(
     """
     # As the nodes are in the file where that is possible: exporters write module after module.
     places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
-    order = _in_order(places, [(e.source, e.target) for e in edges])
+    order = _sort_topologically(places, [(e.source, e.target) for e in edges])
     inner = [b for b in order if boxes[b].rows]
     most = max(FEW, len(inner) // 6)
     made: list[data.Box] = []
     number: dict[int, int] = {}
     stretches = [("", [b]) for b in order if boxes[b].role == "input"]
-    stretches += _stretches(
+    stretches += _split_modules(
         {b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}, most
     )
     stretches += [("", [b]) for b in order if boxes[b].role == "output"]
@@ -269,7 +289,7 @@ def _modules(
         seen[title] += 1
         if not title:
             title = " to ".join(
-                dict.fromkeys(short(nodes[n].name, 14) for n in (rows[0], rows[-1]))
+                dict.fromkeys(shorten_name(nodes[n].name, 14) for n in (rows[0], rows[-1]))
             )
         elif several[title] > 1:
             title = f"{title} ({seen[title]})"
@@ -277,7 +297,7 @@ def _modules(
         made.append(
             data.Box(
                 "module",
-                short(title, NAME_WIDTH),
+                shorten_name(title, NAME_WIDTH),
                 format_count(len(rows), "node"),
                 paints.pop() if len(paints) == 1 else data.OTHER,
                 -1,
@@ -307,7 +327,7 @@ def _modules(
     return made, list(joined.values())
 
 
-def _in_order(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
+def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
     """Keys of ``places``, makers first, otherwise by place; those on a circle are missing."""
     sorter = graphlib.TopologicalSorter(dict.fromkeys(places, ()))
     for source, target in links:
@@ -325,7 +345,7 @@ def _in_order(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[
     return order
 
 
-def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[int]]]:
+def _split_modules(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[int]]]:
     """Boxes that follow each other by the shortest beginning of their paths that leaves at most ``most`` together."""
     depth = dict.fromkeys(paths, 1)
     while True:
@@ -358,7 +378,7 @@ def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[i
 # The engine -------------------------------------------------------------------------------------------------------
 
 
-def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | None:
+def _engine(collector: ModelCollector) -> tuple[list[data.Box], list[data.Edge]] | None:
     """Boxes are the layers; a conversion with one reader is a mark on the edge to it. None for too many edges.
 
     Layers that share memory (an eliminated Concat) are joined each with each, so that edges go with the square.
@@ -367,16 +387,16 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
     layers = collector.subject.prediction.layers
     boxes: list[data.Box] = []
     edges: list[data.Edge] = []
-    makers: dict[str, list[tuple[int, list[data.Mark], str]]] = {}
+    makers: dict[str, list[tuple[int, list[data.EdgeMark], str]]] = {}
     ends: dict[str, int] = {}
     read: set[str] = set()
 
-    def sources(tensor: str, precision: str) -> list[tuple[int, list[data.Mark], str]]:
+    def sources(tensor: str, precision: str) -> list[tuple[int, list[data.EdgeMark], str]]:
         found = makers.get(tensor)
         if found is None:
             if tensor not in ends:
                 ends[tensor] = len(boxes)
-                boxes.append(_end("input", tensor, Precision(precision)))
+                boxes.append(_end_box("input", tensor, Precision(precision)))
             return [(ends[tensor], [], precision)]
         return found
 
@@ -391,7 +411,9 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
         read.update(t.tensor for t in layer.inputs)
         if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
             out = layer.outputs[0]
-            mark = data.Mark(shown(layer.name), "Q" if out.precision in BYTES else "DQ", True)
+            mark = data.EdgeMark(
+                display_name(layer.name), "Q" if out.precision in BYTES else "DQ", True
+            )
             for _, (source, marks, _precision) in ways:
                 makers.setdefault(out.tensor, []).append(
                     (source, [*marks, mark][-_MOST_MARKS:], str(out.precision))
@@ -402,9 +424,9 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
         boxes.append(
             data.Box(
                 "layer",
-                short(row.title, NAME_WIDTH),
+                shorten_name(row.title, NAME_WIDTH),
                 row.type,
-                paint_of(row.precision),
+                choose_paint(row.precision),
                 number,
                 row.nodes,
             )
@@ -416,9 +438,9 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
                 data.Edge(
                     source,
                     place,
-                    shown(tensor),
+                    display_name(tensor),
                     precision,
-                    paint_of(precision),
+                    choose_paint(precision),
                     list(passed),
                     collector.shape(tensor),
                 )
@@ -428,15 +450,15 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
     for name in dict.fromkeys(
         [*(n for n in index.outputs if n in makers), *(t for t in makers if t not in read)]
     ):
-        boxes.append(_end("output", name, Precision(makers[name][-1][2])))
+        boxes.append(_end_box("output", name, Precision(makers[name][-1][2])))
         for source, marks, precision in makers[name]:
             edges.append(
                 data.Edge(
                     source,
                     len(boxes) - 1,
-                    shown(name),
+                    display_name(name),
                     precision,
-                    paint_of(precision),
+                    choose_paint(precision),
                     marks,
                     collector.shape(name),
                 )

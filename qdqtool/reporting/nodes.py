@@ -23,7 +23,13 @@ from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.reporting import data
 from qdqtool.reporting.options import ReportInputs
-from qdqtool.reporting.page import Spoken, message, plain, rounded, shown
+from qdqtool.reporting.page import (
+    LogNameParser,
+    display_message,
+    display_name,
+    round_digits,
+    strip_operator,
+)
 from qdqtool.timing import gpus, model_variants
 from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.gpu_checks import gpu_findings
@@ -52,7 +58,7 @@ _LABELS = {
 }
 
 
-def paint_of(precision: Precision | str) -> str:
+def choose_paint(precision: Precision | str) -> str:
     """How a precision is drawn."""
     value = Precision(precision)
     if value.is_float:
@@ -60,21 +66,21 @@ def paint_of(precision: Precision | str) -> str:
     return data.INT8 if value in (*BYTES, Precision.FP8, Precision.INT4) else data.OTHER
 
 
-class Collector:
-    """Makes :class:`data.Model` of a subject.
+class ModelCollector:
+    """Makes :class:`data.ModelContents` of a subject.
 
     Attributes:
         model: What is made.
         place: Index of a drawn ONNX node to its place in ``model.nodes``.
     """
 
-    def __init__(self, subject: Subject, label: str) -> None:
+    def __init__(self, subject: ReportSubject, label: str) -> None:
         self.subject = subject
         prediction = subject.prediction
         info = prediction.model
-        self.model = data.Model(
+        self.model = data.ModelContents(
             label=label,
-            path=shown(info.path),
+            path=display_name(info.path),
             sha256=info.sha256,
             opset=info.opset,
             node_count=info.nodes,
@@ -83,16 +89,18 @@ class Collector:
             proof=prediction.target_evidence,
             verdict=verdict(prediction),
             counts=prediction.summary(),
-            remarks=[message(line) for line in remarks(prediction)],
+            remarks=[display_message(line) for line in remarks(prediction)],
             compute_capabilities=prediction.compute_capabilities,
         )
         self.place: dict[int, int] = {}
-        self._case_place: dict[str, int] = {}
+        self._case_positions: dict[str, int] = {}
         self._by_name = {n.name: n for n in subject.model.nodes}
         #: Names of the Q and DQ that stay; of a copy that moved (``..._clone_1``) that of the one in the model.
-        self.staying = frozenset(self._own(n) for n in prediction.conversion_nodes)
+        self.conversion_names = frozenset(
+            self._original_name(n) for n in prediction.conversion_nodes
+        )
 
-    def run(self) -> data.Model:
+    def run(self) -> data.ModelContents:
         self._nodes()
         self._layers()
         self._convolutions()
@@ -117,13 +125,13 @@ class Collector:
         for node in self.drawn():
             self.place[node.index] = len(self.model.nodes)
             self.model.nodes.append(
-                data.Node(
-                    name=shown(node.name),
-                    op=shown(node.op, 60),
+                data.NodeEntry(
+                    name=display_name(node.name),
+                    op=display_name(node.op, 60),
                     index=node.index,
                     shape=self.shape(node.output),
-                    inputs=[shown(t) for t in node.inputs if t and not index.is_constant(t)],
-                    outputs=[shown(t) for t in node.outputs if t],
+                    inputs=[display_name(t) for t in node.inputs if t and not index.is_constant(t)],
+                    outputs=[display_name(t) for t in node.outputs if t],
                     scales=self._scales(node),
                     attributes=self._attributes(node),
                 )
@@ -151,14 +159,16 @@ class Collector:
         with contextlib.suppress(ValueError):  # an attribute of a type that ONNX does not know
             found |= node.attributes
         texts = {
-            _LABELS.get(n, n): _text_of(value, ", " if n == "pads" else "x")
+            _LABELS.get(n, n): _format_attribute(value, ", " if n == "pads" else "x")
             for n, value in found.items()
         }
         return [
-            [shown(name, 60), text] for name, text in list(texts.items())[:MOST_ATTRIBUTES] if text
+            [display_name(name, 60), text]
+            for name, text in list(texts.items())[:MOST_ATTRIBUTES]
+            if text
         ]
 
-    def _scales(self, node: OnnxNode) -> list[data.Scale]:
+    def _scales(self, node: OnnxNode) -> list[data.NodeScale]:
         view, index = self.subject.view, self.subject.model
         found = []
         for position, tensor in enumerate(node.inputs):
@@ -182,7 +192,7 @@ class Collector:
         readers = (r for t in node.outputs if t for r in dict.fromkeys(index.consumers(t)))
         return [*found, *(self._scale("output", r) for r in readers if is_q(r))]
 
-    def _scale(self, where: str, quantizer: OnnxNode) -> data.Scale:
+    def _scale(self, where: str, quantizer: OnnxNode) -> data.NodeScale:
         params = self.subject.view.params(quantizer)
         scale, zero = params.scale, params.zero_point
         zeros = (
@@ -194,48 +204,48 @@ class Collector:
         )
         least = most = None
         if scale is not None and scale.size and np.isfinite(scale).all():
-            least, most = rounded(scale.min(), 6), rounded(scale.max(), 6)
-        return data.Scale(
+            least, most = round_digits(scale.min(), 6), round_digits(scale.max(), 6)
+        return data.NodeScale(
             where,
-            shown(quantizer.input(0)),
-            shown(quantizer.name),
+            display_name(quantizer.input(0)),
+            display_name(quantizer.name),
             str(params.precision),
             least,
             most,
             0 if scale is None else int(scale.size),
             zeros,
-            self._stays(quantizer),
+            self._is_conversion(quantizer),
         )
 
-    def _own(self, name: str) -> str:
+    def _original_name(self, name: str) -> str:
         """The ONNX name behind a name that TensorRT may have given to a copy."""
         return name if name in self._by_name else base_name(name)
 
-    def _stays(self, quantizer: OnnxNode) -> bool:
+    def _is_conversion(self, quantizer: OnnxNode) -> bool:
         """Whether it, or a DQ that reads it, is a conversion."""
         index = self.subject.model
-        return quantizer.name in self.staying or any(
-            is_dq(r) and r.name in self.staying for r in index.consumers(quantizer.output)
+        return quantizer.name in self.conversion_names or any(
+            is_dq(r) and r.name in self.conversion_names for r in index.consumers(quantizer.output)
         )
 
-    def nodes_of(self, names: Iterable[str]) -> list[int]:
+    def find_nodes(self, names: Iterable[str]) -> list[int]:
         """Drawn nodes by ONNX name; of a Q or DQ those that it serves."""
         found: dict[int, None] = {}
         for name in names:
-            node = self._by_name.get(self._own(name))
+            node = self._by_name.get(self._original_name(name))
             if node is None:
                 continue
             if node.index in self.place:
                 found[self.place[node.index]] = None
             elif is_qdq(node):
-                found.update(dict.fromkeys(self._served(node)))
+                found.update(dict.fromkeys(self._find_served_nodes(node)))
         return list(found)
 
-    def first_of(self, names: Iterable[str]) -> int:
+    def find_first_node(self, names: Iterable[str]) -> int:
         """The first of them; -1 for none."""
-        return next(iter(self.nodes_of(names)), -1)
+        return next(iter(self.find_nodes(names)), -1)
 
-    def _served(self, quantizer: OnnxNode) -> list[int]:
+    def _find_served_nodes(self, quantizer: OnnxNode) -> list[int]:
         """The drawn nodes that read a Q or DQ; the one that makes what it reads where none does."""
         index = self.subject.model
         found: list[int] = []
@@ -274,17 +284,17 @@ class Collector:
             work = subject.work[number] if subject.work else None
             work = None if work is None or work.kind in ("unknown", "nothing") else work
             self.model.layers.append(
-                data.Layer(
-                    name=shown(layer.name),
-                    title=self._title(layer, mine),
+                data.LayerEntry(
+                    name=display_name(layer.name),
+                    title=self._layer_title(layer, mine),
                     type=layer.type,
-                    kind=kind_of(layer),
-                    precision=str(computes(layer)),
-                    inputs=[[shown(t.tensor), str(t.precision)] for t in layer.inputs],
-                    outputs=[[shown(t.tensor), str(t.precision)] for t in layer.outputs],
+                    kind=time_kind(layer),
+                    precision=str(compute_precision(layer)),
+                    inputs=[[display_name(t.tensor), str(t.precision)] for t in layer.inputs],
+                    outputs=[[display_name(t.tensor), str(t.precision)] for t in layer.outputs],
                     nodes=mine,
                     findings=[],
-                    at=self._main(mine) if mine else self.first_of(layer.nodes),
+                    at=self._main_node(mine) if mine else self.find_first_node(layer.nodes),
                     ms=layer.ms,
                     macs=None if work is None else round(work.macs),
                     bytes=None if work is None else round(work.bytes_moved),
@@ -297,18 +307,18 @@ class Collector:
             made
         ) in self.model.layers:  # a convolution and the addition behind it, both of one module
             if several[made.title] > 1 and made.nodes:
-                made.title += f" ({self.model.nodes[self._main(made.nodes)].op})"
+                made.title += f" ({self.model.nodes[self._main_node(made.nodes)].op})"
 
-    def _main(self, mine: list[int]) -> int:
+    def _main_node(self, mine: list[int]) -> int:
         """The node that people know a layer by: its convolution, else its last."""
         return next((p for p in mine if self.model.nodes[p].op in WEIGHTED), mine[-1])
 
-    def _title(self, layer: EngineLayer, mine: list[int]) -> str:
+    def _layer_title(self, layer: EngineLayer, mine: list[int]) -> str:
         if not mine:
-            return shown(layer.name)
-        node = self.model.nodes[self._main(mine)]
+            return display_name(layer.name)
+        node = self.model.nodes[self._main_node(mine)]
         weighted = sum(self.model.nodes[p].op in WEIGHTED for p in mine)
-        return plain(node.name, node.op) + (f" (+{weighted - 1})" if weighted > 1 else "")
+        return strip_operator(node.name, node.op) + (f" (+{weighted - 1})" if weighted > 1 else "")
 
     def _convolutions(self) -> None:
         layer_place: dict[str, int] = {}
@@ -322,9 +332,9 @@ class Collector:
                 if at >= 0:
                     self.model.nodes[node].layer = at
             self.model.convs.append(
-                data.Conv(
+                data.ConvolutionEntry(
                     node,
-                    shown(conv.name),
+                    display_name(conv.name),
                     conv.op,
                     conv.weights,
                     str(conv.precision),
@@ -332,26 +342,28 @@ class Collector:
                     str(conv.output),
                     str(conv.evidence),
                     at,
-                    [shown(n) for n in conv.fused],
+                    [display_name(n) for n in conv.fused],
                     list(conv.findings),
-                    [self._case(name) for name in conv.cases],
+                    [self._add_case(name) for name in conv.cases],
                 )
             )
             if conv.layer:  # a node that its layer lists under another name
-                for place in self.nodes_of(conv.fused):
+                for place in self.find_nodes(conv.fused):
                     if self.model.nodes[place].layer < 0:
                         self.model.nodes[place].layer = at
 
-    def _case(self, name: str) -> int:
-        if name not in self._case_place:
-            self._case_place[name] = len(self.model.cases)
+    def _add_case(self, name: str) -> int:
+        if name not in self._case_positions:
+            self._case_positions[name] = len(self.model.cases)
             case = cases().get(name)
             self.model.cases.append(
-                data.Case(name, "assumed", "", [], "")
+                data.CaseEntry(name, "assumed", "", [], "")
                 if case is None
-                else data.Case(name, str(case.evidence), case.says, list(case.builds), case.source)
+                else data.CaseEntry(
+                    name, str(case.evidence), case.says, list(case.builds), case.source
+                )
             )
-        return self._case_place[name]
+        return self._case_positions[name]
 
     # Findings, conversions, lines -----------------------------------------------------------------------------
 
@@ -360,7 +372,7 @@ class Collector:
             c.name: self.place.get(c.index, -1) for c in self.subject.prediction.convolutions
         }
         for finding in self.subject.prediction.findings:
-            at = self.nodes_of([finding.node])
+            at = self.find_nodes([finding.node])
             concerned = [p for p in (by_conv.get(n, -1) for n in finding.convolutions) if p >= 0]
             nodes = list(dict.fromkeys([*at, *concerned]))
             for place in nodes:
@@ -369,14 +381,14 @@ class Collector:
                 if node.layer >= 0 and finding.id not in self.model.layers[node.layer].findings:
                     self.model.layers[node.layer].findings.append(finding.id)
             self.model.findings.append(
-                data.Finding(
+                data.FindingEntry(
                     finding.id,
                     finding.code,
                     title_of(finding.code),
                     str(finding.severity),
-                    shown(finding.node),
-                    message(finding.message),
-                    message(finding.fix),
+                    display_name(finding.node),
+                    display_message(finding.message),
+                    display_message(finding.fix),
                     str(finding.evidence),
                     nodes[0] if nodes else -1,
                     nodes,
@@ -403,14 +415,14 @@ class Collector:
             row = self.model.layers[layer] if layer >= 0 else None
             tensor, from_ = row.inputs[0] if row and row.inputs else ("", "")
             self.model.conversions.append(
-                data.Conversion(
-                    shown(name),
-                    self.first_of([name]),
+                data.ConversionEntry(
+                    display_name(name),
+                    self.find_first_node([name]),
                     layer,
                     from_,
                     row.outputs[0][1] if row and row.outputs else "",
                     tensor,
-                    sorted(i for n in {name, self._own(name)} for i in found.get(n, ())),
+                    sorted(i for n in {name, self._original_name(name)} for i in found.get(n, ())),
                     row.ms if row else None,
                     row.measured if row else None,
                 )
@@ -424,13 +436,13 @@ class Collector:
         for node in (n for n in index.nodes if n.op in WEIGHTED and n.index in self.place):
             source = self.subject.view.weights(node).source
             owner.setdefault(source, []).append(self.place[node.index])
-        spoken = Spoken([*by_trt, *owner])
+        spoken = LogNameParser([*by_trt, *owner])
         for event in self.subject.prediction.trace:
             if event.kind == trace.RUNNING:
                 continue
-            names = dict.fromkeys([*spoken.of(event.subject), *spoken.of(event.object)])
+            names = dict.fromkeys([*spoken.parse(event.subject), *spoken.parse(event.object)])
             places = dict.fromkeys(
-                p for n in names for p in (*owner.get(n, ()), *self.nodes_of([by_trt.get(n, n)]))
+                p for n in names for p in (*owner.get(n, ()), *self.find_nodes([by_trt.get(n, n)]))
             )
             wanted = [p for p in places if len(self.model.nodes[p].lines) < MOST_LINES]
             if not wanted:
@@ -441,31 +453,33 @@ class Collector:
             if event.pass_name and not text.startswith(event.pass_name):
                 text = f"{event.pass_name}: {text}"
             self.model.lines.append(
-                data.Line(shown(text, 700), self._case(event.case) if event.case else -1)
+                data.TraceLine(
+                    display_name(text, 700), self._add_case(event.case) if event.case else -1
+                )
             )
 
 
-def _text_of(value: Any, joint: str) -> str:
+def _format_attribute(value: Any, joint: str) -> str:
     """An attribute's value; an empty string of tensors and graphs."""
     if isinstance(value, str):
-        return shown(value, 80)
+        return display_name(value, 80)
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if isinstance(value, list | tuple) and value and isinstance(value[0], int | float):
-        return shown(joint.join(_text_of(v, joint) for v in value[:16]), 80)
+        return display_name(joint.join(_format_attribute(v, joint) for v in value[:16]), 80)
     return ""
 
 
-def kind_of(layer: EngineLayer) -> str:
+def time_kind(layer: EngineLayer) -> str:
     """``conversion``, ``copy``, ``int8`` or ``float``: how a layer's time is counted."""
     if layer.type == "Conversion":
         return "conversion"
     if layer.type in ("Reformat", "NoOp"):
         return "copy"
-    return data.INT8 if paint_of(computes(layer)) == data.INT8 else data.FLOAT
+    return data.INT8 if choose_paint(compute_precision(layer)) == data.INT8 else data.FLOAT
 
 
-def computes(layer: EngineLayer) -> Precision:
+def compute_precision(layer: EngineLayer) -> Precision:
     """The data type of the layer's data input; of its output where it has none."""
     ends = layer.inputs or layer.outputs
     return ends[0].precision if ends else Precision.UNKNOWN
@@ -475,7 +489,7 @@ def computes(layer: EngineLayer) -> Precision:
 
 
 @dataclass(slots=True)
-class Subject:
+class ReportSubject:
     """A model with what is known about it.
 
     Attributes:
@@ -485,7 +499,7 @@ class Subject:
         time: The estimate, None without a GPU.
         verification: The prediction compared with a build, None without one.
         build: The build.
-        work: What each predicted layer computes and moves, in the prediction's order; empty where layers have no names.
+        work: What each predicted layer compute_precision and moves, in the prediction's order; empty where layers have no names.
     """
 
     model: Model
@@ -501,13 +515,13 @@ class Subject:
         self.view = View(self.model)
 
 
-def look_at(
+def analyze_model(
     source: ModelSource | Model,
     inputs: ReportInputs,
     gpu: Gpu | None,
     build: Build | None,
     settled: Target | None = None,
-) -> Subject:
+) -> ReportSubject:
     """Predict for a model, verify it if there is a build, and estimate the time if there is a GPU.
 
     ``settled`` is the target as it builds for the GPU, if that is known.
@@ -533,19 +547,19 @@ def look_at(
         gpu = gpus.restrict_to_target(on, gpu)
         from qdqtool.verification.times import float_precision, is_cuda_graph
 
-        plain = float_precision(build) if build else gpu.float_type
+        float_type = float_precision(build) if build else gpu.float_type
         settled_on = apply_assumptions(on, inputs.assume)
         graph = build is not None and is_cuda_graph(build)
-        time = estimate(model, prediction, gpu, settled_on, float_type=plain, cuda_graph=graph)
+        time = estimate(model, prediction, gpu, settled_on, float_type=float_type, cuda_graph=graph)
         prediction.time = time.as_json()
         prediction.compute_capabilities = on.capability_names or [gpu.cc]
         prediction.findings += gpu_findings(prediction, gpu, model)
-    subject = Subject(model, prediction, on, time, verification, build)
+    subject = ReportSubject(model, prediction, on, time, verification, build)
     subject.work = _work(subject)
     return subject
 
 
-def _work(subject: Subject) -> list[LayerWork]:
+def _work(subject: ReportSubject) -> list[LayerWork]:
     """The work of the layers: what the estimate used, or the same in FP16 where nobody asked for a time."""
     layers = subject.prediction.layers
     workload = subject.time.workload if subject.time is not None else None
@@ -555,7 +569,7 @@ def _work(subject: Subject) -> list[LayerWork]:
     return workload.layers if len(workload.layers) == len(layers) else []
 
 
-def gpu_for(build: Build | None, options: GpuOptions) -> Gpu | None:
+def choose_gpu(build: Build | None, options: GpuOptions) -> Gpu | None:
     """Return the GPU that was named, or that the build ran on.
 
     Raises:

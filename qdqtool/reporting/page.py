@@ -1,14 +1,15 @@
 """The page as HTML: a template, styles and scripts in one file that loads nothing.
 
-Why these libraries: jinja2 (0.13 MB with MarkupSafe, the template engine of Flask and Ansible, kept since 2008) escapes
-by default; fast-sugiyama (0.3 MB, compiled, MIT) lays the graphs out and draws ``qdqtool engine --svg`` already. Plots
-and the viewer are drawn by small scripts of our own: plotly brings 4.8 MB of JavaScript to every page and bokeh 1 MB
-that needs ``unsafe-eval`` or inline styles, matplotlib's pictures know neither a dark scheme nor a click, and a viewer
-(Cytoscape, d3) would have to be copied into this repository.
+Libraries: jinja2 (0.13 MB with MarkupSafe, the template engine of Flask and Ansible, maintained
+since 2008) escapes by default. fast-sugiyama (0.3 MB, compiled, MIT) lays out the graphs, as in
+``qdqtool engine --svg``. Small scripts of this package draw plots and graphs: plotly adds 4.8 MB of
+JavaScript to every page, bokeh 1 MB that needs ``unsafe-eval`` or inline styles. Images of
+matplotlib have no dark scheme and cannot be clicked. Cytoscape or d3 would have to be copied into
+this repository.
 
-Safety: names come from other people's files. The template escapes everything, the data is packed in a block that
-cannot end early, scripts write text and never markup, and a content security policy allows nothing but the page's own
-script and style, by their hashes.
+Safety: names come from untrusted files. The template escapes everything. The data is encoded so that
+it cannot end its element. Scripts write text and never markup. A content security policy allows only
+the page's own script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 from qdqtool.buildlog import layout
 from qdqtool.buildlog.names import NameSet, parse_layer_name
 from qdqtool.errors import QdqtoolError
-from qdqtool.formats.predict_text import ms as _ms
+from qdqtool.formats import predict_text
 from qdqtool.reporting import data
 from qdqtool.util.json_text import json_text
 from qdqtool.util.text import as_line, escape_hidden, format_count
@@ -45,65 +46,56 @@ SCRIPTS = (
 )
 
 
-def lacking() -> str:
-    """What the report needs that is not installed, as a sentence; an empty string where all is there."""
-    missing = [
-        n
-        for n, there in (
-            ("jinja2", importlib.util.find_spec("jinja2") is not None),
-            ("fast-sugiyama", layout.is_layout_available()),
-        )
-        if not there
-    ]
-    return (
-        f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'"
-        if missing
-        else ""
-    )
+def describe_missing_packages() -> str:
+    """Return a sentence about packages that the report needs and that are missing, or ``""``."""
+    missing = []
+    if importlib.util.find_spec("jinja2") is None:
+        missing.append("jinja2")
+    if not layout.is_layout_available():
+        missing.append("fast-sugiyama")
+    if not missing:
+        return ""
+    return f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'"
 
 
-def require() -> None:
-    """Looks whether what the report needs is there.
+def require_packages() -> None:
+    """Check that the packages of the report are installed.
 
     Raises:
         QdqtoolError: jinja2 or fast-sugiyama is not installed.
     """
-    missing = lacking()
+    missing = describe_missing_packages()
     if missing:
         raise QdqtoolError(missing, code="missing-package")
 
 
-def render(page: data.Page) -> str:
-    """The page.
+def render_page(contents: data.PageContents) -> str:
+    """Return the page as HTML.
 
     Raises:
-        QdqtoolError: jinja2 is not installed.
+        QdqtoolError: jinja2 or fast-sugiyama is not installed.
     """
-    require()
-    style = _asset("style.css")
-    script = (
-        "(async () => {\n'use strict';\n"
-        + "\n".join(_asset(name) for name in SCRIPTS)
-        + "\n})();\n"
-    )
-    html = _template().render(
-        page=page,
-        style=_markup(style),
-        script=_markup(script),
-        data=_markup(embedded(page)),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+    require_packages()
+    style = _read_asset("style.css")
+    scripts = "\n".join(_read_asset(name) for name in SCRIPTS)
+    script = f"(async () => {{\n'use strict';\n{scripts}\n}})();\n"
+    html = _load_template().render(
+        page=contents,
+        style=_mark_safe(style),
+        script=_mark_safe(script),
+        data=_mark_safe(encode_contents(contents)),
+        style_hash=_hash_source(style),
+        script_hash=_hash_source(script),
     )
     return escape_hidden(html)
 
 
-@functools.cache
-def _template() -> Any:
-    """The template; compiling it takes as long as all the rest of a small page."""
+@functools.cache  # compiling it takes as long as all the rest of a small page
+def _load_template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
+        loader=jinja2.FunctionLoader(_read_asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -113,135 +105,138 @@ def _template() -> Any:
     return environment.get_template("page.html")
 
 
-def _markup(text: str) -> Any:
-    """Text of ours, or text that cannot end its element: not escaped."""
+def _mark_safe(text: str) -> Any:
+    """Return text of this package, or text that cannot end its element, as unescaped markup."""
     from markupsafe import Markup
 
     return Markup(text)
 
 
-def embedded(page: data.Page) -> str:
-    """The page's data for a ``<script>`` that is no script: JSON, deflated, in base64, which cannot end the element."""
-    text = json_text(_plain(page), compact=True)
+def encode_contents(contents: data.PageContents) -> str:
+    """Return the contents for a ``<script>`` element of data: JSON, deflated, in base64.
+
+    No base64 text can end the element.
+    """
+    text = json_text(_to_plain(contents), compact=True)
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
-def _plain(value: Any) -> Any:
-    """As ``dataclasses.asdict`` has it, in a quarter of the time: what it does not know stays the same."""
+def _to_plain(value: Any) -> Any:
+    """Convert like ``dataclasses.asdict``, in a quarter of the time; leaves are not copied."""
     kind: type[Any] = value.__class__
     if kind in _LEAVES:
         return value
     if kind is list or kind is tuple:
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if dataclasses.is_dataclass(kind):
-        return {name: _plain(getattr(value, name)) for name in kind.__dataclass_fields__}
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return {name: _to_plain(getattr(value, name)) for name in kind.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {key: _to_plain(item) for key, item in value.items()}
+    return value
 
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files("qdqtool.reporting").joinpath("assets", name).read_text("utf-8")
 
 
-def _hash(text: str) -> str:
-    """As a content security policy names what may be in the page."""
+def _hash_source(text: str) -> str:
+    """Return the hash of a script or a style for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# How names and numbers are written ----------------------------------------------------------------------------------
+# Names and numbers --------------------------------------------------------------------------------
 
-LONGEST = 400  # characters of a name; of a longer one both ends, which distinguish it from others
-LONGEST_TEXT = 4_000
+MAX_NAME = 400  # characters; of a longer name both ends remain, which distinguish it from others
+MAX_MESSAGE = 4_000
 
 
-def shown(name: str, longest: int = LONGEST) -> str:
-    """A name for the page; of a long one the beginning, the end and how much is left out."""
-    if len(name) > longest:
-        half = longest // 2 - 20
+def display_name(name: str, limit: int = MAX_NAME) -> str:
+    """Return a name as one line; the middle of a long one is replaced by its length."""
+    if len(name) > limit:
+        half = limit // 2 - 20
         name = f"{name[:half]} …{len(name) - 2 * half} characters… {name[-half:]}"
     return as_line(name)
 
 
-def message(text: str) -> str:
-    """A message or a fix for the page."""
-    return shown(text, LONGEST_TEXT)
+def display_message(text: str) -> str:
+    """Return a message or a fix as one line."""
+    return display_name(text, MAX_MESSAGE)
 
 
-def short(name: str, width: int) -> str:
-    """The end of a name, which distinguishes nodes, in at most ``width`` characters."""
-    name = shown(name)
+def shorten_name(name: str, width: int) -> str:
+    """Return the end of a name, which distinguishes nodes, in at most ``width`` characters."""
+    name = display_name(name)
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
-def plain(name: str, op: str) -> str:
-    """A node's name without its operator at the end and the slash in front: ``model.2/cv1/conv``."""
+def strip_operator(name: str, op: str) -> str:
+    """Return a node's name without leading slash and final operator: ``model.2/cv1/conv``."""
     head, slash, last = name.rpartition("/")
     return (head if slash and last.startswith(op) and head else name).removeprefix("/")
 
 
-class Spoken:
-    """Which nodes the names of TensorRT's log lines refer to."""
+class LogNameParser:
+    """Finds the nodes that the names of TensorRT's log lines refer to."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        # Only those that hold a joint can be split wrongly.
-        self._joined = NameSet(
-            n for n in names if any(j in n for j in (" + ", " || ", ", ", "PWN("))
-        )
+        # Only names that contain a separator can be split wrongly.
+        separators = (" + ", " || ", ", ", "PWN(")
+        self._joined = NameSet(n for n in names if any(s in n for s in separators))
 
-    def of(self, name: str) -> list[str]:
-        """The ONNX names in a layer's or a tensor's name."""
+    def parse(self, name: str) -> list[str]:
+        """Return the ONNX names in the name of a layer or a tensor."""
         return parse_layer_name(name, self._joined).bases if name else []
 
 
-# Numbers, and the filters of the template ---------------------------------------------------------------------------
-
-NONE = "–"
+UNKNOWN = "–"
 
 
-def _known(write: Callable[[float], str]) -> Callable[[float | None], str]:
-    """Writes numbers; a dash for what is not known."""
-    return functools.wraps(write)(
-        lambda value: NONE if value is None or not math.isfinite(value) else write(value)
-    )
+def _dash_if_unknown(write: Callable[[float], str]) -> Callable[[float | None], str]:
+    @functools.wraps(write)
+    def write_known(value: float | None) -> str:
+        return UNKNOWN if value is None or not math.isfinite(value) else write(value)
+
+    return write_known
 
 
-@_known
-def ms(value: float) -> str:
-    """``0.681``: milliseconds with three digits that count."""
-    return _ms(value, unit=False)
+@_dash_if_unknown
+def format_ms(value: float) -> str:
+    """Return milliseconds with three significant digits: ``0.681``."""
+    return predict_text.format_ms(value, unit=False)
 
 
-@_known
-def amount(value: float) -> str:
-    """``1.23 M``: decimal multiples."""
+@_dash_if_unknown
+def format_amount(value: float) -> str:
+    """Return a number with a decimal prefix: ``1.23 M``."""
     for unit, sign in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= unit:
             return f"{value / unit:.3g}{sign}"
     return f"{value:.3g}"
 
 
-@_known
-def number(value: float) -> str:
-    """At most four digits that count."""
+@_dash_if_unknown
+def format_number(value: float) -> str:
+    """Return a number with at most four significant digits."""
     return f"{value:.4g}"
 
 
-def rounded(value: Any, digits: int) -> float:
-    """A number with so many digits that count, for the data in the page."""
+def round_digits(value: Any, digits: int) -> float:
+    """Round to a number of significant digits."""
     return float(f"{float(value):.{digits}g}")
 
 
 def sort_key(value: float | None) -> str:
-    """What a table sorts by: the number in full, nothing where it is not known."""
+    """Return the text by which a table sorts a number, ``""`` if it is not known."""
     return "" if value is None or not math.isfinite(value) else repr(float(value))
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "ms": ms,
-    "amount": amount,
-    "number": number,
+    "ms": format_ms,
+    "amount": format_amount,
+    "number": format_number,
     "sort_key": sort_key,
     "plural": format_count,
 }

@@ -20,8 +20,8 @@ from qdqtool.ir.operators import WEIGHTED, output_axis
 from qdqtool.ir.qdq import is_qdq
 from qdqtool.patterns.view import View
 from qdqtool.reporting import data
-from qdqtool.reporting.nodes import Collector, Subject, kind_of
-from qdqtool.reporting.page import message, rounded, shown
+from qdqtool.reporting.nodes import ModelCollector, ReportSubject, time_kind
+from qdqtool.reporting.page import display_message, display_name, round_digits
 from qdqtool.timing.estimate import match_profile_rows
 from qdqtool.types import EngineLayer, Precision
 from qdqtool.util import limits
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
-MOST_SHOWN = 500  # mismatches shown
+MAX_MISMATCHES = 500
 
 
-def agreement_of(collector: Collector) -> data.Agreement | None:
+def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
     """What the build confirms, and every mismatch with the node that it is about."""
     result = collector.subject.verification
     if result is None:
@@ -52,7 +52,7 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         else "a TensorRT that does not state its version"
     )
     where = f" on {build.device}" if build.device else ""
-    files = ", ".join(shown(f, 120) for f in build.files)
+    files = ", ".join(display_name(f, 120) for f in build.files)
     conv, layers, conversions = result.convolutions, result.layers, result.conversions
     rows = [
         [
@@ -80,22 +80,27 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         for name, counts in (("pass lines", result.trace), ("slice and copy lines", result.copies))
         if counts.built
     ]
-    mismatches, notes = result.mismatches[:MOST_SHOWN], [str(note) for note in result.notes]
+    mismatches, notes = result.mismatches[:MAX_MISMATCHES], [str(note) for note in result.notes]
     if left := len(result.mismatches) - len(mismatches):
         notes.append(f"{left} more mismatches (qdqtool verify --format json lists them all)")
-    found = data.Agreement(
-        f"{version}{shown(where, 120)} ({files or build.source})",
+    found = data.BuildAgreement(
+        f"{version}{display_name(where, 120)} ({files or build.source})",
         verdict(result),
         exit_code(result, True) == 0,
         result.complete,
-        [message(m) for m in build.missing],
+        [display_message(m) for m in build.missing],
         rows,
         [
-            [str(m.kind), shown(m.name), "" if m.line is None else str(m.line), message(m.why)]
+            [
+                str(m.kind),
+                display_name(m.name),
+                "" if m.line is None else str(m.line),
+                display_message(m.why),
+            ]
             for m in mismatches
         ],
-        [collector.first_of([m.name]) for m in mismatches],
-        [message(n) for n in notes],
+        [collector.find_first_node([m.name]) for m in mismatches],
+        [display_message(n) for n in notes],
     )
     if result.times is not None:
         found.measured_ms = result.times["built_ms"]
@@ -114,7 +119,7 @@ _GIVE = "give what 'qdqtool tune --format json' wrote"
 MOST_POINTS, MOST_SITES = 2_000, 5_000
 
 
-def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
+def read_tuning(path: str | os.PathLike[str], model: Model) -> data.TuningPlot:
     """Reads what ``qdqtool tune --format json`` or ``--result`` wrote about a model.
 
     Raises:
@@ -158,7 +163,7 @@ def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
         ) from None
 
 
-def _read(found: dict[str, Any]) -> data.Tuning:
+def _read(found: dict[str, Any]) -> data.TuningPlot:
     metric, goal, cost = (_object(found.get(k)) for k in ("metric", "goal", "cost"))
     front = [_object(p) for p in _list(found["front"])][:MOST_POINTS]
     if not front:
@@ -172,10 +177,12 @@ def _read(found: dict[str, Any]) -> data.Tuning:
     with_cost = all(_optional(p.get("cost")) is not None for p in front)
     if timed:
         axis = "estimated milliseconds" + (
-            f" on {shown(str(found['gpu']), 60)}" if found.get("gpu") else ""
+            f" on {display_name(str(found['gpu']), 60)}" if found.get("gpu") else ""
         )
     else:
-        axis = message(str(cost.get("sentence") or "convolutions left float, and conversions"))
+        axis = display_message(
+            str(cost.get("sentence") or "convolutions left float, and conversions")
+        )
     points = []
     for on_front, listed in ((True, front), (False, others)):
         for number, p in enumerate(listed):
@@ -188,8 +195,8 @@ def _read(found: dict[str, Any]) -> data.Tuning:
             )
             is_chosen = on_front and chosen.get("index", -1) == p.get("index", number)
             points.append(
-                data.Point(
-                    shown(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120),
+                data.TuningPoint(
+                    display_name(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120),
                     x,
                     _number(p["metric"]),
                     _optional(p.get("low")),
@@ -216,9 +223,9 @@ def _read(found: dict[str, Any]) -> data.Tuning:
             point.chosen = True
     float_metric = _optional(metric.get("float"))
     keep = _optional(goal.get("keep"))
-    return data.Tuning(
-        shown(str(metric.get("name") or "metric"), 80),
-        message(str(metric.get("sentence") or "")),
+    return data.TuningPlot(
+        display_name(str(metric.get("name") or "metric"), 80),
+        display_message(str(metric.get("sentence") or "")),
         axis,
         points,
         float_metric,
@@ -233,7 +240,7 @@ def _read(found: dict[str, Any]) -> data.Tuning:
                 else []
             ),
             *(
-                message(str(n))
+                display_message(str(n))
                 for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50]
             ),
         ],
@@ -243,10 +250,10 @@ def _read(found: dict[str, Any]) -> data.Tuning:
 def _site(site: dict[str, Any]) -> list[str]:
     loss, ms = _optional(site.get("loss")), _optional(site.get("ms"))
     return [
-        *(shown(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
+        *(display_name(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
         "" if loss is None else f"{loss:.4g}",
         "" if ms is None else f"{ms:.4g}",
-        message(str(site.get("why", ""))),
+        display_message(str(site.get("why", ""))),
     ]
 
 
@@ -285,9 +292,9 @@ BINS = 96
 _EQUAL = 0.01  # two ranges that differ by less are shown as one
 
 
-def histograms_of(
-    path: str | os.PathLike[str], collector: Collector
-) -> tuple[list[data.Histogram], str]:
+def read_histograms(
+    path: str | os.PathLike[str], collector: ModelCollector
+) -> tuple[list[data.ValueHistogram], str]:
     """The histograms of the tensors that the model quantizes, in graph order, and a sentence about the data.
 
     Raises:
@@ -309,14 +316,14 @@ def histograms_of(
             code="different-models",
             parameter="calib_cache",
         )
-    found: dict[str, data.Histogram] = {}
+    found: dict[str, data.ValueHistogram] = {}
     for q, tensor in track(known, "Ranges of each method"):
         if tensor in found:
             continue
         scale = view.params(q).scale
         chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
         found[tensor] = _histogram(
-            statistics[tensor], tensor, q.name, collector.first_of([q.name]), chosen
+            statistics[tensor], tensor, q.name, collector.find_first_node([q.name]), chosen
         )
     missing = len({t for _, t in wanted}) - len(found)
     others = (
@@ -329,7 +336,7 @@ def histograms_of(
 
 def _histogram(
     stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None
-) -> data.Histogram:
+) -> data.ValueHistogram:
     from calibration.methods import METHODS, amax_of, clipped_fraction
 
     if chosen is not None and not (np.isfinite(chosen) and chosen > 0):
@@ -340,7 +347,9 @@ def _histogram(
     for name in METHODS if stats.count else ():
         amax = amax_of(stats, name)
         methods.append(
-            data.Method(name, rounded(amax, 5), rounded(clipped_fraction(stats, amax), 5))
+            data.MethodRange(
+                name, round_digits(amax, 5), round_digits(clipped_fraction(stats, amax), 5)
+            )
         )
     nearest = (
         []
@@ -349,17 +358,17 @@ def _histogram(
     )
     counts = stats.linear(BINS).counts if stats.count and stats.absmax > 0 else np.zeros(BINS)
     least, most = (stats.minimum, stats.maximum) if stats.count else (0.0, 0.0)
-    return data.Histogram(
-        shown(tensor),
-        shown(quantizer),
+    return data.ValueHistogram(
+        display_name(tensor),
+        display_name(quantizer),
         node,
-        rounded(stats.absmax, 5),
-        rounded(least, 5),
-        rounded(most, 5),
+        round_digits(stats.absmax, 5),
+        round_digits(least, 5),
+        round_digits(most, 5),
         stats.count,
         [round(float(c)) for c in counts],
-        None if chosen is None else rounded(chosen, 5),
-        None if chosen is None else rounded(clipped_fraction(stats, chosen), 5),
+        None if chosen is None else round_digits(chosen, 5),
+        None if chosen is None else round_digits(clipped_fraction(stats, chosen), 5),
         nearest,
         methods,
     )
@@ -371,7 +380,7 @@ MOST_CHANNELS = 4096  # of one convolution; of more the plot would show nothing
 MOST_VALUES = 300_000_000  # of one constant
 
 
-def add_weights(collector: Collector) -> None:
+def add_weights(collector: ModelCollector) -> None:
     """Writes the ranges of every convolution with quantized weights into the collector's model."""
     subject, model = collector.subject, collector.model
     for node in (
@@ -382,8 +391,10 @@ def add_weights(collector: Collector) -> None:
             continue
         place = collector.place[node.index]
         model.nodes[place].weights = len(model.weights)
-        largest, holds = ([rounded(v, 4) for v in values.tolist()] for values in found[:2])
-        model.weights.append(data.Weights(place, shown(node.name), found[2], largest, holds))
+        largest, holds = ([round_digits(v, 4) for v in values.tolist()] for values in found[:2])
+        model.weights.append(
+            data.WeightRanges(place, display_name(node.name), found[2], largest, holds)
+        )
 
 
 def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str] | None:
@@ -441,12 +452,12 @@ PARTS = {
 }
 
 
-def time_of(subject: Subject) -> data.Time | None:
+def collect_time(subject: ReportSubject) -> data.EngineTime | None:
     """The estimate as the page shows it."""
     time = subject.time
     if time is None:
         return None
-    return data.Time(
+    return data.EngineTime(
         time.gpu.name,
         time.gpu.clock,
         time.total_ms,
@@ -458,13 +469,13 @@ def time_of(subject: Subject) -> data.Time | None:
     )
 
 
-def parts_of(subject: Subject, before: Subject | None) -> list[data.Part]:
+def collect_parts(subject: ReportSubject, before: ReportSubject | None) -> list[data.TimePart]:
     """Milliseconds by kind of layer, as a profile shows them: measured, estimated, and those of the model before."""
     mine, timed = _sums(subject), _measured(subject)
     other = _sums(before) if before is not None else {}
     none = (0.0, 0)
     return [
-        data.Part(
+        data.TimePart(
             key,
             name,
             what,
@@ -478,7 +489,7 @@ def parts_of(subject: Subject, before: Subject | None) -> list[data.Part]:
     ]
 
 
-def parts_note(subject: Subject, parts: list[data.Part]) -> str:
+def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
     """Why the parts do not add up to the headline: a profile adds time to each layer, and takes the gaps away."""
     time = subject.time
     timed = [p.measured_ms for p in parts if p.measured_ms is not None]
@@ -496,15 +507,15 @@ def parts_note(subject: Subject, parts: list[data.Part]) -> str:
     )
 
 
-def unlisted_of(subject: Subject) -> list[data.Row]:
+def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
     """The rows of a profile that belong to no predicted layer, the slowest first."""
     rest = sorted(
         (row for layer, row in _rows(subject) if layer is None and row.ms > 0), key=lambda r: -r.ms
     )
-    return [data.Row(shown(row.name), round(row.ms, 5)) for row in rest[:MOST_ROWS]]
+    return [data.ProfileEntry(display_name(row.name), round(row.ms, 5)) for row in rest[:MOST_ROWS]]
 
 
-def _rows(subject: Subject) -> list[tuple[EngineLayer | None, ProfileRow]]:
+def _rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, ProfileRow]]:
     """The rows of a profile: those of predicted layers with these, then the others."""
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
@@ -517,12 +528,12 @@ def _rows(subject: Subject) -> list[tuple[EngineLayer | None, ProfileRow]]:
     return [*found, *((None, row) for row in rows if id(row) not in matched)]
 
 
-def _measured(subject: Subject) -> dict[str, tuple[float, int]]:
+def _measured(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     """Milliseconds of a profile by kind of layer; rows of no predicted layer are reformats, regions, or the rest."""
     sums: dict[str, list[float]] = defaultdict(list)
     for layer, row in _rows(subject):
         sums[
-            kind_of(layer)
+            time_kind(layer)
             if layer is not None
             else "layout"
             if row.name.startswith("Reformatting CopyNode")
@@ -533,15 +544,15 @@ def _measured(subject: Subject) -> dict[str, tuple[float, int]]:
     return {kind: (sum(values), len(values)) for kind, values in sums.items()}
 
 
-def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
+def _sums(subject: ReportSubject) -> dict[str, tuple[float, int]]:
     time = subject.time
     if time is None or not time.layers:
         return {}
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for layer, ms in zip(subject.prediction.layers, time.layers, strict=True):
-        sums[kind_of(layer)] += ms
-        counts[kind_of(layer)] += ms > 0
+        sums[time_kind(layer)] += ms
+        counts[time_kind(layer)] += ms > 0
     changes = sum(change["ms"] for layer in subject.prediction.layers for change in layer.layouts)
     if changes:
         sums["layout"], counts["layout"] = (
@@ -562,7 +573,7 @@ def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
     return {key: (value, counts[key]) for key, value in sums.items()}
 
 
-def roof_of(subject: Subject) -> data.Roof | None:
+def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
     """The GPU's peaks."""
     if subject.time is None:
         return None
@@ -570,10 +581,12 @@ def roof_of(subject: Subject) -> data.Roof | None:
     rates = {"FP32": gpu.mac_rate(Precision.FP32), "FP16": gpu.mac_rate(Precision.FP16)}
     if gpu.has_int8:
         rates["INT8"] = gpu.mac_rate(Precision.INT8)
-    return data.Roof(gpu.name, gpu.clock, gpu.bandwidth * 1e9, rates)
+    return data.GpuRoofline(gpu.name, gpu.clock, gpu.bandwidth * 1e9, rates)
 
 
-def groups_of(collector: Collector, before: Subject | None) -> list[data.ScaleGroup]:
+def collect_scale_groups(
+    collector: ModelCollector, before: ReportSubject | None
+) -> list[data.ScaleGroupEntry]:
     """Quantized activations by scale: with the float model tied as ``insert`` ties them, else those of equal scales."""
     view = collector.subject.view
     quantizers: dict[str, list[str]] = defaultdict(list)
@@ -604,10 +617,10 @@ def groups_of(collector: Collector, before: Subject | None) -> list[data.ScaleGr
             else ("tied, one scale" if equal else "tied, but scales differ")
         )
         rows.append(
-            data.ScaleGroup(
+            data.ScaleGroupEntry(
                 float(one[0]) if one is not None and one.size == 1 and equal else None,
-                [shown(t) for t in tensors],
-                collector.nodes_of(names),
+                [display_name(t) for t in tensors],
+                collector.find_nodes(names),
                 len(names),
                 sharing,
                 int(one.size) if one is not None else 0,

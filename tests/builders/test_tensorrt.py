@@ -1,4 +1,4 @@
-"""Builders: a substitute for the tensorrt package, TensorRT-RTX if it is installed, and a script as trtexec."""
+"""Builds with a fake tensorrt package, a script as trtexec, and TensorRT-RTX if installed."""
 
 import json
 import sys
@@ -167,11 +167,11 @@ def test_build_with_rtx_after_a_crash(tmp_path: Path) -> None:
     result = build_model(saved(bad, tmp_path / "bad"))
     assert result.status == "crashed" and result.message
     assert is_status_as_predicted(predict_rtx(load(bad)), result)
-    with CompilerProcess() as child:
+    with CompilerProcess() as process:
         request = {"model": saved(bad, tmp_path / "bad"), "log": str(tmp_path / "log"), "sm": [86]}
-        assert child.send(request, 60)["status"] == "crashed"
+        assert process.send(request, 60)["status"] == "crashed"
         request["model"] = saved(two_convolutions(), tmp_path)
-        assert child.send(request, 60)["status"] == "built"
+        assert process.send(request, 60)["status"] == "built"
 
 
 @needs_compiler
@@ -252,21 +252,21 @@ def test_build_needs_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("source", "timeout", "status"),
     [("import time; time.sleep(3600)", 0.5, "timeout"), ("import sys; sys.exit(3)", 60, "crashed")],
 )
-def test_child_whose_compiler_does_not_answer(
+def test_compiler_process_whose_compiler_does_not_answer(
     source: str, timeout: float, status: str, site: Path
 ) -> None:
     (site / "compiler.py").write_text(source)
-    with CompilerProcess("compiler") as child:
-        assert child.send({}, timeout)["status"] == status
+    with CompilerProcess("compiler") as process:
+        assert process.send({}, timeout)["status"] == status
 
 
-def test_child_whose_compiler_cannot_be_loaded(site: Path) -> None:
+def test_compiler_process_whose_compiler_cannot_be_loaded(site: Path) -> None:
     (site / "compiler.py").write_text("raise ImportError('no driver')")
     with (
-        CompilerProcess("compiler") as child,
+        CompilerProcess("compiler") as process,
         pytest.raises(BuilderError, match="no driver", check=has("builder-unavailable")),
     ):
-        child.send({}, 60)
+        process.send({}, 60)
 
 
 HELP_80 = (
@@ -325,7 +325,7 @@ def test_trtexec_flags_for_shapes_and_engine() -> None:
         ("nothing", ""),
     ],
 )
-def test_version_of_banner(line: str, version: str) -> None:
+def test_find_trtexec_version(line: str, version: str) -> None:
     assert trtexec.find_trtexec_version(line.encode()) == version
 
 

@@ -1,4 +1,7 @@
-"""A small model, built if TensorRT-RTX is installed. Its license does not allow to distribute its logs."""
+"""A small model, built if TensorRT-RTX is installed.
+
+The license of TensorRT-RTX does not allow to distribute its logs.
+"""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ def trtexec_log() -> str:
 
 
 def build_of(*files: str | bytes | list[str] | dict[str, Any]) -> Build:
-    """Return the build that is read from files: texts, lists of lines, or the data of JSON files."""
+    """Return the build of files: texts, lists of lines, or the data of JSON files."""
     texts = (
         "\n".join(file)
         if isinstance(file, list)

@@ -1,4 +1,4 @@
-"""Gaps of a build, its version, the commands to build it again, and builds merged from several files."""
+"""Gaps and version of a build, commands to build it again, and merged builds."""
 
 import contextlib
 from typing import Any
@@ -256,7 +256,10 @@ def test_listing_hole(
     changes: dict[str, Any],
     hole: Gap | None,
 ) -> None:
-    """A tensor without producer that is neither weight nor input is a hole, unless a log counts the layers."""
+    """A tensor without producer is a hole, unless it is a weight or an input.
+
+    Nothing is a hole in a log that counts its layers.
+    """
     assert find_listing_hole(Build(layers=layers, bindings=bindings, **changes), inputs) == hole
     counted = Build(
         source=BuildSource.LOG,
@@ -268,7 +271,7 @@ def test_listing_hole(
 
 
 def test_build_status_marks_q_and_dq_with_other_names() -> None:
-    """The pass that made them conversions or the parse section names them. A listed origin is kept."""
+    """The optimizer or the parse section names them. A listed origin is kept."""
     layers = [
         *(layer(name, kind="Reformat") for name in ("first", "second_clone_1", "third")),
         layer("first", kind="Reformat", origin="REFORMAT"),

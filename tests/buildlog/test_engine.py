@@ -410,7 +410,7 @@ def test_svg_arrows_point_down_and_avoid_boxes() -> None:
 def test_lay_out_ranks_boxes_by_the_shortest_edges(
     more_links: list[tuple[int, int]], ranking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one start every ranking gives the shortest edges; searching for these takes quadratic time."""
+    """With one start every ranking gives the shortest edges, without a quadratic search."""
     fast_sugiyama = pytest.importorskip("fast_sugiyama")
     ladder = [(a, b) for i in range(2, 20, 2) for a in (i, i + 1) for b in (i + 2, i + 3)]
     links = [LayoutEdge(a, b) for a, b in [(1, 2), (1, 3), *ladder, *more_links]]

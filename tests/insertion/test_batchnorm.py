@@ -8,14 +8,14 @@ from onnx import helper
 
 from qdqtool.insertion.batchnorm import fold_batch_normalization, fold_leading_batch_normalization
 from qdqtool.ir.graph import Model
-from tests.insertion.nets import Net, assert_same_outputs, copied, set_value, value_of
+from tests.insertion.nets import Net, assert_same_outputs, copy_model, set_value, value_of
 
 
 def fold_and_compare(proto: onnx.ModelProto, fold: Callable[[Model], int]) -> int:
     """Fold in place, require the same outputs and return the number of folded nodes."""
     dims = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(1).standard_normal(dims).astype(np.float32)}
-    before = copied(proto)
+    before = copy_model(proto)
     count = fold(Model(proto))
     assert_same_outputs(before, proto, feeds, rtol=0, atol=5e-5)
     return count
@@ -163,7 +163,7 @@ def test_normalization_that_is_not_finite_is_folded_into_convolution_before_it(
     """Quantization then names the weights or the bias; before a convolution the normalization stays."""
     proto = norm_between_convolutions(bias=False)
     set_value(proto, name, np.full(16, value, np.float32))
-    assert fold_leading_batch_normalization(Model(copied(proto))) == 0
+    assert fold_leading_batch_normalization(Model(copy_model(proto))) == 0
     assert fold_batch_normalization(Model(proto)) == 1
     assert np.isnan(value_of(proto, "a.weight_folded")).all() == (name == "n.var")
     assert not np.isfinite(value_of(proto, "a.weight_folded_bias")).any()

@@ -28,15 +28,15 @@ from tests.insertion.nets import (
     Net,
     assert_same_outputs,
     check,
-    copied,
+    copy_model,
     detector,
     images,
-    in_half,
     nodes_of,
     one_layer,
     require_prediction,
     run,
     set_value,
+    store_as_half,
     two_layers,
     value_of,
     with_constant_nodes,
@@ -54,7 +54,7 @@ def test_half_keeps_constant_nodes_with_consumers(net: Net) -> None:
     flat = net.op("Reshape", "flat", up, net.const("shape", [1, 16, -1], np.int64))
     back = net.op("Reshape", "back", flat, net.const("shape_back", [1, 16, 16, 16], np.int64))
     before = with_constant_nodes(net.output(net.conv("d", back)).model(19, ir=9))
-    after = copied(before)
+    after = copy_model(before)
     convert_to_fp16(Model(after))
     check(after)
     left = {n.output[0] for n in after.graph.node if n.op_type == "Constant"}
@@ -356,7 +356,7 @@ def test_input_type_changes_every_input(kind: str, mean: float) -> None:
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> None:
     """The Cast that widening to float32 adds for 8.5 stays for UINT8 and is removed for INT8."""
-    model, preprocess = in_half(two_layers()), Preprocess(mean=(mean,) * 3)
+    model, preprocess = store_as_half(two_layers()), Preprocess(mean=(mean,) * 3)
     data = [{"x": (i["x"] - mean).astype(np.float16)} for i in images()]
     plain, changed = (
         insert_into(k, model, data, target=target, preprocess=preprocess) for k in ("float", kind)

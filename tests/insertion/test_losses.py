@@ -32,7 +32,7 @@ from tests.insertion.nets import (
     Net,
     chain,
     check,
-    copied,
+    copy_model,
     detector,
     images,
     one_layer,
@@ -110,8 +110,8 @@ class SegmentRuns:
 
     Attributes:
         samples: First value of the sample of each run.
-        failing: First value of the sample whose first run fails. Runs of the other sample go on after the
-            thread of the failure has ended.
+        failing: First value of the sample whose first run fails. Runs of the other sample go on
+            after the thread of the failure has ended.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -369,7 +369,7 @@ def test_losses_of_heat_map_count_positions_of_peaks(net: Net) -> None:
 
 
 def add_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
-    copy = copied(model)
+    copy = copy_model(model)
     copy.graph.output.append(helper.make_empty_tensor_value_info(tensor))
     return copy
 

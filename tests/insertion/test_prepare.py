@@ -12,7 +12,7 @@ from tests.insertion.nets import (
     Net,
     assert_same_outputs,
     check,
-    copied,
+    copy_model,
     images,
     nodes_of,
     run,
@@ -23,7 +23,7 @@ from tests.notes import note
 
 def prepare_copy(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     """Return a prepared copy of a model, and the notes."""
-    copy = copied(model)
+    copy = copy_model(model)
     notes = prepare(Model(copy), opset=13)
     check(copy)
     return copy, notes

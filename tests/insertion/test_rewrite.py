@@ -18,7 +18,7 @@ from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import (
     Net,
     check,
-    copied,
+    copy_model,
     images,
     nodes_of,
     one_layer,
@@ -35,7 +35,7 @@ def insert_scaled(
     include: tuple[str, ...] = (),
 ) -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
     """Return the Q/DQ model with one scale for all activations, and its quantized tensors."""
-    copy = copied(model)
+    copy = copy_model(model)
     index = Model(copy)
     placement = place(index, PlacementRules(head="none", include=include))
     quantized = insert_pairs(

@@ -15,7 +15,7 @@ from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Prediction
 from qdqtool.util.records import replace_fields
-from tests.insertion.nets import Net, copied, detector, nodes_of, prediction, value_of
+from tests.insertion.nets import Net, copy_model, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")
 
@@ -84,7 +84,7 @@ def test_no_residual_is_quantized_for_rtx() -> None:
 
 
 def test_yolov8_gets_placement_with_better_worst_case() -> None:
-    proto = copied(detector())
+    proto = copy_model(detector())
     prepare(Model(proto))
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in rules.OPTIONS}

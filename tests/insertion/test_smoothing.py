@@ -19,7 +19,7 @@ from qdqtool.ir.qdq import smoothed_tensors
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,
-    copied,
+    copy_model,
     images,
     one_layer,
     run,
@@ -34,7 +34,7 @@ OUT = 3  # the outlier channel
 
 def add_outliers(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
     """Make one channel of each LayerNormalization large and the weights that consume it small."""
-    result = copied(model)
+    result = copy_model(model)
     for tensor in result.graph.initializer:
         value = numpy_helper.to_array(tensor).copy()
         if tensor.name.endswith((".gamma", ".beta")) and tensor.name.startswith("b"):
@@ -69,7 +69,8 @@ def error(model: onnx.ModelProto, **options: Any) -> float:
 def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
     """In each block, q, k and v share one factor s per channel; the last projection, fc1 and fc2 have their own.
 
-    The channels of the last projection pass the heads to the values' projection. The head's pass its pooling.
+    The channels of the last projection pass the heads to the values' projection. The head's pass
+    its pooling.
     """
     model = add_outliers(vit(pieces=pieces))
     after, places = smooth_model(model, alpha)
@@ -92,7 +93,7 @@ def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> N
 def test_smoothing_factors_equal_those_of_the_paper() -> None:
     model = add_outliers(vit())
     after, (first, *_) = smooth_model(model, 0.7)
-    copy = copied(model)
+    copy = copy_model(model)
     copy.graph.output.append(onnx.helper.make_empty_tensor_value_info("b0.ln1.out"))
     sizes = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
     projections = [value_of(model, f"b0.attn.{part}.weight") for part in "qkv"]
@@ -186,7 +187,8 @@ def sum_of_inputs(net: Tokens, x: str) -> str:
 def one_tensor(net: Tokens, x: str) -> str:
     """Add an attention as torch exports MultiheadAttention, with one Linear for queries, keys and values.
 
-    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate them.
+    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate
+    them.
     """
     w = net.const("qkv.weight", net.rng.standard_normal((WIDTH, 3 * WIDTH)) / 4)
     x = net.op(

@@ -28,7 +28,7 @@ from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
 from tests.insertion.nets import (
     Net,
-    copied,
+    copy_model,
     detector,
     images,
     one_layer,
@@ -131,7 +131,7 @@ def test_attention_int8_without_attention_is_a_note() -> None:
 
 
 def test_unused_and_constant_products_are_not_counted() -> None:
-    model = copied(vit())
+    model = copy_model(vit())
     for name, operands in (
         ("unused", ["b0.attn.q.add.out", "b0.attn.k.heads.out"]),
         ("folded", ["b0.fc1.weight", "b0.fc2.weight"]),
@@ -250,7 +250,7 @@ def test_tuning_sites_of_attention(attention: str) -> None:
 
 def add_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
     """Return a copy with a Q/DQ pair before every input of some nodes."""
-    copy = copied(model)
+    copy = copy_model(model)
     del copy.graph.node[:]
     for node in model.graph.node:
         pairs = [f"{node.name}.{i}" for i in range(len(node.input)) if node.name in consumers]
@@ -292,7 +292,7 @@ def test_pairs_in_residual_stream_are_warned_of(pieces: bool, target: str) -> No
 @pytest.mark.parametrize("target", FEW_FIRST)
 def test_per_channel_scales_of_linear_input_run_float(target: str) -> None:
     """TensorRT takes one scale per activation; along the summed channels no target has INT8."""
-    model = copied(quantize().model)
+    model = copy_model(quantize().model)
     q = next(
         n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out"
     )
@@ -475,7 +475,7 @@ EINSUMS = {
 
 def replace_by_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which Einsums compute some of the products."""
-    result = copied(model)
+    result = copy_model(model)
     for node in result.graph.node:
         if node.name in EINSUMS:
             node.op_type = "Einsum"

@@ -1,4 +1,4 @@
-"""`qat.check` refuses every kind of wrong model, also if the network's own noise would hide it; checkpoints."""
+"""`qat.check` refuses every kind of wrong model, also within the network's noise; checkpoints."""
 
 import copy
 from collections.abc import Callable

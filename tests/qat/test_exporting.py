@@ -123,7 +123,7 @@ def test_export_keeps_results_that_network_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_exported_transposed_convolution(backend: str, groups: int, tmp_path: Path) -> None:
-    """One scale serves all channels; the integers are those of the weights with the folded normalization."""
+    """One scale serves all channels; the integers are those of the folded weights."""
     model = ready(nets.UpAndDown(groups), backend=backend)
     export = qat.export(model, tmp_path / "q.onnx", X)
     assert export.summary["int8"] == 3 and export.difference < 0.02
@@ -231,7 +231,7 @@ def test_scales_of_exported_model_are_constants(resnet18: Exported) -> None:
 
 
 def test_consumers_of_a_tensor_share_exported_pair(resnet18: Exported) -> None:
-    """Both convolutions that read the input of ``layer2.0`` do; its skip is the downsample's output."""
+    """Both convolutions that read the input of ``layer2.0`` do; its skip is another tensor."""
     graph = resnet18.graph
     constants = {t.name for t in graph.initializer}
     quantizers = [n.input[0] for n in graph.node if n.op_type == "QuantizeLinear"]
@@ -331,7 +331,7 @@ class Keeping(nn.Module):
         return self.two(y)
 
 
-# Graphs are tidied after torch's export -------------------------------------------------------------------------------
+# Graphs are tidied after torch's export -----------------------------------------------------------
 
 SCALE = {"s": np.float32(0.05), "z": np.int8(0)}
 WEIGHT = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -357,7 +357,7 @@ def pair(tensor: str, name: str, parameters: str = "s, z", attributes: str = "")
 
 
 def choice(captured: str) -> str:
-    """Return the text of an If whose branches double a tensor of the graph, as torchvision's detectors do."""
+    """Return the text of an If whose branches double a tensor of the graph, as in torchvision."""
     branches = ", ".join(
         f"{side}_branch = {side} () => (float[2, N] {side}_{captured}) "
         f"{{ {side}_{captured} = Add ({captured}, {captured}) }}"
@@ -502,7 +502,7 @@ def test_export_of_modelopt_is_predicted() -> None:
     prediction = qdqtool.predict(proto, "trt8.5")
     summary = prediction.summary()
     assert (summary["convolutions"], summary["int8"], summary["float"]) == (21, 21, 0)
-    # Each block's first convolution, and the stem, whose MaxPool ModelOpt quantizes; the skips are float.
+    # Each block's first convolution, and the stem, whose MaxPool is quantized; the skips are float.
     outputs = {c.name: c.int8_in_int8_out for c in prediction.convolutions}
     assert {n for n, both in outputs.items() if both} == {"/conv1/Conv"} | {
         f"/layer{stage}/layer{stage}.{block}/conv1/Conv"

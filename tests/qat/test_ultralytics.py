@@ -1,7 +1,7 @@
-"""Training, resuming, validation, prediction and export with Ultralytics, and a build of the result.
+"""Training, resuming, validation, prediction and export with Ultralytics, and a build.
 
-Ultralytics is under the AGPL-3.0 and a dependency of these tests and of benchmarks only; the tests skip without it. The
-network is a small one of their blocks; the images are generated here.
+Ultralytics is under the AGPL-3.0 and a dependency of these tests and of benchmarks only; the tests
+skip without it. The network is a small one of their blocks; the images are generated here.
 """
 
 import copy
@@ -55,7 +55,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module", autouse=True)
 def training() -> Any:
-    """Import `qdqtool.qat.ultralytics`; torchvision takes too long to import it during collection."""
+    """Import `qdqtool.qat.ultralytics` late: torchvision takes too long during collection."""
     if importlib.util.find_spec("ultralytics") is None or not usable_torchvision():
         pytest.skip("needs ultralytics and torchvision (pip install ultralytics)")
     return importlib.import_module("qdqtool.qat.ultralytics")
@@ -63,7 +63,7 @@ def training() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write images with one bright square each, labels, and a checkpoint of a network with statistics."""
+    """Write images with one bright square each, labels, and a checkpoint with statistics."""
     from ultralytics import YOLO
 
     where = tmp_path_factory.mktemp("ultralytics")

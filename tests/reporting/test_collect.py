@@ -27,9 +27,8 @@ from qdqtool.ir.qdq import is_qdq, read_params
 from qdqtool.reporting import api, data
 from qdqtool.reporting.api import Report
 from qdqtool.reporting.options import ReportInputs
-from qdqtool.reporting.page import embedded
-from qdqtool.reporting.page import render as render_page
-from qdqtool.reporting.sections import tuning_of
+from qdqtool.reporting.page import encode_contents, render_page
+from qdqtool.reporting.sections import read_tuning
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.trace import render
@@ -46,12 +45,12 @@ FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-q
 SOME_FIRST = slow_after(1, [*FIRST, *(case for case in DIFFERENT if case not in FIRST)])
 
 
-def collect(model: Any, *builds: Path, gpu: str | None = None, **inputs: Any) -> data.Page:
+def collect(model: Any, *builds: Path, gpu: str | None = None, **inputs: Any) -> data.PageContents:
     return api.collect(model, *builds, inputs=ReportInputs(gpu=GpuOptions(gpu), **inputs))
 
 
 @functools.cache
-def page_of(case: str) -> data.Page:
+def page_of(case: str) -> data.PageContents:
     """Return the page of a recorded build's model. Callers do not change it."""
     return collect(published(case), target=truth(case)["target"])
 
@@ -148,7 +147,7 @@ def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
     return links
 
 
-def drawn_links(model: data.Model) -> set[tuple[str, str]]:
+def drawn_links(model: data.ModelContents) -> set[tuple[str, str]]:
     """Return the same pairs of a drawing: within its boxes, and along its edges by their tensor."""
     producers = {tensor: number for number, n in enumerate(model.nodes) for tensor in n.outputs}
     boxes = model.onnx.boxes
@@ -166,7 +165,7 @@ def drawn_links(model: data.Model) -> set[tuple[str, str]]:
     return {(model.nodes[a].name, model.nodes[b].name) for a, b in links}
 
 
-def reads(node: data.Node, tensor: str) -> bool:
+def reads(node: data.NodeEntry, tensor: str) -> bool:
     """Return whether a node reads a tensor, directly or through the quantizers before it."""
     return tensor in node.inputs or any(
         s.tensor == tensor and s.where != "output" for s in node.scales
@@ -229,7 +228,7 @@ def test_histograms_are_those_of_the_cache(files: NetworkFiles) -> None:
 
 def test_embedded_data_is_the_page(files: NetworkFiles) -> None:
     page = collect(files.model, calib_cache=files.cache)
-    packed = json.loads(zlib.decompress(base64.b64decode(embedded(page))))
+    packed = json.loads(zlib.decompress(base64.b64decode(encode_contents(page))))
     assert packed == json.loads(json.dumps(dataclasses.asdict(page)))
 
 
@@ -448,9 +447,9 @@ def write(folder: Path, value: Any) -> Path:
     return path
 
 
-def read(folder: Path, value: Any) -> data.Tuning:
+def read(folder: Path, value: Any) -> data.TuningPlot:
     """Write a tuning result and read it for a model of two nodes."""
-    return tuning_of(write(folder, value), Model(relus(["/a", "/b"])))
+    return read_tuning(write(folder, value), Model(relus(["/a", "/b"])))
 
 
 @pytest.mark.parametrize("nodes", [["/a"], ["/a", "/c"], []])
@@ -495,7 +494,7 @@ def test_tuning_counts_points_without_metric(tmp_path: Path) -> None:
 
 def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
-        tuning_of(tmp_path / "none.json", Model(relus(["/a"])))
+        read_tuning(tmp_path / "none.json", Model(relus(["/a"])))
 
 
 @pytest.mark.parametrize(
@@ -571,7 +570,7 @@ def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> 
     arguments = [str(files.float), "--calib", str(files.data)]
     assert run(["tune", *arguments, *options, *results]) in (0, 1)
     written = json.loads(out.read_text())
-    tuning = tuning_of(out, load(files.model))
+    tuning = read_tuning(out, load(files.model))
     assert [(p.metric, p.x) for p in tuning.points if p.on_front] == [
         (p["metric"], p["ms"]) for p in written["front"]
     ]

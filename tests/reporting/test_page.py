@@ -102,14 +102,14 @@ def test_page_escapes_hostile_names(tmp_path: Path) -> None:
     assert packed is not None
     nodes = json.loads(zlib.decompress(base64.b64decode(packed[1])))["model"]["nodes"]
     assert any("<script>alert(1)</script>" in node["name"] for node in nodes)
-    assert all(len(node["name"]) <= page.LONGEST + 40 for node in nodes)
+    assert all(len(node["name"]) <= page.MAX_NAME + 40 for node in nodes)
 
 
 def test_shown_shortens_long_names_apart() -> None:
-    first, second = (page.shown("x" * 1999 + end) for end in "ab")
+    first, second = (page.display_name("x" * 1999 + end) for end in "ab")
     assert first != second and "…" in first
-    assert page.shown("short") == "short"
-    assert page.short("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
+    assert page.display_name("short") == "short"
+    assert page.shorten_name("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,13 @@ def test_shown_shortens_long_names_apart() -> None:
     [(None, "–"), (0.5, "0.5"), (999, "999"), (1234, "1.23 k"), (2.5e9, "2.5 G")],
 )
 def test_amount_has_three_digits_and_a_unit(value: float | None, text: str) -> None:
-    assert page.amount(value) == text
+    assert page.format_amount(value) == text
 
 
 def test_sort_key_and_count_texts() -> None:
     assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
-    assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
+    plural = page.FILTERS["plural"]
+    assert plural(1, "layer") == "1 layer" and plural(3, "layer") == "3 layers"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_sort_key_and_count_texts() -> None:
     ],
 )
 def test_plain_drops_slash_and_operator(name: str, op: str, plain: str) -> None:
-    assert page.plain(name, op) == plain
+    assert page.strip_operator(name, op) == plain
 
 
 def test_report_names_missing_packages(

@@ -43,7 +43,7 @@ class Lab:
     """Compile models in one child process, which is replaced when it dies."""
 
     def __init__(self) -> None:
-        self.child = CompilerProcess()
+        self.process = CompilerProcess()
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-")
         self.work = Path(self._folder.name)
 
@@ -51,7 +51,7 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.child.close()
+        self.process.close()
         self._folder.cleanup()
 
     def build(self, proto: onnx.ModelProto) -> BuiltModel:
@@ -60,7 +60,7 @@ class Lab:
         path.write_bytes(proto.SerializeToString())
         (self.work / "build.log").unlink(missing_ok=True)
         options = BuildOptions(timeout=TIMEOUT)
-        result = build_with_package(self.child, options, path, self.work)
+        result = build_with_package(self.process, options, path, self.work)
         model = modelfile.load(proto)
         read_log(model, log_names(model), self.work, result)
         return map_build(result)
