@@ -1,7 +1,6 @@
 """Errors that the user can act on; the command line prints one line and exits with code 2."""
 
 import re
-from collections.abc import Callable
 
 # Control characters with line breaks, and surrogates, which file names that are not UTF-8 contain.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -14,13 +13,10 @@ _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 def brief(text: str) -> str:
     """Return a message that is at most as long as :data:`LONGEST`."""
-    if len(text) <= LONGEST:
-        return text
-    shorten_values: Callable[[], str] | None = getattr(text, "brief", None)
-    return shorten(text) if shorten_values is None else shorten_values()
+    return text if len(text) <= LONGEST else _shorten(text)
 
 
-def shorten(text: str) -> str:
+def _shorten(text: str) -> str:
     """Cut the middle out of long words; if that is not enough, out of the whole text."""
     text = _LONG_WORD.sub(lambda match: _ends(match[0], _WORD), text)
     return text if len(text) <= LONGEST else _ends(text, LONGEST)

@@ -2,7 +2,9 @@
 
 import pickle
 
-from qdqtool.errors import DataError, ModelError
+import pytest
+
+from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from tests.trt.builder import Graph
@@ -52,3 +54,34 @@ def test_unknown_gain_note_has_a_reason_without_path() -> None:
     assert time is not None
     (note,) = (n for n in time.notes if n.code == "gain-unknown")
     assert note.values["why"] and not note.values["why"].startswith("model")
+
+
+LONG_REASON = f"{'n' * 10_000}: {'w' * 10_000} is wrong"
+FOLDER = "/".join(["folder"] * 30)
+
+
+@pytest.mark.parametrize(
+    ("reason", "path"),
+    [(LONG_REASON, ""), (LONG_REASON, "p" * 10_000), ("r" * 10_000, "p")],
+    ids=["words", "words and path", "text and path"],
+)
+def test_long_message_is_shortened(reason: str, path: str) -> None:
+    error = QdqtoolError(reason, path)
+    assert len(str(error)) < 500 and error.path == path
+    assert str(error)[0] == (path or "n")[0]
+    assert str(error).endswith("www is wrong") or reason[0] == "r"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QdqtoolError(
+            f"{FOLDER}/log.txt, {FOLDER}/layers.json: names 0 of 21 convolutions of {FOLDER}/model"
+        ),
+        QdqtoolError("names 0 of 21 convolutions " + FOLDER * 3, FOLDER),
+        QdqtoolError(", ".join(f"{FOLDER}/{n}" for n in range(5)) + ": names 0 of 21 convolutions"),
+    ],
+    ids=["text", "path", "names"],
+)
+def test_shortened_message_keeps_text_between_long_paths(error: QdqtoolError) -> None:
+    assert "names 0 of 21 convolutions" in str(error) and len(str(error)) < len(FOLDER) * 6

@@ -25,7 +25,6 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import CompilerFault, FaultKind, UnsupportedForm
 from qdqtool.types import Cause, Evidence, Finding, Severity
 from qdqtool.util import progress
-from qdqtool.util.said import said
 from qdqtool.util.tables import read_sections
 from tests.findings.test_causes import residual
 from tests.insertion.nets import detector
@@ -171,7 +170,7 @@ def test_colors_of_findings_and_headings() -> None:
 
 
 def test_parameters_in_answers_become_options() -> None:
-    option, other = said("{`exclude`}"), said("{`unify`:False}")
+    option, other = "`exclude`", "`unify=False`"
     answer = {
         "notes": [option, 1, None],
         "refused": [{"c": other, "node": "`exclude`"}],
@@ -182,7 +181,7 @@ def test_parameters_in_answers_become_options() -> None:
         "refused": [{"c": "--no-unify", "node": "`exclude`"}],
         "model": "`exclude`",
     }
-    assert wrap(said("leave it out with {`exclude`}"), 2, 16, "- ") == [
+    assert wrap("leave it out with `exclude`", 2, 16, "- ") == [
         "- leave it out",
         "  with --exclude",
     ]
@@ -296,11 +295,11 @@ def test_answers_for_a_detector_are_short(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("leave it float with {`exclude`}", "leave it float with --exclude"),
-        ("({`head`:'none'} quantizes it)", "(--head none quantizes it)"),
-        ("use one method, or {`unify`:False}", "use one method, or --no-unify"),
-        ("{`exclude_op`} Conv: no such", "--exclude-op Conv: no such"),
-        ("give images ({`data`})", "give images (--calib)"),
+        ("leave it float with `exclude`", "leave it float with --exclude"),
+        ("(`head='none'` quantizes it)", "(--head none quantizes it)"),
+        ("use one method, or `unify=False`", "use one method, or --no-unify"),
+        ("`exclude_op` Conv: no such", "--exclude-op Conv: no such"),
+        ("give images (`data`)", "give images (--calib)"),
         ("`thing='a head'` stays", "`thing='a head'` stays"),
         ("run `pip install qdqtool`", "run `pip install qdqtool`"),
         ("`Model` is a class", "`Model` is a class"),
@@ -308,7 +307,7 @@ def test_answers_for_a_detector_are_short(
     ],
 )
 def test_parameters_become_options(text: str, expected: str) -> None:
-    assert as_options(said(text)) == expected
+    assert as_options(text) == expected
 
 
 @pytest.mark.parametrize(

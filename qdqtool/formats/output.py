@@ -10,7 +10,6 @@ from typing import Any, TextIO, TypeVar
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import silence_stdout, terminal_columns
-from qdqtool.util.said import told
 from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
@@ -173,7 +172,7 @@ _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 
 def as_options(text: str) -> str:
     """Spell the parameters in a message as options: ``--exclude`` for `exclude` in backticks."""
-    return _PARAMETER.sub(lambda match: _option(match[1], match[2] or ""), told(text, _option))
+    return _PARAMETER.sub(lambda match: _option(match[1], match[2] or ""), text)
 
 
 def _option(name: str, value: str) -> str:

@@ -1,11 +1,12 @@
 """Placement: which inputs of which nodes are quantized, and why the others are not.
 
-Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds seen
-with 8.0 to 8.5):
+Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds
+seen with 8.0 to 8.5):
 
 * Data and constant weights of Conv, ConvTranspose, Gemm and MatMul are quantized. A convolution
   computes in INT8 only if both are.
-* Nothing between a convolution and its BatchNormalization or activation is quantized, nor is a bias.
+* Nothing between a convolution and its BatchNormalization or activation is quantized, nor is a
+  bias.
 * Of a residual Add after a convolution without activation, only the other (skip) input is quantized
   if the Add's result is quantized next. The Add then runs inside the convolution, INT8 in and out.
 * Both inputs of the two products of an attention are quantized if the user chooses so.
@@ -95,8 +96,8 @@ class PlacementRules:
             from the convolution), ``both`` or ``none``. ``auto`` takes ``skip`` after a convolution
             without activation, and `residual_after_activation` if an activation (SiLU in C2f) is
             between convolution and Add.
-        residual_after_activation: The target's choice for ``auto``; ``none`` applies to convolutions
-            without activation as well.
+        residual_after_activation: The target's choice for ``auto``; ``none`` applies to
+            convolutions without activation as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
         include: Patterns of nodes to quantize although a preset leaves them float.
         exclude_ops: Operator types to leave float.
@@ -104,7 +105,8 @@ class PlacementRules:
         transposed_per_channel: Whether its ConvTranspose takes one weight scale per output channel.
         floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name may match none.
         quantized: Names of nodes to quantize as `include` does.
-        attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
+        attention: ``int8`` quantizes both inputs of the two products of an attention, ``float``
+            none.
         failing: Forms of convolutions with which builds for the target failed, to leave float.
     """
 
@@ -232,32 +234,6 @@ def can_be_quantized(model: Model, node: Node) -> bool:
     )
 
 
-class _UserChoices:
-    """Nodes that the user excludes and includes."""
-
-    def __init__(self, model: Model, rules: PlacementRules) -> None:
-        self._rules = rules
-        candidates = [n for n in model.nodes if can_be_quantized(model, n)]
-        weighted = [n for n in candidates if n.op in WEIGHTED]
-        self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
-        self._included = _match_patterns(weighted, rules.include, "include")
-        for op in rules.exclude_ops:
-            _check_operator(op, model, candidates)
-        self._excluded_ops = {op.lower() for op in rules.exclude_ops}
-
-    def refuse(self, node: Node) -> Refusal | None:
-        """Return why the user leaves a node float; None if that is not so."""
-        if node.index in self._excluded:
-            return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
-        if node.op.lower() in self._excluded_ops:
-            return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
-        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
-
-    def is_included(self, node: Node) -> bool:
-        """Return whether presets do not apply to a node."""
-        return node.index in self._included or node.name in self._rules.quantized
-
-
 def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
     if op.lower() not in {n.op.lower() for n in model.nodes}:
         raise QdqtoolError(
@@ -306,7 +282,13 @@ class _Placer:
         self.placement = Placement()
         self._model = model
         self._rules = rules
-        self._choices = _UserChoices(model, rules)
+        candidates = [n for n in model.nodes if can_be_quantized(model, n)]
+        weighted = [n for n in candidates if n.op in WEIGHTED]
+        self._excluded = _match_patterns(candidates, rules.exclude, "exclude")
+        self._included = _match_patterns(weighted, rules.include, "include")
+        for op in rules.exclude_ops:
+            _check_operator(op, model, candidates)
+        self._excluded_ops = {op.lower() for op in rules.exclude_ops}
         self._varying = View(model).varying
         self._attention = {n.index for a in find_attentions(model) for n in (a.scores, a.values)}
         head = find_head_float_nodes(model, rules.head)
@@ -362,7 +344,7 @@ class _Placer:
                     role, (positions, refusal) = "residual", self._choose_add_inputs(node)
                 else:
                     role, (positions, refusal) = "input", self._choose_pool_input(node)
-                excluded = self._choices.refuse(node) if positions else None
+                excluded = self._refuse_by_user(node) if positions else None
                 refusals[node.index] = excluded or refusal
                 if positions and excluded is None:
                     self._quantize(node, positions, role)
@@ -378,8 +360,8 @@ class _Placer:
         if rules.attention == "int8" and not self._attention:
             notes.append(
                 Note(
-                    "`attention='int8'` has no effect: no Softmax is between two MatMuls of computed "
-                    "tensors",
+                    "`attention='int8'` has no effect: no Softmax is between two MatMuls of "
+                    "computed tensors",
                     code="no-attention",
                 )
             )
@@ -387,8 +369,8 @@ class _Placer:
         if rules.residual in ("skip", "both") and "residual" not in roles:
             notes.append(
                 Note(
-                    f"`residual={rules.residual!r}` has no effect: no Add follows a convolution and is "
-                    "quantized next",
+                    f"`residual={rules.residual!r}` has no effect: no Add follows a convolution "
+                    "and is quantized next",
                     code="no-residual",
                     residual=rules.residual,
                 )
@@ -405,8 +387,8 @@ class _Placer:
         assert weights is not None
         if not np.isfinite(weights).all():
             raise ModelError(
-                f"the weights '{name}' of node '{node.name}' hold NaN or infinity; export the model "
-                "again, or leave the node float with `exclude`",
+                f"the weights '{name}' of node '{node.name}' hold NaN or infinity; export the "
+                "model again, or leave the node float with `exclude`",
                 model.path or "model",
                 code="not-finite",
                 node=node.name,
@@ -414,11 +396,19 @@ class _Placer:
         axis = weight_scale_axis(node, weights.ndim, self._rules.transposed_per_channel)
         self.placement.weights.append(WeightSite(node, name, axis))
 
+    def _refuse_by_user(self, node: Node) -> Refusal | None:
+        if node.index in self._excluded:
+            return ExcludedNode(PLACEMENT, node.name, "exclude", self._excluded[node.index])
+        if node.op.lower() in self._excluded_ops:
+            return ExcludedNode(PLACEMENT, node.name, "exclude_op", node.op)
+        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self._rules.floats else None
+
     def _refuse_weighted(self, node: Node) -> Refusal | None:
-        refusal = self._choices.refuse(node)
+        refusal = self._refuse_by_user(node)
         if refusal is None and node.index not in self._attention:
             refusal = self._refuse_inputs(node) or self._refuse_weights(node)
-        if refusal is not None or self._choices.is_included(node):
+        is_included = node.index in self._included or node.name in self._rules.quantized
+        if refusal is not None or is_included:
             return refusal
         if node.index in self._preset:
             return PresetFloat(PLACEMENT, node.name, self._preset[node.index])

@@ -2,8 +2,8 @@
 
 * The model's own functions are inlined.
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 if Q/DQ have to take FP16).
-* Weights computed from constants (moved, cast, standardized, normalized) become constants. TensorRT 8
-  rejects others: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+* Weights computed from constants (moved, cast, standardized, normalized) become constants.
+  TensorRT 8 rejects others: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
 * Matrix products of Einsums become MatMuls (:mod:`qdqtool.insertion.einsum`).
 * Nodes that share a name get names of their own; equations of Einsums get lower case.
 * Weights that several nodes share are copied, one for each.
@@ -67,41 +67,23 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
         )
     min_ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
     model.proto.ir_version = max(model.proto.ir_version, min_ir_version)
-    notes.extend(_normalize_nodes(model))
-    if count := replace_einsums(model):
-        products = format_count_were(count, "matrix product")
-        notes.append(
-            Note(
-                f"{products} written as MatMul instead of Einsum, so that it can be INT8",
-                code="products-written",
-                count=count,
-            )
-        )
-    if count := fold_constant_weights(model):
-        notes.append(
-            Note(
-                f"{format_count_were(count, 'weight tensor')} computed from constants",
-                code="weights-computed",
-                count=count,
-            )
-        )
-    if count := copy_shared_weights(model):
-        notes.append(
-            Note(
-                f"{format_count_were(count, 'weight tensor')} copied for nodes that shared one",
-                code="weights-copied",
-                count=count,
-            )
-        )
-    if count := fold_batch_normalization(model):
-        notes.append(
-            Note(
-                f"{format_count_were(count, 'BatchNormalization node')} folded into a convolution before it",
-                code="norms-folded",
-                count=count,
-            )
-        )
+    notes += _normalize_nodes(model)
+    change = "written as MatMul instead of Einsum, so that it can be INT8"
+    notes += note_changes("products-written", replace_einsums(model), "matrix product", change)
+    change = "computed from constants"
+    notes += note_changes("weights-computed", fold_constant_weights(model), "weight tensor", change)
+    change = "copied for nodes that shared one"
+    notes += note_changes("weights-copied", copy_shared_weights(model), "weight tensor", change)
+    change = "folded into a convolution before it"
+    count = fold_batch_normalization(model)
+    notes += note_changes("norms-folded", count, "BatchNormalization node", change)
     return notes
+
+
+def note_changes(code: str, count: int, subject: str, change: str) -> list[Note]:
+    """Return a note such as "2 nodes were renamed"; empty for a count of 0."""
+    text = f"{format_count_were(count, subject)} {change}"
+    return [Note(text, code=code, count=count)] if count else []
 
 
 def _normalize_nodes(model: Model) -> list[Note]:
@@ -115,34 +97,12 @@ def _normalize_nodes(model: Model) -> list[Note]:
     lowered = sum(lower_equation(editor.edit_proto(n)) for n in einsums)
     if renamed or sums or lowered:
         editor.finish()
-    notes = []
-    if renamed:
-        nodes = format_count_were(renamed, "node")
-        notes.append(
-            Note(
-                f"{nodes} named after an output, because onnxruntime requires unique names",
-                code="nodes-named",
-                count=renamed,
-            )
-        )
-    if lowered:
-        equations = format_count_were(lowered, "Einsum equation")
-        notes.append(
-            Note(
-                f"{equations} written in lower case, as TensorRT's parser requires",
-                code="lower-case",
-                count=lowered,
-            )
-        )
-    if sums:
-        notes.append(
-            Note(
-                f"{format_count_were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses",
-                code="sums-as-adds",
-                count=len(sums),
-            )
-        )
-    return notes
+    change = "named after an output, because onnxruntime requires unique names"
+    notes = note_changes("nodes-named", renamed, "node", change)
+    change = "written in lower case, as TensorRT's parser requires"
+    notes += note_changes("lower-case", lowered, "Einsum equation", change)
+    change = "written as Add, which TensorRT fuses"
+    return notes + note_changes("sums-as-adds", len(sums), "two-input Sum", change)
 
 
 def _inline_functions(model: Model) -> None:
@@ -198,8 +158,8 @@ def raise_opset(model: Model, opset: int) -> None:
     except Exception as error:  # the converter raises the errors of its C++
         reason = reason_of(error, first_line=True)
         raise ModelError(
-            f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or "
-            "newer",
+            f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset "
+            f"{opset} or newer",
             model.path or "model",
             code="opset-too-old",
         ) from error

@@ -101,9 +101,10 @@ class QuantizedModule:
         """Compute the module's own forward, with quantized inputs, weights and calls."""
         if self.qdq_input is not None:
             args = (_quantize(self, self.qdq_input, args[0]), *args[1:])
+        if self.qdq_weight is None and self.qdq_calls:
+            return self._forward_with_calls(*args, **kwargs)
         if self.qdq_weight is None:
-            forward = self._forward_with_calls if self.qdq_calls else super().forward  # type: ignore[misc]
-            return forward(*args, **kwargs)
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         # forward gets quantized weights, quantized once; outside of it the weights are float.
         self.__dict__["_qdq_running"] = True
         try:

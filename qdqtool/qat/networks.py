@@ -101,8 +101,9 @@ def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
 def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
     """Switch heads to their export mode until the context ends.
 
-    In this mode they return results only, no maps for losses. Heads of Ultralytics and of YOLOv5, v6 and v7 have an attribute ``export``; those of Ultralytics
-    also a ``format``, and as ``shape`` the size of the input that their anchors were computed for.
+    In this mode they return results only, no maps for losses. Heads of Ultralytics and of YOLOv5,
+    v6 and v7 have an attribute ``export``; those of Ultralytics also a ``format``, and as ``shape``
+    the size of the input that their anchors were computed for.
     """
     before: list[tuple[dict[str, Any], list[str], dict[str, Any]]] = []
     for module in model.modules():

@@ -321,11 +321,7 @@ def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         QdqtoolError: It is of another network or plan.
     """
     tensors = {k: v for k, v in state.items() if hasattr(v, "shape")}
-    quantizers = {  # tied sites share one quantizer, under several names
-        f"{name}._amax": module
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Int8Mixin)
-    }
+    quantizers = _quantizers_by_key(model)
     current = model.state_dict()
     required = {k: v.shape for k, v in tensors.items() if k not in quantizers}
     _refuse_keys("has", [k for k in required if k not in current])
@@ -335,6 +331,12 @@ def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     for key in tensors.keys() - current.keys():
         set_amax(quantizers[key], tensors[key])
     model.load_state_dict(tensors, strict=True)
+
+
+def _quantizers_by_key(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the quantizers by the keys of their ranges; tied sites share one, under several."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {f"{name}._amax": m for name, m in modules if isinstance(m, Int8Mixin)}
 
 
 def _refuse_keys(problem: str, keys: list[str]) -> None:

@@ -236,7 +236,11 @@ def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]
 
 
 class _WatcherPauser:
-    """Hooks of idle modules; ``is_idle`` says of a module whether it makes no call of some kinds."""
+    """Hooks of idle modules that pause the watchers.
+
+    Args:
+        is_idle: Tells whether a module makes no call of some kinds.
+    """
 
     def __init__(self, is_idle: Callable[[nn.Module, Collection[str]], bool]) -> None:
         self._is_idle = is_idle

@@ -109,12 +109,13 @@ class QuantizedTrainerMixin:
         Ultralytics would build a new network without quantizers.
         """
         if not isinstance(weights, nn.Module) or not is_prepared(weights):
-            return super().get_model(cfg=cfg, weights=weights, verbose=verbose)  # type: ignore[misc]
+            build = super().get_model  # type: ignore[misc]
+            return build(cfg=cfg, weights=weights, verbose=verbose)
         classes = getattr(weights.model[-1], "nc", None) or len(getattr(weights, "names", ()) or ())
         if self.args.task != "classify" and classes != self.data["nc"]:
             raise QdqtoolError(
-                f"the network has {classes} classes and the data {self.data['nc']}: train the float "
-                "network on the new classes first, then with quantizers",
+                f"the network has {classes} classes and the data {self.data['nc']}: train the "
+                "float network on the new classes first, then with quantizers",
                 code="different-classes",
             )
         model = weights.float()
@@ -214,11 +215,17 @@ def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
     return [list(range(s, min(s + per_batch, images))) for s in starts]
 
 
-class QuantizedDetectionTrainer(QuantizedTrainerMixin, yolo.detect.DetectionTrainer):  # type: ignore[misc]
+class QuantizedDetectionTrainer(
+    QuantizedTrainerMixin,
+    yolo.detect.DetectionTrainer,  # type: ignore[misc]
+):
     """Ultralytics' trainer for boxes, with quantizers."""
 
 
-class QuantizedSegmentationTrainer(QuantizedTrainerMixin, yolo.segment.SegmentationTrainer):  # type: ignore[misc]
+class QuantizedSegmentationTrainer(
+    QuantizedTrainerMixin,
+    yolo.segment.SegmentationTrainer,  # type: ignore[misc]
+):
     """Ultralytics' trainer for masks, with quantizers."""
 
 
@@ -230,11 +237,17 @@ class QuantizedOBBTrainer(QuantizedTrainerMixin, yolo.obb.OBBTrainer):  # type: 
     """Ultralytics' trainer for rotated boxes, with quantizers."""
 
 
-class QuantizedClassificationTrainer(QuantizedTrainerMixin, yolo.classify.ClassificationTrainer):  # type: ignore[misc]
+class QuantizedClassificationTrainer(
+    QuantizedTrainerMixin,
+    yolo.classify.ClassificationTrainer,  # type: ignore[misc]
+):
     """Ultralytics' trainer for classes of images, with quantizers."""
 
 
-class QuantizedRTDETRTrainer(QuantizedTrainerMixin, rtdetr.train.RTDETRTrainer):  # type: ignore[misc]
+class QuantizedRTDETRTrainer(
+    QuantizedTrainerMixin,
+    rtdetr.train.RTDETRTrainer,  # type: ignore[misc]
+):
     """Ultralytics' trainer for RT-DETR, with quantizers."""
 
 
@@ -246,7 +259,10 @@ class QuantizedYOLOETrainer(QuantizedTrainerMixin, yolo.yoloe.YOLOETrainer):  # 
     """Ultralytics' trainer for boxes of YOLOE, with quantizers."""
 
 
-class QuantizedYOLOESegTrainer(QuantizedTrainerMixin, yolo.yoloe.YOLOESegTrainer):  # type: ignore[misc]
+class QuantizedYOLOESegTrainer(
+    QuantizedTrainerMixin,
+    yolo.yoloe.YOLOESegTrainer,  # type: ignore[misc]
+):
     """Ultralytics' trainer for masks of YOLOE, with quantizers."""
 
 

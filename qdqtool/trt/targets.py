@@ -45,7 +45,7 @@ class Target:
         strongly_typed: Float tensors have their ONNX type; the builder does not choose.
         merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
         fuses_stem_pool: The stem convolution fuses the MaxPool after it.
-        keeps_relu_name: The name of a Relu folded with its BatchNormalization remains in the layer name.
+        keeps_relu_name: The layer name contains that of a Relu folded with its BatchNormalization.
         quantize_suffix: Suffix of a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
         residual_proof: Why that is assumed.

@@ -19,7 +19,7 @@ from qdqtool import extract
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import api
 from qdqtool.extraction.cut import ModelCutter, ModelPart
-from qdqtool.extraction.private import mask_numbers
+from qdqtool.extraction.private import PrivateNames, mask_numbers
 from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
@@ -625,6 +625,13 @@ exit 1
     )
     assert "shapes differ" in result.checked.values["message"]
     assert "secret" not in json.dumps(result.as_json()) + str(result.proto)
+
+
+def test_replace_names_replaces_whole_names_and_the_longest_first() -> None:
+    names = PrivateNames(set())
+    conv, out, short = (names.rename(name) for name in ("conv", "conv/out", "a"))
+    text = names.replace_names("conv/out: conv + conv (conv2, a) at 'conv_clone_1', a.b")
+    assert text == f"{out}: {conv} + {conv} (conv2, {short}) at '{conv}_clone_1', a.b"
 
 
 def test_private_concat_scales_differ_in_the_same_order() -> None:

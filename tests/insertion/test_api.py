@@ -26,7 +26,7 @@ from tests.insertion.nets import (
     Net,
     assert_same_outputs,
     check,
-    copied,
+    copy_model,
     detector,
     images,
     one_layer,
@@ -58,7 +58,8 @@ def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch)
     yolo = yolov8n(SIZE, classes=8)
     indexings = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
-    # The model once, and copies without weights: one for each of two placements, one without quantizers.
+    # The model once, and copies without weights: one for each of two placements, one without
+    # quantizers.
     assert indexings.total() == 4
     check(inserted.model)
     assert len(inserted.weights) == 60
@@ -119,7 +120,7 @@ def test_images_of_incomplete_batch_are_counted() -> None:
 
 @pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
 def test_cache_is_reused_for_another_target(targets: tuple[str, str], tmp_path: Path) -> None:
-    """Preparation rewrites computed weights and a Sum for both targets without changing a tensor."""
+    """Preparation rewrites computed weights and a Sum for both targets; tensors are equal."""
     net = Net()
     x = net.op("Sum", "sum", net.conv("a", "x"), "x")
     turned = net.op(
@@ -168,7 +169,7 @@ def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -
 
 
 def test_insert_keeps_dynamic_batch_and_size(folder: Path) -> None:
-    model = copied(detector())
+    model = copy_model(detector())
     dims = model.graph.input[0].type.tensor_type.shape.dim  # the metadata imgsz says 64
     dims[0].dim_param, dims[2].dim_param, dims[3].dim_param = "batch", "height", "width"
     del model.graph.value_info[:]
@@ -185,7 +186,9 @@ def test_insert_reads_external_weights(tmp_path: Path) -> None:
     path = tmp_path / "in" / "model.onnx"
     path.parent.mkdir()
     model = one_layer()
-    onnx.save(copied(model), path, save_as_external_data=True, location="w.bin", size_threshold=16)
+    onnx.save(
+        copy_model(model), path, save_as_external_data=True, location="w.bin", size_threshold=16
+    )
     result = qdqtool.insert(path, images(), predict=False)
     result.save(tmp_path / "q.onnx")
     assert_same_outputs(model, onnx.load(tmp_path / "q.onnx"), images(1)[0], atol=0.05)

@@ -13,12 +13,12 @@ from tests.insertion.nets import (
     Net,
     assert_same_outputs,
     check,
-    copied,
+    copy_model,
     detector,
     images,
-    in_half,
     nodes_of,
     run,
+    store_as_half,
     two_layers,
     value_of,
 )
@@ -32,7 +32,7 @@ def small_net(opset: int = 19) -> onnx.ModelProto:
 
 
 def copy_as_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = copied(model)
+    copy = copy_model(model)
     convert_to_fp16(Model(copy))
     check(copy)
     return copy
@@ -231,7 +231,8 @@ def test_half_yolov8_decodes_boxes_in_float32() -> None:
         assert (index.constant(q.input[1]) > 0).all()  # type: ignore[operator]
     models = model, single.model, half.model
     float_out, single_out, half_out = (run(m, data[0])[0] for m in models)
-    # Rounding to FP16 moves values across INT8 steps: the error differs from INT8's, but is no larger.
+    # Rounding to FP16 moves values across INT8 steps: the error differs from INT8's, but is no
+    # larger.
     assert np.abs(half_out - float_out).mean() < 1.25 * np.abs(single_out - float_out).mean()
 
 
@@ -242,7 +243,7 @@ def test_high_precision_fp16_is_refused_for_tensorrt_8() -> None:
 
 
 def test_float16_model_is_widened_for_tensorrt_8() -> None:
-    model = in_half(small_net(17), keep=["scales"])
+    model = store_as_half(small_net(17), keep=["scales"])
     assert has_fp16(Model(model))
     result = insert(model, half_images(), target="trt8.5", method="max", predict=False)
     check(result.model)
@@ -307,7 +308,7 @@ def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
     net.inputs[0].type.tensor_type.elem_type = TensorProto.FLOAT16
     model = net.model()
     feeds = {**half_images()[0], "i": np.int32([3])}
-    before = copied(model)
+    before = copy_model(model)
     convert_to_fp32(Model(model))
     check(model)
     assert Model(model).node("cast").attributes == {"to": TensorProto.FLOAT}
@@ -337,7 +338,7 @@ def test_to_float_widens_type_attributes(net: Net, attribute: str, before: int, 
     ("kept", "listed", "ir"), [(True, False, 9), (False, True, 9), (False, True, 3)]
 )
 def test_half_weights_that_are_outputs_or_inputs(kept: bool, listed: bool, ir: int) -> None:
-    model = in_half(two_layers(13))
+    model = store_as_half(two_layers(13))
     model.ir_version = ir
     graph = model.graph
     weights = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT16]

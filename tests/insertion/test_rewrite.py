@@ -18,7 +18,7 @@ from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import (
     Net,
     check,
-    copied,
+    copy_model,
     images,
     nodes_of,
     one_layer,
@@ -35,7 +35,7 @@ def insert_scaled(
     include: tuple[str, ...] = (),
 ) -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
     """Return the Q/DQ model with one scale for all activations, and its quantized tensors."""
-    copy = copied(model)
+    copy = copy_model(model)
     index = Model(copy)
     placement = place(index, PlacementRules(head="none", include=include))
     quantized = insert_pairs(
@@ -120,7 +120,7 @@ def test_round_up_to_half_keeps_half_values() -> None:
 
 
 def test_quantized_convolution_is_product_of_quantized_values() -> None:
-    """A 1x1 convolution sums quantized inputs times quantized weights over the channels, plus the float bias."""
+    """A 1x1 convolution sums quantized inputs times quantized weights, plus the float bias."""
     net = Net(side=4)
     before = net.output(net.conv("c", "x", kernel=1)).model()
     model, _ = insert_scaled(before, 0.01)

@@ -15,13 +15,16 @@ from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Prediction
 from qdqtool.util.records import replace_fields
-from tests.insertion.nets import Net, copied, detector, nodes_of, prediction, value_of
+from tests.insertion.nets import Net, copy_model, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")
 
 
 def bottleneck(activation: str, bare: bool = False) -> Model:
-    """Return a residual block with or without SiLU; ``bare`` adds a residual without activation before it."""
+    """Return a residual block with or without SiLU.
+
+    ``bare`` adds a residual without activation before it.
+    """
     net = Net()
     stem = net.silu("stem/s", net.conv("stem", "x"))
     stem = net.op("Relu", "r", net.op("Add", "bare", net.conv("b", stem), stem)) if bare else stem
@@ -39,7 +42,7 @@ def sketch(model: Model, **options: Any) -> Model:
 
 
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
-    """Return INT8 convolutions with INT8 output and conversions, if Conv, SiLU and Add fuse and if not."""
+    """Return INT8 convolutions with INT8 output and conversions, by whether the Add fuses."""
     proto = sketch(model, residual_after_activation=option).proto
     result = {}
     for fused in (False, True):
@@ -50,7 +53,10 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
 
 
 def choose_option(model: Model, target: Target = TRT85) -> str:
-    """Return the option for the inputs after an activation; the placement has to be that of the option."""
+    """Return the option for the inputs after an activation.
+
+    The placement has to be that of the option.
+    """
     option, placement = rules.choose_residual_inputs(model, PlacementRules(), target, True)
     assert placement in (None, place(model, PlacementRules(residual_after_activation=option)))
     return option
@@ -84,7 +90,7 @@ def test_no_residual_is_quantized_for_rtx() -> None:
 
 
 def test_yolov8_gets_placement_with_better_worst_case() -> None:
-    proto = copied(detector())
+    proto = copy_model(detector())
     prepare(Model(proto))
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in rules.OPTIONS}
@@ -130,7 +136,9 @@ def test_skip_has_to_be_better_in_both_outcomes(
     option: str,
     fused: list[bool],
 ) -> None:
-    """With both inputs quantized nothing depends on fusion: one simulation for both, two for the skip.
+    """With both inputs quantized nothing depends on fusion.
+
+    So there is one simulation for both, and two for the skip.
 
     Counts are INT8 convolutions, those with INT8 output, and conversions.
     """

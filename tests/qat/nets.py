@@ -40,7 +40,11 @@ class ResidualBlock(resnet.BasicBlock):
 
 
 def handmade(placement: str) -> nn.Module:
-    """Return a ResNet-18 with pytorch-quantization's own modules: ``convolutions``, ``residual`` or ``pool``."""
+    """Return a ResNet-18 with pytorch-quantization's own modules.
+
+    Args:
+        placement: ``convolutions``, ``residual`` or ``pool``.
+    """
     quant_modules.initialize()
     try:
         block = resnet.BasicBlock if placement == "convolutions" else ResidualBlock
@@ -53,7 +57,7 @@ def handmade(placement: str) -> nn.Module:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give BatchNormalization the statistics and parameters of a trained network, no two of them equal."""
+    """Give BatchNormalization statistics and parameters as after training, no two of them equal."""
     torch.manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -125,7 +129,8 @@ def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelP
 
 
 def conv(inputs: int = 16, outputs: int = 16, kernel: int = 3, **options: object) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, **options)  # type: ignore[arg-type]
+    options["padding"] = kernel // 2
+    return nn.Conv2d(inputs, outputs, kernel, **options)  # type: ignore[arg-type]
 
 
 class Shared(nn.Module):
@@ -142,7 +147,7 @@ class Shared(nn.Module):
 
 
 class Again(nn.Module):
-    """Network with a Linear on vectors and an attention, each called twice with the same weights."""
+    """Network with a Linear on vectors and an attention that are called twice."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ def test_large_tensors_are_sampled() -> None:
     assert (device.absmax, device.minimum) == (cpu.absmax, cpu.minimum)
     assert amax_of(device, "max") == amax_of(cpu, "max")
     assert amax_of(device, "percentile") == pytest.approx(amax_of(cpu, "percentile"), rel=0.1)
-    # The error is flat around its least value: the error of all values counts, not the range itself.
+    # The error is flat around its least value: the error counts, not the range itself.
     chosen, best = (squared_error(cpu, amax_of(s, "mse")) for s in (device, cpu))
     assert chosen < 1.05 * best
 

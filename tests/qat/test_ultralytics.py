@@ -1,7 +1,7 @@
-"""Training, resuming, validation, prediction and export with Ultralytics, and a build of the result.
+"""Training, resuming, validation, prediction and export with Ultralytics, and a build.
 
-Ultralytics is under the AGPL-3.0 and a dependency of these tests and of benchmarks only; the tests skip without it. The
-network is a small one of their blocks; the images are generated here.
+Ultralytics is under the AGPL-3.0 and a dependency of these tests and of benchmarks only; the tests
+skip without it. The network is a small one of their blocks; the images are generated here.
 """
 
 import copy
@@ -55,7 +55,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module", autouse=True)
 def training() -> Any:
-    """Import `qdqtool.qat.ultralytics`; torchvision takes too long to import it during collection."""
+    """Import `qdqtool.qat.ultralytics` late: torchvision takes too long during collection."""
     if importlib.util.find_spec("ultralytics") is None or not usable_torchvision():
         pytest.skip("needs ultralytics and torchvision (pip install ultralytics)")
     return importlib.import_module("qdqtool.qat.ultralytics")
@@ -63,7 +63,7 @@ def training() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write images with one bright square each, labels, and a checkpoint of a network with statistics."""
+    """Write images with one bright square each, labels, and a checkpoint with statistics."""
     from ultralytics import YOLO
 
     where = tmp_path_factory.mktemp("ultralytics")
@@ -335,7 +335,7 @@ def test_trainer_chooses_class_for_task(
     assert trainer.options.images == options.get("images", 128)
 
 
-def test_spread_covers_data_set(training: Any) -> None:
+def test_spread_batches_covers_data_set(training: Any) -> None:
     assert training.spread_batches(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert training.spread_batches(1000, 16, 128) == [
         list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)
@@ -357,7 +357,7 @@ def test_ultralytics_does_not_mistake_quantizers_for_modelopt(backend: str, fold
     assert float((before - after).abs().mean()) < 0.05 * float(before.std())
 
 
-def test_exporting_heads_restores_anchors(folder: Path) -> None:
+def test_switch_heads_to_export_restores_anchors(folder: Path) -> None:
     model, large = open_yolo(folder / "float.pt").model, torch.rand(1, 3, 2 * SIZE, 2 * SIZE)
     expected = nets.evaluate(model, large)[0]
     with switch_heads_to_export(model):

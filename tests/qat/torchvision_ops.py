@@ -1,9 +1,10 @@
 """torchvision next to a CPU build of torch.
 
-A torchvision for CUDA builds of torch does not work with a CPU build: its compiled operators do not load, and
-importing it fails where it registers shapes for them. Ultralytics imports torchvision for transforms, and for ``nms``
-on few boxes. Here that operator is defined in plain torch first (greedy, exact), so that the rest, which is Python,
-imports. Nothing is defined where torchvision works by itself.
+A torchvision for CUDA builds of torch does not work with a CPU build: its compiled operators do not
+load, and importing it fails where it registers shapes for them. Ultralytics imports torchvision for
+transforms, and for ``nms`` on few boxes. Here that operator is first defined in plain torch
+(greedy, exact), so that the rest, which is Python, imports. Nothing is defined if torchvision works
+by itself.
 """
 
 import functools
@@ -14,7 +15,7 @@ _LIBRARIES: list[object] = []
 
 @functools.cache
 def usable_torchvision() -> bool:
-    """Return whether torchvision can be imported, after defining the operators that a mismatched build lacks."""
+    """Define the operators that a mismatched build lacks; return whether torchvision imports."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
         return False
     import torch

@@ -18,7 +18,7 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.faults import ConstantsInHalf, DecomposedNorm
 from qdqtool.types import Finding, Severity
 from tests.findings.graphs import GRAPHS, ones
-from tests.insertion.nets import Net, check, images, in_half, run
+from tests.insertion.nets import Net, check, images, run, store_as_half
 from tests.insertion.transformers import Tokens, samples, vit
 from tests.notes import note_codes
 from tests.slow import slow_after
@@ -291,7 +291,10 @@ def test_decomposed_norm_is_reported_if_the_builder_may_use_fp16(
 def test_decomposed_norm_in_fp32_is_not_reported_if_strongly_typed(target: str) -> None:
     floats = vit(blocks=1, pieces=True)
     assert norms(quantized(floats, target=target, high_precision="fp32"), target) == []
-    assert len(norms(quantized(in_half(floats), target=target, high_precision="fp32"), target)) == 3
+    assert (
+        len(norms(quantized(store_as_half(floats), target=target, high_precision="fp32"), target))
+        == 3
+    )
 
 
 EPSILONS = (1e-12, 1e-5, 1e-6)
@@ -333,7 +336,7 @@ def test_insert_writes_no_squares_in_fp16(target: str, eps: float, form: str) ->
 @pytest.mark.parametrize("form", ["Pow", "root mean square"])
 def test_insert_into_fp16_file_writes_layer_norm_or_reports_it(form: str) -> None:
     """Nothing is said to stay FP32 that is FP16 in the file."""
-    floats = in_half(normalized(form, 1e-3))
+    floats = store_as_half(normalized(form, 1e-3))
     result = qdqtool.insert(floats, samples(floats), target="trt11", losses=0, predict=False)
     assert ("norms-written" in note_codes(result.notes)) is (form == "Pow")
     assert "norms-stay-fp32" not in note_codes(result.notes)
@@ -356,7 +359,7 @@ def test_insert_reports_squares_that_may_become_fp16(target: str, form: str) -> 
     """With the command that fixes it, if a LayerNormalization is exact."""
     floats = normalized(form, 1e-5)
     result = qdqtool.insert(
-        in_half(floats) if target == "trt11" else floats,
+        store_as_half(floats) if target == "trt11" else floats,
         samples(floats, 1),
         target=target,
         high_precision="fp32" if target == "trt11" else None,
@@ -555,7 +558,7 @@ def test_insert_keeps_other_sums_of_squares_fp32(how: str) -> None:
 def test_sum_of_squares_of_fp16_file_is_reported(how: str) -> None:
     g = Graph(17)
     x = g.op("MatMul", [g.input(1, 4, 16), ones(g, 16, 16)], "fc")
-    model = in_half(g.model(g.op("Relu", sum_of_squares(g, x, how), "last")))
+    model = store_as_half(g.model(g.op("Relu", sum_of_squares(g, x, how), "last")))
     data = [{"x": np.full((1, 4, 16), 30.0, np.float16)}]
     options: Any = {"target": "trt11", "losses": 0, "predict": False, "high_precision": "fp32"}
     quantized = qdqtool.insert(model, data, **options).model
