@@ -63,8 +63,9 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         shape, fortran, dtype = read(file)
         header = ArrayHeader(shape, dtype, fortran, file.tell())
     except Exception as error:  # numpy, zipfile and zlib have classes of their own
-        reason = f"{name}: not a numpy array file: {reason_of(error)}"
-        raise DataError(reason, code="wrong-format") from error
+        raise DataError(
+            f"{name}: not a numpy array file: {reason_of(error)}", code="wrong-format"
+        ) from error
     if dtype.hasobject:
         reason = "holds Python objects, which are never loaded; save plain numbers"
         raise DataError(f"{name}: {reason}", code="python-objects")
@@ -118,8 +119,9 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(file)
         except Exception as error:  # zipfile raises many classes for damaged directories
-            reason = f"not an npz file: {reason_of(error)}"
-            raise DataError(reason, self.path, code="wrong-format") from error
+            raise DataError(
+                f"not an npz file: {reason_of(error)}", self.path, code="wrong-format"
+            ) from error
         self.members = {
             entry.filename.removesuffix(".npy"): entry
             for entry in self._zip.infolist()
@@ -142,8 +144,11 @@ class Archive:
         try:
             return self._zip.open(self.members[name])
         except Exception as error:
-            reason = f"array '{name}': cannot be read: {reason_of(error)}"
-            raise DataError(reason, self.path, code="file-damaged") from error
+            raise DataError(
+                f"array '{name}': cannot be read: {reason_of(error)}",
+                self.path,
+                code="file-damaged",
+            ) from error
 
     def read(self, name: str) -> Array:
         """Return one array.
@@ -174,8 +179,11 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     """
     with open_input(path, error=DataError) as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-            reason = "is one array (npy); give an npz with an array for each input of the model"
-            raise DataError(reason, os.fspath(path), code="wrong-format")
+            raise DataError(
+                "is one array (npy); give an npz with an array for each input of the model",
+                os.fspath(path),
+                code="wrong-format",
+            )
     with Archive(path) as archive:
         if not archive.members:
             raise DataError("holds no arrays", os.fspath(path), code="empty")

@@ -111,7 +111,7 @@ def check_activations(
     """
     from calibration import Preprocess, Statistics, collect
     from qdqtool.findings.lint import activation_scales
-    from qdqtool.findings.report import Report
+    from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.rewrites import remove_quantizers
     from qdqtool.patterns.view import View
     from qdqtool.reasons.faults import OutlierScales
@@ -133,7 +133,7 @@ def check_activations(
         max_images=max_images,
         progress=progress,
     )
-    report = Report(prediction.target)
+    report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
     # The data replaces the guess from the scales.
@@ -174,25 +174,25 @@ def predict_part(model: Model, target: Target) -> Prediction:
 
 def _find_findings(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
-    from qdqtool.findings.report import Report
+    from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.view import View
 
     view = View(model)
-    report = Report(prediction.target, way)
+    report = FindingReport(prediction.target, way)
     if target_named(prediction.target).is_rtx:
-        from qdqtool.findings.compiler import explain as explain_compiler
+        from qdqtool.findings.compiler import explain_compiler
 
         explain_compiler(prediction, report, view)
         lint(view, report, prediction.convolutions)
     else:
-        from qdqtool.findings.api import explain
+        from qdqtool.findings.api import explain_prediction
 
         lint(view, report, prediction.convolutions)
-        explain(prediction, report)
+        explain_prediction(prediction, report)
     if prediction.regions:
-        from qdqtool.findings.api import name_regions
+        from qdqtool.findings.api import report_regions
 
-        name_regions(prediction, report)
+        report_regions(prediction, report)
     return report.findings
 
 

@@ -184,7 +184,7 @@ def build_with_package(
         str(answer["status"]),
         str(answer.get("version", "")),
         targets,
-        errors=[str(error) for error in answer.get("errors", [])],
+        errors=list(map(str, answer.get("errors", []))),
         seconds=time.monotonic() - start,
     )
     if result.status == "timeout":

@@ -114,15 +114,13 @@ def trtexec_flags(
         return re.search(rf"--{flag}\b", help_text) is not None
 
     flags = [f"--onnx={model}", "--verbose"]
-    flags += [f"--{precision}" for precision in ("int8", "fp16") if has(precision)]
+    flags += [f"--{flag}" for flag in ("int8", "fp16", "dumpLayerInfo") if has(flag)]
     if has("profilingVerbosity"):
         # 8.2 and 8.3 call the value "verbose", all later ones "detailed".
         verbosity = "detailed" if "detailed" in help_text else "verbose"
         flags.append(f"--profilingVerbosity={verbosity}")
     elif has("nvtxMode"):
         flags.append("--nvtxMode=verbose")
-    if has("dumpLayerInfo"):
-        flags.append("--dumpLayerInfo")
     if has("exportLayerInfo"):
         flags.append(f"--exportLayerInfo={layers}")
     flags += [f"--{flag}" for flag in ("skipInference", "buildOnly") if has(flag)][:1]

@@ -120,8 +120,8 @@ def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparis
         for row in first.rows
     ]
     pairs += [LayerPair(None, row) for row in _find_unpaired(first, second, partners)[1]]
-    by_names = paired_by_name and 2 * paired_by_name >= len(partners)
-    return EngineComparison(first, second, pairs, "names" if by_names else "shapes")
+    aligned_by = "names" if 0 < len(partners) <= 2 * paired_by_name else "shapes"
+    return EngineComparison(first, second, pairs, aligned_by)
 
 
 def _find_unpaired(

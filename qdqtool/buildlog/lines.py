@@ -68,8 +68,6 @@ def read_memory(memory: MemoryUse, text: str) -> bool:
 
 def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
     """Store a line of the performance summary. Return whether it is one."""
-    if ": " not in text:
-        return False
     if text.startswith("T") and (match := _METRIC.fullmatch(text)):
         value = parse_number(match[2])
         if value is not None:

@@ -231,7 +231,7 @@ class LogReader:
         number, blank = counts.total, 0
         for line in lines:
             number += 1
-            if not line or (len(line) < 3 and not line.strip()):
+            if len(line) < 3 and not line.strip():
                 blank += 1
                 if sections.block in UNSTAMPED:
                     sections.block = ""

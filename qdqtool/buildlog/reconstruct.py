@@ -132,13 +132,12 @@ class _GraphRebuilder:
                 if tensor is not None and position in node.values:
                     self.values.setdefault(tensor.name, node.values[position])
         protos = [self._node(node) for node in nodes]
-        names = [n for n in dict.fromkeys(self.build.parse.initializers) if n in self.inputs]
         graph = helper.make_graph(
             protos,
             "from_log",
             self._graph_inputs(),
             self._graph_outputs(),
-            [self._constant(name) for name in names if name not in self.outputs],
+            self._constants(),
             value_info=self._value_infos(),
         )
         opsets = [helper.make_opsetid("", self.opset)]
@@ -179,12 +178,10 @@ class _GraphRebuilder:
     def _quantization_axis(self, node: ParsedNode) -> dict[str, int]:
         """Return the axis attribute of a Q or DQ, nothing for one scale per tensor."""
         data, scale = (*node.inputs, None, None)[:2]
-        if scale is None or not scale.shape or scale.shape == (1,):
+        if data is None or data.shape is None or scale is None:
             return {}
-        if data is None or data.shape is None:
+        if not scale.shape or scale.shape == (1,):
             return {}
-        if len(data.shape) < 2:
-            return {"axis": 0}
         axes = [axis for axis, size in enumerate(data.shape[:2]) if size == scale.shape[0]]
         if 1 in axes and self.deconvolution_inputs & _names(node.outputs):
             return {"axis": 1}
@@ -200,9 +197,14 @@ class _GraphRebuilder:
         kind = int(TensorProto.INT8) if tensor.name in self.quantized else self._type(tensor)
         return _value_info(tensor.name, kind, tensor.shape)
 
+    def _constants(self) -> list[onnx.TensorProto]:
+        names = dict.fromkeys(self.build.parse.initializers)
+        constants = [name for name in names if name in self.inputs and name not in self.outputs]
+        return list(map(self._constant, constants))
+
     def _constant(self, name: str) -> onnx.TensorProto:
         tensor = self.tensors.get(name)
-        shape = [size or 0 for size in (tensor.shape or ())] if tensor is not None else []
+        shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
         dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
         # numpy multiplies the other dimensions even if one of them is 0.
         self._bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
@@ -371,9 +373,9 @@ def _find_equal_scales(build: Build, quantizers: list[ParsedNode]) -> Iterator[t
         t.name: node.name for node in quantizers if node.op == _Q for t in _present(node.outputs)
     }
     for node in quantizers:
-        data = node.inputs[0] if node.inputs else None
-        if node.op == _DQ and data is not None and data.name in producers:
-            yield node.name, producers[data.name]
+        for data in _present(node.inputs[:1]):
+            if node.op == _DQ and data.name in producers:
+                yield node.name, producers[data.name]
     for event in build.trace:
         if event.kind == "Eliminating":
             yield base_name(event.subject), base_name(event.object)

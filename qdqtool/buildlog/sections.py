@@ -299,8 +299,8 @@ class SectionReader:
             build.tensorrt = parse_version_digits(match[4])
         if match[5] and not build.command and self._keep(match[5]):
             build.command = match[5].strip()
-            for flag in _FLAG.finditer(build.command[:100_000]):
-                build.flags[flag[1]] = (flag[2] or "").strip("\"'")
+            for flag, value in _FLAG.findall(build.command[:100_000]):
+                build.flags[flag] = value.strip("\"'")
         return True
 
     def _read_milestone(self, text: str, line: int) -> bool:

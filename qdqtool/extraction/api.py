@@ -24,7 +24,7 @@ from qdqtool.extraction.reductions import ALL, BYTES_FIRST, store_constants
 from qdqtool.extraction.result import Extraction
 from qdqtool.extraction.shrinking import ModelShrinker
 from qdqtool.extraction.trimming import PartTrimmer, TrimBudget, grow_part
-from qdqtool.findings.alike import key
+from qdqtool.findings.identity import finding_key
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.prediction import predict, predict_part
@@ -244,9 +244,10 @@ class ExtractionJob:
         outcomes = {c.name: c for c in prediction.convolutions}
         convolutions = [c for c in self.whole.convolutions if c.name in outcomes]
         unchanged = [c for c in convolutions if has_same_types(c, outcomes[c.name])]
-        keys = {key(f) for f in prediction.findings}
+        keys = {finding_key(f) for f in prediction.findings}
         self.invariants = Invariants(
-            tuple(f for f in self.whole.findings if key(f) in keys and f.node), tuple(unchanged)
+            tuple(f for f in self.whole.findings if finding_key(f) in keys and f.node),
+            tuple(unchanged),
         )
         changed = [(c, outcomes[c.name]) for c in convolutions if c not in unchanged]
         if changed:

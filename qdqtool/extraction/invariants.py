@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.alike import key, readers_in
+from qdqtool.findings.identity import consumer_names_in, finding_key
 from qdqtool.types import ConvOutcome, Finding, Prediction
 from qdqtool.util.text import format_list
 
@@ -39,14 +39,16 @@ class Invariants:
 
     def required_nodes(self) -> set[str]:
         """Return the nodes that the findings list as consumers."""
-        return {name for f in self.findings for name in readers_in(key(f))}
+        return {name for f in self.findings for name in consumer_names_in(finding_key(f))}
 
     def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
         """Return the findings and convolutions that a prediction does not show."""
         places = {(f.code, f.node) for f in self.findings}  # a key costs time
-        present = {key(f) for f in prediction.findings if (f.code, f.node) in places}
+        present = {finding_key(f) for f in prediction.findings if (f.code, f.node) in places}
         outcomes = {c.name: c for c in prediction.convolutions}
-        missing: list[Finding | ConvOutcome] = [f for f in self.findings if key(f) not in present]
+        missing: list[Finding | ConvOutcome] = [
+            f for f in self.findings if finding_key(f) not in present
+        ]
         for c in self.convolutions:
             if c.name not in outcomes or not has_same_types(c, outcomes[c.name]):
                 missing.append(c)

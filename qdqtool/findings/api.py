@@ -1,26 +1,29 @@
-"""Findings made from what the simulator refused: nothing is looked up in the model again."""
+"""Findings from the reasons that the simulator recorded. Nothing is looked up in the model again."""
 
 from __future__ import annotations
 
-from qdqtool.findings import outputs
-from qdqtool.findings.report import Diagnosis, Known, Report
+from qdqtool.findings.diagnosis import diagnose_inputs, diagnose_output, report_conversion
+from qdqtool.findings.report import Diagnosis, FindingReport, RecordedReasons
 from qdqtool.findings.rules import finding_codes
 from qdqtool.reasons import simulation
 from qdqtool.reasons.faults import FusedByMyelin
-from qdqtool.types import Cause, Evidence, FindingCode, Prediction, Refusal
+from qdqtool.types import (
+    Cause,
+    ConvOutcome,
+    Evidence,
+    FindingCode,
+    MyelinRegion,
+    Prediction,
+    Refusal,
+)
 from qdqtool.util.records import nearest
 
-FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
-    **dict.fromkeys(
-        (
-            simulation.FloatTypesDiffer,
-            simulation.Deconvolution3D,
-            simulation.ScaleComputed,
-            simulation.ActivationPerChannel,
-            simulation.NonzeroZeroPoint,
-        ),
-        (),
-    ),
+MODEL_FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
+    simulation.FloatTypesDiffer: (),
+    simulation.Deconvolution3D: (),
+    simulation.ScaleComputed: (),
+    simulation.ActivationPerChannel: (),
+    simulation.NonzeroZeroPoint: (),
     simulation.OutsideRules: ("FP8-OUTSIDE",),
     simulation.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
     simulation.WeightsAxis: (
@@ -32,69 +35,78 @@ FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
     ),
     simulation.WeightsNotConstant: ("WEIGHT-INDIRECT",),
 }
-"""What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks report it, and the
-layer's refusal makes no finding of its own. With it the codes of what they may come to first.
-"""
-_FAULTY = tuple(FAULTS)
+"""Reasons that are faults of the model. The checks report them, also where no layer reads the fault,
+so that the layer gets no finding of its own. The values are further codes that the checks may use."""
 
 
-def explain(prediction: Prediction, report: Report) -> None:
-    """Adds a finding for every float convolution, every float output and every conversion of a prediction.
+def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
+    """Add a finding for each float convolution, float output and conversion of a prediction.
 
-    Findings of the lint are in the report already, so that others can refer to them.
+    Args:
+        prediction: The prediction.
+        report: Report that has the findings of the checks already, so that others can refer to them.
     """
-    known = Known(prediction, report)
-    for both in known.every(simulation.ResidualBothQuantized):
-        outcome = known.outcomes.get(both.node)
+    recorded = RecordedReasons(prediction, report)
+    for residual in recorded.all_of(simulation.ResidualBothQuantized):
+        outcome = recorded.outcomes.get(residual.node)
         if outcome is not None and outcome.is_int8:
-            known.add(Diagnosis(both.add, Cause(both), both.elements, (both.node,)))
-    for pair in known.every(simulation.InsideActivation):
+            diagnosis = Diagnosis(
+                residual.add, Cause(residual), residual.elements, (residual.node,)
+            )
+            recorded.add(diagnosis)
+    for pair in recorded.all_of(simulation.InsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)
-    for pad in known.every(simulation.BehindPad):
+    for pad in recorded.all_of(simulation.BehindPad):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
-        if outcome.int8_in_int8_out:
-            continue
-        refused = known.at(outcome.name)
-        fault = (
-            None
-            if outcome.is_int8
-            else next((type(r) for r in refused if isinstance(r, _FAULTY)), None)
-        )
-        if fault is not None:
-            known.refer(outcome.name, (*finding_codes(fault), *(nearest(FAULTS, fault) or ())))
-            continue
-        found = None if outcome.is_int8 else outputs.of_inputs(known, refused)
-        found = found or outputs.diagnose(known, refused)
-        if found is not None:
-            known.add(found, (outcome.name,))
-    for stays in known.every(simulation.RemainingConversion):
-        outputs.explain(known, stays)
-    for parts in known.every(simulation.ConcatScales):
-        known.add(
-            Diagnosis(parts.node, Cause(parts), parts.elements)
-        )  # where no convolution pays for it
+        if not outcome.int8_in_int8_out:
+            _explain_convolution(recorded, outcome)
+    for conversion in recorded.all_of(simulation.RemainingConversion):
+        report_conversion(recorded, conversion)
+    for concat in recorded.all_of(simulation.ConcatScales):  # if it costs no convolution
+        recorded.add(Diagnosis(concat.node, Cause(concat), concat.elements))
 
 
-def name_regions(prediction: Prediction, report: Report) -> None:
-    """Names regions of Myelin with attention or normalizations; one of other products is counted and needs no word."""
+def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> None:
+    reasons = recorded.at(outcome.name)
+    diagnosis = None
+    if not outcome.is_int8:
+        for reason in reasons:
+            if isinstance(reason, tuple(MODEL_FAULTS)):
+                kind = type(reason)
+                codes = (*finding_codes(kind), *(nearest(MODEL_FAULTS, kind) or ()))
+                recorded.refer_to_codes(outcome.name, codes)
+                return
+        diagnosis = diagnose_inputs(recorded, reasons)
+    diagnosis = diagnosis or diagnose_output(recorded, reasons)
+    if diagnosis is not None:
+        recorded.add(diagnosis, (outcome.name,))
+
+
+def report_regions(prediction: Prediction, report: FindingReport) -> None:
+    """Report regions of Myelin with attention or normalizations.
+
+    Regions with other matrix products are counted and need no finding.
+    """
     for region in prediction.regions:
         if region.norms or (region.softmaxes and region.products):
-            sure = not (region.uncertain or region.possible)
-            report.add(
-                FusedByMyelin(
-                    "MyelinRegions",
-                    region.nodes[0],
-                    region.nodes[-1],
-                    len(region.nodes),
-                    region.products,
-                    region.int8_products,
-                    region.softmaxes,
-                    region.norms,
-                    len(region.fused),
-                    region.uncertain,
-                    len(region.possible),
-                ),
-                evidence=Evidence.SEEN if sure else Evidence.ASSUMED,
-            )
+            is_certain = not (region.uncertain or region.possible)
+            evidence = Evidence.SEEN if is_certain else Evidence.ASSUMED
+            report.add(_describe_region(region), evidence=evidence)
+
+
+def _describe_region(region: MyelinRegion) -> FusedByMyelin:
+    return FusedByMyelin(
+        "MyelinRegions",
+        region.nodes[0],
+        region.nodes[-1],
+        len(region.nodes),
+        region.products,
+        region.int8_products,
+        region.softmaxes,
+        region.norms,
+        len(region.fused),
+        region.uncertain,
+        len(region.possible),
+    )

@@ -18,7 +18,7 @@ _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_
 
 
 @record
-class Holds:
+class CodeScope:
     """Where a code holds.
 
     Attributes:
@@ -33,11 +33,11 @@ class Holds:
     source: str
     severity: Severity | None = None
 
-    def by_target(self) -> list[Holds]:
+    def by_target(self) -> list[CodeScope]:
         """The same for what the simulated passes show: on a target it is proven as well as its passes are."""
         found = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
         return [
-            Holds(tuple(t for t in found if found[t] == e), e, self.source, self.severity)
+            CodeScope(tuple(t for t in found if found[t] == e), e, self.source, self.severity)
             for e in dict.fromkeys(found.values())
         ]
 
@@ -67,11 +67,11 @@ class Code:
     tensorrt: str
     log: str
     fix: str
-    holds: tuple[Holds, ...]
+    holds: tuple[CodeScope, ...]
     passes: bool = False
     error: tuple[tuple[str, str], ...] = ()
 
-    def on(self, target: str) -> Holds | None:
+    def on(self, target: str) -> CodeScope | None:
         """What is known for a target; None where the code does not apply.
 
         On a target that no code names (a new one) holds what does on the nearest earlier one, proven no better than
@@ -107,7 +107,7 @@ def read_code(name: str, given: dict[str, Any]) -> Code:
     Raises:
         ValueError: A field is missing, unknown or of another type.
     """
-    holds = [make_entry(Holds, h, f"{name}.holds") for h in given.get("holds", ())]
+    holds = [make_entry(CodeScope, h, f"{name}.holds") for h in given.get("holds", ())]
     if given.get("passes"):
         holds = [part for h in holds for part in h.by_target()]
     error = tuple(given.get("error", {}).items())

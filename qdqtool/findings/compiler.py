@@ -1,8 +1,8 @@
-"""Findings made from what TensorRT-RTX refuses or computes in float."""
+"""Findings about models that TensorRT-RTX rejects or computes in float."""
 
 from __future__ import annotations
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.findings.rules import finding_code, finding_codes
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
@@ -17,7 +17,7 @@ from qdqtool.reasons.compiler import (
 )
 from qdqtool.types import Prediction, Refusal
 
-REFUSALS: tuple[type[Refusal], ...] = (
+REASONS: tuple[type[Refusal], ...] = (
     IntegersLost,
     ScalesJoined,
     CompilerFault,
@@ -33,42 +33,50 @@ REFUSALS: tuple[type[Refusal], ...] = (
     faults.ScaleRank,
     faults.ZeroPointCount,
 )
-_AT_NODE = (
+_NODE_CAUSES = (  # reported at the node where the integers are lost
     LossCause.OPERATOR,
     LossCause.SHARED,
     LossCause.POOL,
     LossCause.JOIN_FLOAT,
     LossCause.JOIN_SCALE,
     LossCause.PAD,
-)  # reported there
-CODES = frozenset(code for kind in REFUSALS for code in finding_codes(kind))
-"""The codes that say what the compiler does; what the model alone shows has others there."""
-_OF_PAIR = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # what a pair's scale costs all that read it
+)
+CODES = frozenset(code for kind in REASONS for code in finding_codes(kind))
+"""Codes of findings about the compiler. Findings about the model alone have other codes."""
+_PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # faults of a pair, which cost all consumers
 
 
-def explain(prediction: Prediction, report: Report, view: View) -> None:
-    """Adds a finding for every refusal of a prediction for TensorRT-RTX; what is wrong with a pair is told once."""
+def explain_compiler(prediction: Prediction, report: FindingReport, view: View) -> None:
+    """Add a finding for each reason of a prediction for TensorRT-RTX.
+
+    A fault of a Q/DQ pair is reported once.
+    """
     convolutions = {c.name for c in prediction.convolutions}
-    for r in prediction.refusals:
-        code = finding_code(r)
-        lost = r if isinstance(r, IntegersLost) else None
-        quantizer = _quantizer(view, lost.dq if lost is not None and code in _OF_PAIR else r.node)
-        at = r.node if quantizer is None else quantizer.name
-        if lost is not None and lost.step is not None and lost.why in _AT_NODE:
-            at = lost.step.node
-        concerned = (
-            [r.node]
-            if r.node in convolutions or quantizer is None
-            else view.consuming_convolutions(quantizer)
-        )
-        joined = code in _OF_PAIR or (ends_build(r) and code != "QTYPE")
+    for reason in prediction.refusals:
+        code = finding_code(reason)
+        loss = reason if isinstance(reason, IntegersLost) else None
+        is_pair_fault = code in _PAIR_CODES
+        name = loss.dq if loss is not None and is_pair_fault else reason.node
+        quantizer = _find_quantizer(view, name)
+        node = reason.node if quantizer is None else quantizer.name
+        if loss is not None and loss.step is not None and loss.why in _NODE_CAUSES:
+            node = loss.step.node
+        affected = [reason.node]
+        if quantizer is not None and reason.node not in convolutions:
+            affected = view.consuming_convolutions(quantizer)
+        is_fatal = ends_build(reason)
+        is_joined = is_pair_fault or (is_fatal and code != "QTYPE")
         report.add(
-            r, at, [c for c in concerned if c in convolutions], joined=joined, fatal=ends_build(r)
+            reason,
+            node,
+            [c for c in affected if c in convolutions],
+            joined=is_joined,
+            fatal=is_fatal,
         )
 
 
-def _quantizer(view: View, name: str) -> Node | None:
-    """The quantizer of that name, or that reads the tensor of that name; of a pair its Q. None where there is none."""
+def _find_quantizer(view: View, name: str) -> Node | None:
+    """Return the quantizer that has a name or reads the tensor of that name; of a pair, its Q."""
     try:
         node: Node | None = view.model.node(name)
     except KeyError:

@@ -1,4 +1,4 @@
-"""Collecting findings for one target."""
+"""Collect the findings of one prediction."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from qdqtool.types import (
 from qdqtool.util.records import record
 
 if TYPE_CHECKING:
-    from qdqtool.findings.codes import Holds
+    from qdqtool.findings.codes import CodeScope
 
 
 def title_of(code: FindingCode) -> str:
-    """The one-line form of a code."""
+    """Return the title of a code. The table of codes is loaded with the first."""
     from qdqtool.findings import codes
 
     return codes.get(code).title
@@ -44,20 +44,25 @@ def describe_finding(finding: Finding) -> tuple[str, str]:
     return messages.describe_finding(finding)
 
 
-class Report:
-    """Findings for one target; a code that does not hold there is left out."""
+class FindingReport:
+    """Findings for one target. Codes that do not apply to the target are left out.
+
+    Attributes:
+        target: Name of the target.
+        way: Build method (``qdqtool.findings.ways``); None if unknown.
+        ignored_codes: Codes that are not added because another check reports them.
+        findings: The findings in the order in which they were added.
+    """
 
     def __init__(self, target: str, way: str | None = None) -> None:
         self.target = target
-        #: How the engine is built (``qdqtool.findings.ways``), None where that is not known.
         self.way = way
-        #: Codes that somebody else reports, of which nothing is added.
-        self.left_out: frozenset[FindingCode] = frozenset()
+        self.ignored_codes: frozenset[FindingCode] = frozenset()
         self.findings: list[Finding] = []
-        self._entries: dict[FindingCode, tuple[Holds | None, Severity]] = {}
-        self._known: dict[tuple[FindingCode, str], Finding] = {}
-        # Convolutions and the nodes of the findings that concern them.
-        self._concerned: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
+        self._scopes: dict[FindingCode, tuple[CodeScope | None, Severity]] = {}
+        self._by_place: dict[tuple[FindingCode, str], Finding] = {}
+        # Nodes of the findings of a code, by the convolution that they affect.
+        self._nodes: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
 
     def add(
         self,
@@ -71,33 +76,34 @@ class Report:
         gains: bool = True,
         automatic: bool = True,
     ) -> bool:
-        """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
+        """Add a finding, once for a code and node. A second one adds its convolutions to the first.
 
         Args:
-            cause: The refusal that decided, with what explains it or alone; it gives the code.
-            node: Where; the refusal's node by default.
-            convolutions: Those that it concerns.
-            values: Elements of the tensor that is converted because of it.
-            joined: Whether a second cause is reported too: an Add costs the convolution in front and the one it is
-                fused into.
-            evidence: Of this place, where it is proven less well than its code.
-            fatal: Whether the build ends with it, where the code alone does not say that.
-            gains: Whether the change brings something here; a finding that would not is a note, with no automatic fix.
-            automatic: Whether what such a fix needs is there.
+            cause: The reason, alone or with the reasons that explain it. It gives the code.
+            node: Node of the finding. By default the node of the reason.
+            convolutions: Convolutions that it affects.
+            values: Number of elements of the tensor that is converted because of it.
+            joined: Whether a second cause is added to the first finding. For example, an Add costs
+                the convolution before it and the convolution that it is fused into.
+            evidence: Evidence for this place, if it is weaker than that of the code.
+            fatal: Whether the build ends with it, if the code alone does not say so.
+            gains: Whether the change improves anything. Otherwise the finding is a note without an
+                automatic fix.
+            automatic: Whether an automatic fix has everything that it needs.
 
         Returns:
-            Whether the code holds on the target.
+            Whether the code applies to the target.
         """
         if isinstance(cause, Refusal):
             cause = Cause(cause)
         code = finding_code(cause.refusal)
-        holds, severity = self._entry(code)
-        if holds is None or code in self.left_out:
+        scope, severity = self._scope(code)
+        if scope is None or code in self.ignored_codes:
             return False
         place = cause.refusal.node if node is None else node
-        first = self._known.get((code, place))
+        first = self._by_place.get((code, place))
         if first is not None:
-            first.convolutions.extend(self._new(code, place, convolutions))
+            first.convolutions.extend(self._new_convolutions(code, place, convolutions))
             if gains and not first.gains:
                 first.gains, first.severity = True, severity
             first.automatic = first.automatic and automatic
@@ -116,70 +122,67 @@ class Report:
             severity,
             place,
             (cause,),
-            holds.evidence.weaker(evidence),
+            scope.evidence.weaker(evidence),
             describe_finding,
             target=self.target,
             way=self.way,
-            convolutions=self._new(code, place, convolutions),
+            convolutions=self._new_convolutions(code, place, convolutions),
             values=values,
             gains=gains,
         )
-        finding.automatic = (
-            code in PROMISED_CODES and gains and automatic and bool(attempted_reasons(finding))
-        )
-        self._known[code, place] = finding
+        is_fixable = code in PROMISED_CODES and gains and automatic
+        finding.automatic = is_fixable and bool(attempted_reasons(finding))
+        self._by_place[code, place] = finding
         self.findings.append(finding)
         return True
 
-    def _entry(self, code: FindingCode) -> tuple[Holds | None, Severity]:
-        """What the table's entry of a code says for the target."""
-        found = self._entries.get(code)
-        if found is None:
-            from qdqtool.findings import (
-                codes,  # the table costs time; most well placed models need little of it
-            )
-
-            entry = codes.get(code)
-            found = self._entries[code] = entry.on(self.target), entry.severity_on(self.target)
-        return found
-
-    def place(self, code: FindingCode, convolution: str) -> str | None:
-        """The node of the first finding of a code that concerns a convolution; None where there is none."""
-        return next(iter(self._concerned[code].get(convolution, ())), None)
-
-    def _new(self, code: FindingCode, node: str, convolutions: Iterable[str]) -> list[str]:
-        """Those convolutions that the finding at a node does not name yet; from now on it does."""
-        concerned = self._concerned[code]
-        new = [c for c in dict.fromkeys(convolutions) if node not in concerned.get(c, ())]
-        for name in new:
-            concerned.setdefault(name, {})[node] = None
-        return new
+    def find_node(self, code: FindingCode, convolution: str) -> str | None:
+        """Return the node of the first finding of a code that affects a convolution."""
+        return next(iter(self._nodes[code].get(convolution, ())), None)
 
     def has(self, code: FindingCode, node: str) -> bool:
-        """Whether a finding of that code at that node is there."""
-        return (code, node) in self._known
+        """Return whether the report has a finding of a code at a node."""
+        return (code, node) in self._by_place
 
+    def _scope(self, code: FindingCode) -> tuple[CodeScope | None, Severity]:
+        """Return where a code applies on the target, and its severity there."""
+        scope = self._scopes.get(code)
+        if scope is None:
+            from qdqtool.findings import codes  # well-placed models need little of this table
 
-# The refusals of a prediction, by node -------------------------------------------------------------------------------
+            entry = codes.get(code)
+            scope = entry.on(self.target), entry.severity_on(self.target)
+            self._scopes[code] = scope
+        return scope
+
+    def _new_convolutions(
+        self, code: FindingCode, node: str, convolutions: Iterable[str]
+    ) -> list[str]:
+        """Return the convolutions that the finding at a node does not name yet, and record them."""
+        nodes = self._nodes[code]
+        new = [c for c in dict.fromkeys(convolutions) if node not in nodes.get(c, ())]
+        for name in new:
+            nodes.setdefault(name, {})[node] = None
+        return new
 
 
 R = TypeVar("R", bound=Refusal)
-See = tuple[FindingCode, str]
-"""Another finding: its code and node."""
+FindingReference = tuple[FindingCode, str]
+"""Code and node of another finding."""
 
 
 @record
 class Diagnosis:
-    """What a refusal becomes.
+    """A finding to be reported.
 
     Attributes:
-        node: The node at the boundary that costs: the Add, the Concat, the pooling ...
-        cause: The refusal and what explains it.
-        size: Of the tensor that is converted or stays float.
-        convolutions: Those that it concerns.
-        joined: Whether causes of the same code and node are reported one after the other.
-        gains: Whether the change brings something here; a finding that would not is a note, and no automatic fix.
-        automatic: Whether what the code's automatic fix needs is there.
+        node: Node at which the cost arises: the Add, the Concat, the pooling ...
+        cause: The reason and the reasons that explain it.
+        size: Size of the tensor that is converted or stays float.
+        convolutions: Convolutions that it affects.
+        joined: Whether causes of the same code and node are reported in one finding.
+        gains: Whether the change improves anything. Otherwise the finding is a note.
+        automatic: Whether the code's automatic fix has everything that it needs.
     """
 
     node: str
@@ -196,79 +199,91 @@ class Diagnosis:
         return finding_code(self.cause.refusal)
 
 
-class Known:
-    """A prediction's refusals by node, and the findings that were made so far.
+class RecordedReasons:
+    """Reasons of a prediction by node, and the findings that explain nodes so far.
 
     Attributes:
-        report: Where findings go.
+        report: The report that findings are added to.
         outcomes: Convolutions by name.
-        sums: By the DQ that makes its residual, the first convolution that could take a sum in whose result no Q reads.
-        residuals: By the sum that a convolution could take in, the first refusal for its residual, which is float.
+        sums: By the DQ that produces its residual, the first convolution that an Add without a Q
+            after it could be fused into.
+        residuals: By the Add that a convolution could fuse, the first reason of its float residual.
     """
 
-    def __init__(self, prediction: Prediction, report: Report) -> None:
+    def __init__(self, prediction: Prediction, report: FindingReport) -> None:
         self.report = report
         self.outcomes: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
-        self._found: dict[str, See] = {}  # the first finding that explains a refused node
+        self._explanations: dict[str, FindingReference] = {}  # of a node, the first finding
         self._by_node: dict[str, list[Refusal]] = defaultdict(list)
-        for refusal in prediction.refusals:
-            self._by_node[refusal.node].append(refusal)
+        for reason in prediction.refusals:
+            self._by_node[reason.node].append(reason)
         self.sums: dict[str, str] = {}
-        for sum_ in self.every(AddOutputNotQuantized):
-            self.sums.setdefault(sum_.residual.node, sum_.node)
+        for add in self.all_of(AddOutputNotQuantized):
+            self.sums.setdefault(add.residual.node, add.node)
         self.residuals: dict[str, ResidualFloat] = {}
-        for residual in self.every(ResidualFloat):
+        for residual in self.all_of(ResidualFloat):
             self.residuals.setdefault(residual.add, residual)
 
     def at(self, node: str) -> list[Refusal]:
-        """The refusals of a node, in the order of the passes."""
+        """Return the reasons of a node, in the order of the passes."""
         return self._by_node.get(node, [])
 
     def first(self, kind: type[R], node: str) -> R | None:
-        """The first refusal of a class at a node."""
+        """Return the first reason of a class at a node."""
         return next((r for r in self.at(node) if isinstance(r, kind)), None)
 
-    def every(self, kind: type[R]) -> Iterator[R]:
-        """All refusals of a class."""
-        return (r for found in self._by_node.values() for r in found if isinstance(r, kind))
+    def all_of(self, kind: type[R]) -> Iterator[R]:
+        """Return all reasons of a class."""
+        return (r for reasons in self._by_node.values() for r in reasons if isinstance(r, kind))
 
-    def concerned(self, node: str) -> tuple[str, ...]:
-        """The node, where it is a convolution of the prediction."""
+    def as_convolution(self, node: str) -> tuple[str, ...]:
+        """Return the node if it is a convolution of the prediction, else nothing."""
         return (node,) if node in self.outcomes else ()
 
-    def add(self, found: Diagnosis, about: Iterable[str] = ()) -> bool:
-        """Reports a diagnosis; ``about`` are the refused nodes that it explains."""
-        cause = found.cause.refusal  # what it or its outcome rests on, the finding rests on too
-        rests = cause if isinstance(cause, RemainingConversion) else self.outcomes.get(cause.node)
-        evidence = Evidence.SEEN if rests is None else rests.evidence
-        size = found.size.values if found.size is not None else None
-        holds = self.report.add(
-            found.cause,
-            found.node,
-            found.convolutions,
-            size,
-            found.joined,
-            evidence,
-            gains=found.gains,
-            automatic=found.automatic,
+    def add(self, diagnosis: Diagnosis, explained: Iterable[str] = ()) -> bool:
+        """Report a diagnosis.
+
+        Args:
+            diagnosis: The diagnosis.
+            explained: Further nodes whose reasons it explains.
+
+        Returns:
+            Whether the code applies to the target.
+        """
+        reason = diagnosis.cause.refusal
+        source = (
+            reason if isinstance(reason, RemainingConversion) else self.outcomes.get(reason.node)
         )
-        if isinstance(cause, RemainingConversion) and not isinstance(cause, ScalesAround):
-            return holds  # what stays explains nothing else
-        for node in (*about, found.node):
-            self._found.setdefault(node, (found.code, found.node))
-        return holds
+        applies = self.report.add(
+            diagnosis.cause,
+            diagnosis.node,
+            diagnosis.convolutions,
+            diagnosis.size.values if diagnosis.size is not None else None,
+            diagnosis.joined,
+            Evidence.SEEN if source is None else source.evidence,
+            gains=diagnosis.gains,
+            automatic=diagnosis.automatic,
+        )
+        if isinstance(reason, RemainingConversion) and not isinstance(reason, ScalesAround):
+            return applies  # a remaining conversion explains no other node
+        for node in (*explained, diagnosis.node):
+            self._explanations.setdefault(node, (diagnosis.code, diagnosis.node))
+        return applies
 
-    def refer(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
-        """Notes that the first finding of one of these codes about a convolution explains it."""
-        places = ((code, self.report.place(code, convolution)) for code in codes)
-        found = next(((code, place) for code, place in places if place is not None), None)
-        if found is not None:
-            self._found.setdefault(convolution, found)
+    def refer_to_codes(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
+        """Record that the first finding of one of these codes explains a convolution."""
+        for code in codes:
+            node = self.report.find_node(code, convolution)
+            if node is not None:
+                self._explanations.setdefault(convolution, (code, node))
+                return
 
-    def see(self, node: str) -> tuple[See, ...]:
-        """The finding that explains a node; empty for a node that none explains."""
-        found = self._found.get(node)
-        if found is not None and self.report.has(*found):
-            return (found,)
-        codes: tuple[FindingCode, ...] = ("SILU-INNER-Q", "ACT-INNER-Q", "DOUBLE-QDQ")
-        return next((((code, node),) for code in codes if self.report.has(code, node)), ())
+    def explanation(self, node: str) -> tuple[FindingReference, ...]:
+        """Return the finding that explains a node, or nothing."""
+        reference = self._explanations.get(node)
+        if reference is not None and self.report.has(*reference):
+            return (reference,)
+        for code in ("SILU-INNER-Q", "ACT-INNER-Q", "DOUBLE-QDQ"):
+            if self.report.has(code, node):
+                return ((code, node),)
+        return ()

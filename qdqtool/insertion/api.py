@@ -11,7 +11,7 @@ from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.lint.activation_scales import outliers
 from qdqtool.findings.lint.floats import norms
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.insertion import fp16, rules
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from calibration import Statistics
     from calibration.options import Preprocess
 
-# INT8 and FP16 together are reported if they change the outputs that much, and so many times more than INT8 alone.
+# INT8 and FP16 together are reported if they change the outputs that much, and so many times more
+# than INT8 alone.
 _MIN_FP16_ERROR, _MIN_FP16_RATIO = 0.1, 5.0
 
 
@@ -309,7 +310,7 @@ class _Inserter:
         )
 
     def check_outliers(self, scales: Sequence[GroupScale]) -> None:
-        """Report scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
+        """FindingReport scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
         if self._statistics is None:
             return
         quantizers = {q.tensor: q.node for q in self.result.quantized}
@@ -320,7 +321,7 @@ class _Inserter:
                 sources = (tensor,) if tensor in group.sources else group.sources
                 parts = [self._statistics[source] for source in sources]
                 entries.append((quantizers[tensor], tensor, scale.scale, parts))
-        report = Report(self._target.name)
+        report = FindingReport(self._target.name)
         outliers(report, self._model, entries, self._statistics.images)
         has_fix = self._options.network.smooth is None or bool(self.result.smoothed)
         for finding in report.findings:
@@ -390,8 +391,8 @@ class _Inserter:
         if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
             self.result.warnings.append(
                 Note(
-                    f"INT8 activations change the outputs by {losses.error:.1%}, together with FP16 by "
-                    f"{error:.0%}: compare with `high_precision='fp32'`",
+                    f"INT8 activations change the outputs by {losses.error:.1%}, together with "
+                    f"FP16 by {error:.0%}: compare with `high_precision='fp32'`",
                     code="half-differs",
                     int8=losses.error,
                     half=error,
@@ -410,8 +411,8 @@ class _Inserter:
             result.notes.extend(notes)
 
     def check_layer_norms(self) -> None:
-        """Report decomposed layer normalizations; the first one stands for all."""
-        report = Report(self._target.name)
+        """FindingReport decomposed layer normalizations; the first one stands for all."""
+        report = FindingReport(self._target.name)
         norms(View(self._model), report)
         findings = report.findings
         self.result.findings.extend(findings)

@@ -20,7 +20,7 @@ from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.slim import tensor_bytes, without_large_weights
 from qdqtool.proto.subgraphs import check_functions, require_utf8, with_subgraph_nodes
 from qdqtool.util import compression, limits
-from qdqtool.util.files import open_input, read_all, same_file
+from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import cut_middle, reason_of
 
@@ -159,6 +159,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any], *, main: bool = Fa
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
+_BLOCK_BYTES = 1 << 24
 MAX_PROTO_BYTES = limits.MODEL_MESSAGE  # larger models keep their weights in external files
 
 
@@ -267,7 +268,22 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
     with contextlib.suppress(OSError):  # some files of the kernel can be read only once
         file.seek(0)
         head = b""  # joining it with the rest would copy the whole model
-    return read_all(file, MAX_PROTO_BYTES, head)
+    return _read_all(file, MAX_PROTO_BYTES, head)
+
+
+def _read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
+    """Return `head` and the rest of a file, None if there are more than `limit` bytes.
+
+    Reading block by block takes no more memory than there are bytes.
+    """
+    blocks = [head] if head else []
+    total = len(head)
+    while block := file.read(_BLOCK_BYTES):
+        blocks.append(block)
+        total += len(block)
+        if total > limit:
+            return None
+    return b"".join(blocks)
 
 
 def _too_large(path: Path, head: bytes) -> ModelError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.reasons.gpus import GpuFact, GpuLacks
@@ -56,7 +56,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
         return []
     rates = gpu.rates
     name = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
-    report = Report(prediction.target)
+    report = FindingReport(prediction.target)
     facts = [*_int8_facts(prediction, gpu, model), *_other_facts(prediction, gpu)]
     for fact, convolutions, evidence, values in facts:
         first = convolutions[0] if convolutions else ""

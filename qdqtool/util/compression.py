@@ -69,19 +69,26 @@ def unpack(
         except EOFError:
             if not whole:
                 return
-            reason = "the compressed file is cut off; copy it again"
-            raise error(reason, name, code="file-damaged") from None
+            raise error(
+                "the compressed file is cut off; copy it again", name, code="file-damaged"
+            ) from None
         except damage as cause:
             if total and not whole:
                 return
-            reason = f"cannot be read: the compressed file is damaged ({cause}); copy it again"
-            raise error(reason, name, code="file-damaged") from cause
+            raise error(
+                f"cannot be read: the compressed file is damaged ({cause}); copy it again",
+                name,
+                code="file-damaged",
+            ) from cause
         if not block:
             return
         total += len(block)
         if total > limit:
-            reason = f"unpacks to more than {limits.format_bytes(limit)}, the limit"
-            raise error(reason, name, code="file-too-large")
+            raise error(
+                f"unpacks to more than {limits.format_bytes(limit)}, the limit",
+                name,
+                code="file-too-large",
+            )
         yield block
 
 
@@ -98,8 +105,11 @@ def _open_stream(
         return lzma.LZMAFile(file, format=lzma.FORMAT_XZ), (lzma.LZMAError,)
     zstd = _import_zstd()
     if zstd is None:
-        reason = "is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)"
-        raise error(reason, name, code="missing-package")
+        raise error(
+            "is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)",
+            name,
+            code="missing-package",
+        )
     return zstd.ZstdFile(file), (zstd.ZstdError,)
 
 

@@ -19,7 +19,6 @@ from qdqtool.util import limits
 
 StrPath = str | os.PathLike[str]
 FileKey = tuple[int | str, ...]
-_BLOCK = 1 << 24
 _MAX_NAMES = 3  # files in a message
 INVALID_NAME = "no file name can hold a NUL or half a character"
 
@@ -77,8 +76,9 @@ class InputFiles:
         key = file_key(path)
         other = self._reserved.setdefault(key, (option, os.fspath(path)))[0]
         if other != option:
-            reason = f"is the output of {other} as well; choose another name"
-            raise _output_error(reason, path, option, "duplicate")
+            raise _output_error(
+                f"is the output of {other} as well; choose another name", path, option, "duplicate"
+            )
 
     def nesting_error(self) -> QdqtoolError:
         """Return the error for input that is nested deeper than Python's stack, with its files."""
@@ -167,8 +167,12 @@ def _output_error(reason: str, path: StrPath, option: str, code: str) -> Qdqtool
 def _is_input(option: str, path: str, name: str) -> QdqtoolError:
     same_name = os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
     other_name = "" if same_name else f" (it is {name})"
-    reason = f"is one of the files read{other_name}; choose another name"
-    return _output_error(reason, path, option, "output-is-input")
+    return _output_error(
+        f"is one of the files read{other_name}; choose another name",
+        path,
+        option,
+        "output-is-input",
+    )
 
 
 def file_key(path: StrPath) -> FileKey:
@@ -241,8 +245,9 @@ def open_input(
     try:
         return open(path, "rb")
     except OSError as cause:
-        reason = f"cannot be read: {cause.strerror or cause}"
-        raise error(reason, os.fspath(path), code="file-unreadable") from cause
+        raise error(
+            f"cannot be read: {cause.strerror or cause}", os.fspath(path), code="file-unreadable"
+        ) from cause
 
 
 def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = QdqtoolError) -> bytes:
@@ -251,29 +256,12 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
     Raises:
         QdqtoolError: As for `open_input`, or if there are more than `limit` bytes.
     """
+    subject, name = "the file has", os.fspath(path)
     with open_input(path, error=error) as file:
-        size = os.fstat(file.fileno()).st_size
-        limits.check_size(size, limit, "the file has", error, path=os.fspath(path))
-        data = read_all(file, limit)
-    if data is None:
-        reason = f"holds more than {limits.format_bytes(limit)}, the limit"
-        raise error(reason, os.fspath(path), code="file-too-large")
+        limits.check_size(os.fstat(file.fileno()).st_size, limit, subject, error, path=name)
+        data = file.read(limit + 1)
+    limits.check_size(len(data), limit, subject, error, path=name)
     return data
-
-
-def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
-    """Return `head` and the rest of a file, None if there are more than `limit` bytes.
-
-    Reading block by block takes no more memory than there are bytes.
-    """
-    blocks = [head] if head else []
-    total = len(head)
-    while block := file.read(_BLOCK):
-        blocks.append(block)
-        total += len(block)
-        if total > limit:
-            return None
-    return b"".join(blocks)
 
 
 # Places to write ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from qdqtool.util import limits
@@ -69,9 +70,8 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
 
 def _count_separators(text: str | bytes) -> int:
     """Return an upper bound of the number of values."""
-    if isinstance(text, bytes):
-        return text.count(b",") + text.count(b"[") + text.count(b"{")
-    return text.count(",") + text.count("[") + text.count("{")
+    separators: Iterable[Any] = b",[{" if isinstance(text, bytes) else ",[{"
+    return sum(text.count(separator) for separator in separators)
 
 
 def _integer(text: str) -> int | float | None:

@@ -41,7 +41,8 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
             with _open_stream(target) as file:
                 yield file
             return
-        temporary = temporary_path(target)
+        name = os.fsdecode(os.fsencode(target.name)[:64])
+        temporary = target.with_name(f".{name}.{os.urandom(4).hex()}.tmp")
         with temporary.open("xb") as file:
             yield file
         temporary.replace(target)
@@ -49,15 +50,10 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            reason = f"cannot be written: {error.strerror or error}"
-            raise QdqtoolError(reason, str(target), code="not-written") from error
+            raise QdqtoolError(
+                f"cannot be written: {error.strerror or error}", str(target), code="not-written"
+            ) from error
         raise
-
-
-def temporary_path(target: Path) -> Path:
-    """Return a new hidden name in the folder of a file."""
-    name = os.fsdecode(os.fsencode(target.name)[:64])
-    return target.with_name(f".{name}.{os.urandom(4).hex()}.tmp")
 
 
 def _open_stream(target: Path) -> IO[bytes]:

@@ -125,11 +125,8 @@ def cut_middle(name: str, width: int) -> str:
 
 def format_layer_counts(convolutions: int, products: int) -> str:
     """Return ``74 (1 convolution, 73 matrix products)``, or ``64 convolutions`` of one kind."""
-    kinds = []
-    if convolutions or not products:
-        kinds.append(format_count(convolutions, "convolution"))
-    if products:
-        kinds.append(format_count(products, "matrix product"))
-    if len(kinds) == 2:
-        return f"{convolutions + products} ({', '.join(kinds)})"
-    return kinds[0]
+    of_convolutions = format_count(convolutions, "convolution")
+    of_products = format_count(products, "matrix product")
+    if convolutions and products:
+        return f"{convolutions + products} ({of_convolutions}, {of_products})"
+    return of_products if products else of_convolutions

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import advise, predict
 from qdqtool.reasons.simulation import ConcatScales, OutputScale, ReduceNotPooling, ResidualFloat
@@ -281,12 +281,12 @@ def test_layer_norm_needs_a_pair_for_int8_before_it(quantized: bool) -> None:
 
 
 def test_finding_of_many_convolutions_takes_linear_time() -> None:
-    def report_outputs(count: int) -> Report:
-        report = Report("trt8.5")
+    def report_outputs(count: int) -> FindingReport:
+        report = FindingReport("trt8.5")
         for i in range(count):
             report.add(OutputScale("Pass", "one", "q", False), convolutions=[f"conv{i}"])
-        assert all(report.place("OUT-FLOAT", f"conv{i}") == "one" for i in range(count))
-        assert report.place("W-NO-DQ", "conv0") is None
+        assert all(report.find_node("OUT-FLOAT", f"conv{i}") == "one" for i in range(count))
+        assert report.find_node("W-NO-DQ", "conv0") is None
         return report
 
     assert growth_factor(report_outputs, LINEAR) <= LINEAR

@@ -10,10 +10,10 @@ import pytest
 import qdqtool
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
-from qdqtool.findings.api import name_regions
+from qdqtool.findings.api import report_regions
 from qdqtool.findings.codes import ALL_TARGETS
 from qdqtool.findings.lines import HEADINGS, LineAnswer, explain_line
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.findings.ways import WAYS, Way, way_named
 from qdqtool.formats.log_text import line_text
 from qdqtool.trt.pipeline import cases as all_cases
@@ -67,8 +67,8 @@ def test_region_evidence_depends_on_its_certainty(
     fields: dict[str, Any], target: str, evidence: Evidence
 ) -> None:
     region = MyelinRegion("norm", "LayerNormalization", ["norm", "fc"], norms=1, **fields)
-    report = Report(target)
-    name_regions(Prediction(ModelInfo("", "", 17, 2), target, regions=[region]), report)
+    report = FindingReport(target)
+    report_regions(Prediction(ModelInfo("", "", 17, 2), target, regions=[region]), report)
     (finding,) = report.findings
     assert (finding.code, finding.node) == ("MYELIN-REGION", "norm")
     assert finding.evidence == evidence

@@ -15,7 +15,7 @@ import pytest
 
 import qdqtool
 from qdqtool.findings import codes, compiler
-from qdqtool.findings.api import FAULTS
+from qdqtool.findings.api import MODEL_FAULTS
 from qdqtool.findings.lint import operators, quantizers, weights
 from qdqtool.findings.rules import finding_codes, reason_classes
 from qdqtool.fixing.api import fix
@@ -139,7 +139,7 @@ def test_callables_are_those_of_the_source(source: str) -> None:
 
 # Refusals that neither a finding nor a placement reports.
 NOT_REPORTED = {
-    simulation.TypesDiffer: "the fault of a quantizer (FAULTS), which the checks report by its type",
+    simulation.TypesDiffer: "the fault of a quantizer (MODEL_FAULTS), which the checks report by its type",
     simulation.OutsideRules: "like TypesDiffer",
     simulation.NotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
     simulation.ManyConsumers: "like NotCommuting",
@@ -152,7 +152,7 @@ def test_refusals_are_reported_except_some() -> None:
     placed = {kind for kind in kinds if kind.skip_reason is not Refusal.skip_reason}
     assert kinds - REPORTED - placed == NOT_REPORTED.keys()
     assert not any(kind.rules for kind in NOT_REPORTED)
-    without_code = {kind for kind in FAULTS if not finding_codes(kind)}
+    without_code = {kind for kind in MODEL_FAULTS if not finding_codes(kind)}
     assert without_code == {simulation.TypesDiffer, simulation.OutsideRules}
 
 
@@ -184,15 +184,15 @@ def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
         simulation.InputNotDequantized,
         simulation.WeightsNotDequantized,
     }
-    assert of_layers == {*reported, *FAULTS}
+    assert of_layers == {*reported, *MODEL_FAULTS}
     of_checks = made_in(operators) | made_in(quantizers) | made_in(weights)
-    assert {kind for kind in FAULTS if finding_codes(kind)} <= of_checks
+    assert {kind for kind in MODEL_FAULTS if finding_codes(kind)} <= of_checks
     codes = {code for kind in of_checks for code in finding_codes(kind)}
-    assert codes.issuperset(code for others in FAULTS.values() for code in others)
+    assert codes.issuperset(code for others in MODEL_FAULTS.values() for code in others)
 
 
 def test_refusals_of_tensorrt_rtx_are_left_to_its_simulation() -> None:
-    assert made_in(compiler_faults) | made_in(operands) == set(compiler.REFUSALS)
+    assert made_in(compiler_faults) | made_in(operands) == set(compiler.REASONS)
 
 
 def test_codes_have_refusals() -> None:
@@ -287,7 +287,7 @@ def test_fault_of_a_quantizer_is_reported_once(
     assert finding.node == "p.Q" and finding.convolutions == ["c"]
     assert finding.id in convolution.findings
     kinds = {type(r) for r in prediction.refusals if r.node == "c"}
-    assert kinds <= ({IntegersLost} if target == "rtx1.7" else FAULTS.keys())
+    assert kinds <= ({IntegersLost} if target == "rtx1.7" else MODEL_FAULTS.keys())
 
 
 def on_a_wrong_axis(code: str) -> onnx.ModelProto:
@@ -345,12 +345,12 @@ def test_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) -> Non
         convolutions = {c.name: c for c in prediction.convolutions if not c.is_int8}
         for refusal in prediction.refusals:
             kind, convolution = type(refusal), convolutions.get(refusal.node)
-            if convolution is None or kind not in FAULTS:
+            if convolution is None or kind not in MODEL_FAULTS:
                 continue
             kinds.add(kind)
             codes = {f.code for f in prediction.findings if f.id in convolution.findings}
-            assert codes.intersection((*finding_codes(kind), *FAULTS[kind])), refusal
-    assert len(kinds) >= len(FAULTS) - 1  # types of floats differ from TensorRT 10 on
+            assert codes.intersection((*finding_codes(kind), *MODEL_FAULTS[kind])), refusal
+    assert len(kinds) >= len(MODEL_FAULTS) - 1  # types of floats differ from TensorRT 10 on
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import qdqtool
 from qdqtool.commands.cli import cli
 from qdqtool.extraction.private import public_words
-from qdqtool.findings.codes import CODES, Holds, read_code
+from qdqtool.findings.codes import CODES, CodeScope, read_code
 from qdqtool.findings.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError, lookup
 from qdqtool.findings.lines import HEADINGS, MEANINGS
 from qdqtool.findings.ways import WAYS
@@ -157,7 +157,7 @@ def texts(value: object, place: str) -> Iterator[tuple[str, str]]:
 )
 def test_entry_refuses_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_entry(Holds, fields, "X.holds")
+        make_entry(CodeScope, fields, "X.holds")
 
 
 def test_code_evidence_depends_on_target() -> None:

@@ -9,7 +9,7 @@ import onnx
 import onnx.compose
 import pytest
 
-from qdqtool.findings.alike import key
+from qdqtool.findings.identity import finding_key
 from qdqtool.findings.rules import attempted_reasons
 from qdqtool.fixing import pairs
 from qdqtool.fixing.site import FixStep, collect_names
@@ -147,7 +147,7 @@ def told(prediction: Prediction) -> list[object]:
         )
 
     return [
-        (f.message, f.fix, f.automatic, len(attempted_reasons(f)), known(key(f)))
+        (f.message, f.fix, f.automatic, len(attempted_reasons(f)), known(finding_key(f)))
         for f in prediction.findings
     ]
 

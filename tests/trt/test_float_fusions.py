@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qdqtool.findings.lint.api import run as lint
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.ir.graph import Model
@@ -98,7 +98,7 @@ def forms_skipped(net: Net) -> list[type]:
 def forms_reported(net: Net) -> list[type]:
     """Return the forms of convolutions in findings about the quantized network."""
     model = Model(insert(net.model(), images(1), method="max", target="trt10", head="none").model)
-    report = Report("trt8.6")
+    report = FindingReport("trt8.6")
     lint(
         View(model),
         report,

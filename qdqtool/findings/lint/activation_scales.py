@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import SMOOTHED, is_qdq, smoothed_tensors
@@ -66,7 +66,7 @@ def quantized(view: View) -> list[Node]:
     ]
 
 
-def run(view: View, report: Report, statistics: Statistics) -> None:
+def run(view: View, report: FindingReport, statistics: Statistics) -> None:
     """Adds one finding for the network where scales do not fit, and one where they cover outliers.
 
     The statistics are of the tensors in front of the Qs.
@@ -98,7 +98,7 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
         )
 
 
-def by_gains(view: View, report: Report, judged: Collection[str] = ()) -> None:
+def by_gains(view: View, report: FindingReport, judged: Collection[str] = ()) -> None:
     """Adds the same finding as :func:`outliers` where a model without data tells it: behind normalizations.
 
     What these give has a mean square of 1 over the channels before the gains, so that a typical value of a channel is
@@ -142,7 +142,7 @@ def _normalized(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
 
 
 def outliers(
-    report: Report,
+    report: FindingReport,
     model: Model,
     found: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]],
     samples: int,
@@ -163,7 +163,7 @@ def outliers(
 
 
 def _covering(
-    report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int
+    report: FindingReport, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int
 ) -> None:
     """Adds the finding for Qs, with their scales and how many times the typical value these hold."""
     bad = sorted(

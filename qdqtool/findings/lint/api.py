@@ -14,18 +14,18 @@ from qdqtool.findings.lint import (
     weight_scales,
     weights,
 )
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.patterns.view import View
 from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome
 
 
-def run(view: View, report: Report, convolutions: Iterable[ConvOutcome]) -> None:
+def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) -> None:
     """Adds the findings of every check; what the layer of each convolution took in its outcome says.
 
     What TensorRT-RTX does with a model its own simulation says, so that the checks say nothing of that there.
     """
-    report.left_out = CODES if target_named(report.target).is_rtx else frozenset()
+    report.ignored_codes = CODES if target_named(report.target).is_rtx else frozenset()
     operators.run(view, report)
     quantizers.run(view, report)
     weights.run(view, report)
@@ -38,4 +38,4 @@ def run(view: View, report: Report, convolutions: Iterable[ConvOutcome]) -> None
     floats.float_types(view, report)
     floats.half(view, report)
     heads.streams(view, report)
-    report.left_out = frozenset()
+    report.ignored_codes = frozenset()

@@ -1,6 +1,6 @@
 """Scales that make one value of every possible value of a tensor, which needs no data to prove."""
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir.bounds import find_bounds, find_constant_value, is_scalar, joined_parts
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
@@ -10,7 +10,7 @@ from qdqtool.types import Severity
 MAX_PARTS = 8  # of one quantizer that a finding holds
 
 
-def run(view: View, report: Report) -> None:
+def run(view: View, report: FindingReport) -> None:
     """Add a finding for each Q that makes one value of all it reads, or of a part that a Concat joins.
 
     Where boxes and scores of a detector share the scale, the finding about the head reports it.

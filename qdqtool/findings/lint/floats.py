@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.findings.ways import FloatFlag
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
@@ -28,7 +28,7 @@ _VALUES = 1 << 20  # of a constant that is looked at; masks are smaller
 _NAMED = 3
 
 
-def half(view: View, report: Report) -> None:
+def half(view: View, report: FindingReport) -> None:
     """Adds findings for a Q/DQ model; where types are those of the file, only for what is FP16 in it."""
     if not qdq.is_quantized(view.model):
         return
@@ -37,7 +37,7 @@ def half(view: View, report: Report) -> None:
         _constants(view, report)
 
 
-def norms(view: View, report: Report) -> None:
+def norms(view: View, report: FindingReport) -> None:
     """Adds a finding for each normalization in pieces and other sum of squares, where these are or may be FP16."""
     target, model = target_named(report.target), view.model
     whole = find_decomposed_layer_norms(model)
@@ -52,7 +52,7 @@ def norms(view: View, report: Report) -> None:
             report.add(found, automatic=False)
 
 
-def _constants(view: View, report: Report) -> None:
+def _constants(view: View, report: FindingReport) -> None:
     """Operands of arithmetic; bounds of a Clip, Min or Max may be infinite, and weights are TensorRT's to report."""
     found: list[tuple[str, float]] = []
     held: list[tuple[str, float]] = []  # with fewer digits
@@ -98,7 +98,7 @@ def _operands(node: Node) -> tuple[str, ...]:
     return tuple(node.inputs) if operator_of(node).kind == LayerKind.ELEMENTWISE else ()
 
 
-def float_types(view: View, report: Report) -> None:
+def float_types(view: View, report: FindingReport) -> None:
     """Adds a finding about what is not quantized: FP16 is asked for by a flag, or has to stand in the file."""
     if not view.quantized:
         return

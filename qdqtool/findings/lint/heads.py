@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds, joined_parts
 from qdqtool.ir.editor import placeholder
@@ -62,7 +62,7 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 
 
-def run(view: View, report: Report) -> None:
+def run(view: View, report: FindingReport) -> None:
     """Adds findings about the last convolutions of a detector, and what makes its coordinates."""
 
     def add(conv: Node, branch: str) -> None:
@@ -137,7 +137,7 @@ def _concat_above(view: View, q: Node) -> Node | None:
 # Transformers --------------------------------------------------------------------------------------------------------
 
 
-def streams(view: View, report: Report) -> None:
+def streams(view: View, report: FindingReport) -> None:
     """Adds findings about sums with Q/DQ whose result a layer normalization reads: a transformer's residual stream."""
     norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZATIONS}
     norms |= {p.input: p.nodes[0].name for p in find_decomposed_layer_norms(view.model)}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
@@ -28,7 +28,7 @@ _TYPES_IN_NAMES = (
 )  # of quantizers that are operators of their own (ModelOpt's, domain trt)
 
 
-def run(view: View, report: Report) -> None:
+def run(view: View, report: FindingReport) -> None:
     """Adds findings about operators."""
     outside: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
@@ -85,7 +85,7 @@ def _is_plain(node: Node) -> bool:
     )
 
 
-def _einsum(view: View, report: Report, node: Node) -> None:
+def _einsum(view: View, report: FindingReport, node: Node) -> None:
     """A product that would be INT8 as a MatMul: behind a DQ, or of weights in a model with Q/DQ."""
     read = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
@@ -107,7 +107,7 @@ def _other_type(node: Node) -> str:
     return ""
 
 
-def _convolution(view: View, report: Report, conv: Node) -> None:
+def _convolution(view: View, report: FindingReport, conv: Node) -> None:
     """Quantized convolutions of forms that users' builds did not take, or left float."""
     shape, stated, concerned = (
         view.weight_shape(conv),
@@ -156,14 +156,14 @@ def depthwise(
 # Shapes of convolutions -----------------------------------------------------------------------------------------------
 
 
-def shapes(view: View, report: Report, outcomes: Mapping[str, ConvOutcome]) -> None:
+def shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
     """Adds findings about shapes of quantized convolutions that INT8 kernels dislike."""
     for conv in view.weighted:
         if conv.index in view.quantized and conv.op in CONVOLUTIONS:
             _shape(view, report, conv, outcomes.get(conv.name))
 
 
-def _shape(view: View, report: Report, conv: Node, outcome: ConvOutcome | None) -> None:
+def _shape(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome | None) -> None:
     known = view.channels(conv)
     if known is None:
         return

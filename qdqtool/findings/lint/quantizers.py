@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.qdq import QuantParams
@@ -22,7 +22,7 @@ _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
 
 
-def run(view: View, report: Report) -> None:
+def run(view: View, report: FindingReport) -> None:
     """Adds the findings about quantizers."""
     clean: set[tuple[str, ...] | None] = set()
     for node in view.quantizers:

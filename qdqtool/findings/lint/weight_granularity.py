@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.patterns.view import View
@@ -56,7 +56,7 @@ class Granularity:
         return float(np.mean(self.ratios <= TWO_BITS))
 
 
-def run(view: View, report: Report) -> None:
+def run(view: View, report: FindingReport) -> None:
     """Add one finding for the network; a warning if many channels of a layer lose two bits or more."""
     found, total = find_per_tensor(view, report.target)
     if not found:

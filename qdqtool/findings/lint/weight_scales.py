@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
@@ -100,7 +100,7 @@ class _Fit:
         return self.measured.ratios
 
 
-def run(view: View, report: Report) -> None:
+def run(view: View, report: FindingReport) -> None:
     """Adds one finding for the network, with the likely cause."""
     fits = _fits(view)
     found = (

@@ -3,7 +3,7 @@
 import itertools
 from collections import defaultdict
 
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS, LayerKind, is_sum, operator_of, output_axis
@@ -16,7 +16,7 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Refusal
 
 
-def run(view: View, report: Report) -> None:
+def run(view: View, report: FindingReport) -> None:
     """Adds the findings about weights and biases."""
     sources: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
     for conv in view.weighted:
@@ -45,7 +45,7 @@ def run(view: View, report: Report) -> None:
     _misread(view, report)
 
 
-def _add(report: Report, found: Refusal | None, *concerned: Node) -> None:
+def _add(report: FindingReport, found: Refusal | None, *concerned: Node) -> None:
     if found is not None:
         report.add(found, convolutions=[c.name for c in concerned])
 
@@ -63,7 +63,7 @@ def _others(view: View, conv: Node, weights: WeightSource) -> list[str]:
     ]
 
 
-def _misread(view: View, report: Report) -> None:
+def _misread(view: View, report: FindingReport) -> None:
     """Stored integers of no convolution's weights that something else than a DQ reads; those are reported above."""
     reported = view.folded_nodes()
     for found in fault_checks.misread_constants(CHECK, view.model):
@@ -71,7 +71,7 @@ def _misread(view: View, report: Report) -> None:
             report.add(found)
 
 
-def _floats(view: View, report: Report, conv: Node) -> None:
+def _floats(view: View, report: FindingReport, conv: Node) -> None:
     """Data and weights of different float types; a DQ makes the type of its scale."""
     data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
     _add(report, fault_checks.float_types_differ(CHECK, conv.name, (data, weights)), conv)
@@ -87,7 +87,7 @@ def _float_type(view: View, tensor: str) -> Precision:
     return qdq.precision_of(kind)
 
 
-def _quantized(view: View, report: Report, conv: Node, weights: WeightSource) -> None:
+def _quantized(view: View, report: FindingReport, conv: Node, weights: WeightSource) -> None:
     first = weights.first_quantizer
     assert first is not None
     concerned = [conv.name]
@@ -107,7 +107,7 @@ def _quantized(view: View, report: Report, conv: Node, weights: WeightSource) ->
     _axis(view, report, conv, weights)
 
 
-def _axis(view: View, report: Report, conv: Node, weights: WeightSource) -> None:
+def _axis(view: View, report: FindingReport, conv: Node, weights: WeightSource) -> None:
     shape = view.weight_shape(conv)
     if shape is None:
         return
@@ -133,7 +133,7 @@ def _axis(view: View, report: Report, conv: Node, weights: WeightSource) -> None
         )
 
 
-def _bias(view: View, report: Report, conv: Node) -> None:
+def _bias(view: View, report: FindingReport, conv: Node) -> None:
     candidates = [conv.input(2)]
     if conv.op == "MatMul":
         sums = filter(is_sum, view.model.consumers(conv.output))

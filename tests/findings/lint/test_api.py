@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from qdqtool.findings.lint.api import run
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.patterns.view import View
@@ -26,7 +26,7 @@ from tests.trt.builder import Graph
 
 def check(model: Model, target: str) -> list[Finding]:
     """Return the findings of all checks, without those of the simulation."""
-    report, chosen = Report(target), target_named(target)
+    report, chosen = FindingReport(target), target_named(target)
     run(
         View(model),
         report,

@@ -14,7 +14,7 @@ import qdqtool
 from qdqtool.commands.cli import run
 from qdqtool.findings.lint import weight_scales
 from qdqtool.findings.lint.activation_scales import one_factor
-from qdqtool.findings.report import Report
+from qdqtool.findings.report import FindingReport
 from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
@@ -333,7 +333,7 @@ def placed() -> onnx.ModelProto:
 
 
 def weight_scales_of(proto: onnx.ModelProto) -> WeightScales | None:
-    report = Report("trt10")
+    report = FindingReport("trt10")
     weight_scales.run(View(Model(proto)), report)
     causes = [c.refusal for f in report.findings if f.code == "W-SCALE" for c in f.causes]
     assert len(causes) <= 1

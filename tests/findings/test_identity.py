@@ -11,7 +11,7 @@ import pytest
 
 from qdqtool.errors import ModelError
 from qdqtool.extraction.cut import ModelCutter
-from qdqtool.findings.alike import key
+from qdqtool.findings.identity import finding_key
 from qdqtool.findings.messages import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
@@ -43,7 +43,7 @@ def finding(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Finding:
 
 
 def key_of(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Any:
-    return key(finding(refusal, code, **cause))
+    return finding_key(finding(refusal, code, **cause))
 
 
 CONV = TensorConsumer(ConsumerKind.OP, "c", "Conv", feeds_weighted=True)
@@ -127,7 +127,7 @@ def test_key_has_each_value_that_decides(changes: dict[str, Any]) -> None:
     [{"code": "OUT-MIXED"}, {"severity": Severity.INFO}, {"node": "m"}, {"gains": False}],
 )
 def test_key_has_each_field_of_the_finding(changes: dict[str, Any]) -> None:
-    assert key(dataclasses.replace(finding(PLAIN), **changes)) != key_of(PLAIN)
+    assert finding_key(dataclasses.replace(finding(PLAIN), **changes)) != key_of(PLAIN)
 
 
 def test_key_has_classes_of_further_refusals() -> None:
@@ -187,10 +187,10 @@ def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
 def test_keys_of_a_network_are_unique_and_repeatable(place: int, reason: str) -> None:
     own = TARGETS.get(reason, "trt8.5")
     for target in (own, "trt11", "rtx1.7"):
-        keys = [key(f) for f in prediction(place, target).findings]
+        keys = [finding_key(f) for f in prediction(place, target).findings]
         assert len(set(keys)) == len(keys)
         if target == own:
-            assert [key(f) for f in predict(GRAPHS[reason](), target).findings] == keys
+            assert [finding_key(f) for f in predict(GRAPHS[reason](), target).findings] == keys
 
 
 def words_without_sizes(finding: Finding) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ def compare_parts(proto: onnx.ModelProto, target: str) -> Iterator[bool]:
         whole.setdefault((finding.code, finding.node), []).append(finding)
     for finding in (finding for part in parts(proto, target) for finding in part.findings):
         for other in whole.get((finding.code, finding.node), ()):
-            equal = key(finding) == key(other)
+            equal = finding_key(finding) == finding_key(other)
             assert equal == (words_without_sizes(finding) == words_without_sizes(other)), (
                 finding.message,
                 other.message,

@@ -36,72 +36,74 @@ from qdqtool.reasons.tensors import (
 from qdqtool.types import Cause, Finding, Precision, Refusal
 from qdqtool.util.records import field_values, nearest
 
-Key = tuple[Any, ...]
+IdentityKey = tuple[Any, ...]
 
 
-class _Reading(NamedTuple):
+class _Consumption(NamedTuple):
     node: str
     kind: ConsumerKind
     op: str
     scale: Any
 
 
-def key(finding: Finding) -> Key:
+def finding_key(finding: Finding) -> IdentityKey:
     """Equal for two findings that report the same."""
     causes = dict.fromkeys(
-        _cause(finding, cause) for cause in finding.causes
+        _cause_key(finding, cause) for cause in finding.causes
     )  # the same is told once
     return finding.code, finding.severity, finding.node, finding.gains, *causes
 
 
-def readers_in(found: Key) -> Iterator[str]:
+def consumer_names_in(found: IdentityKey) -> Iterator[str]:
     """The nodes that a key lists as readers: where one is missing, the finding is another."""
     for value in found:
-        if isinstance(value, _Reading):
+        if isinstance(value, _Consumption):
             yield value.node
         elif isinstance(value, tuple):
-            yield from readers_in(value)
+            yield from consumer_names_in(value)
 
 
-def _cause(finding: Finding, cause: Cause) -> Key:
+def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
     r = cause.refusal
-    told = nearest(_TOLD, type(r))
+    told = nearest(_KEYS_BY_CLASS, type(r))
     if told is not None:
-        return type(r), *map(_value, told(finding, cause, r))
-    return _values(r)
+        return type(r), *map(_comparable, told(finding, cause, r))
+    return _reason_key(r)
 
 
-def _values(refusal: Refusal) -> Key:
+def _reason_key(refusal: Refusal) -> IdentityKey:
     """The values of a refusal, apart from those that a part may have otherwise."""
     named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
-    return type(refusal), *(_value(v) for name, v in named if name not in refusal.apart)
+    return type(refusal), *(_comparable(v) for name, v in named if name not in refusal.apart)
 
 
-def _value(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """What is compared of a value: one that is equal to itself, as a scale that is not a number is not."""
-    if isinstance(value, _Reading):
+    if isinstance(value, _Consumption):
         return value
     if isinstance(value, TensorOrigin):
         return value.convolution or value.node or value.tensor, bool(value.quantizer)
     if isinstance(value, tuple):
         return (
-            _readers(value)
+            _consumers_key(value)
             if value and isinstance(value[0], TensorConsumer)
-            else tuple(map(_value, value))
+            else tuple(map(_comparable, value))
         )
     return "nan" if value != value else value
 
 
-def _readers(readers: Sequence[TensorConsumer]) -> Key:
+def _consumers_key(readers: Sequence[TensorConsumer]) -> IdentityKey:
     """Who reads a tensor; neither in what order, nor what lies behind."""
     found = {
-        _Reading("" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale))
+        _Consumption(
+            "" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _comparable(r.scale)
+        )
         for r in readers
     }
     return tuple(sorted(found, key=str))
 
 
-def _named(quantizer: TensorConsumer | None) -> Key:
+def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
     """A Q whose pair another reader can share."""
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
@@ -109,7 +111,7 @@ def _named(quantizer: TensorConsumer | None) -> Key:
 # What is told of a class, where that depends on its values -----------------------------------------------------------
 
 
-def _input(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> Key:
+def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> IdentityKey:
     if not r.weights_quantized:
         return (bool(r.dq),)
     if not r.dq:
@@ -119,36 +121,40 @@ def _input(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) ->
     return r.dq, r.tensor, r.blocker or (r.producer, r.op)
 
 
-def _output(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized) -> Key:
+def _output_key(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized) -> IdentityKey:
     if finding.code == "POOL-FLOAT":
-        return r.node, *map(_pooling_behind, cause.also)
+        return r.node, *map(_average_key, cause.also)
     if is_before_normalization(r) and r.node in finding.convolutions:
-        return r.node, _readers(r.readers)
+        return r.node, _consumers_key(r.readers)
     for q in quantizer_consumers(r.readers):
         return r.node, q.node, q.path
-    return r.node, _readers(r.readers), is_left_float(r)
+    return r.node, _consumers_key(r.readers), is_left_float(r)
 
 
-def _pooling_behind(refusal: Refusal) -> Key:
+def _average_key(refusal: Refusal) -> IdentityKey:
     """Of an average behind a result: what it is, or the Q behind it; without one it says nothing."""
     if not isinstance(refusal, simulation.PoolingOneSide):
-        return _values(refusal)
+        return _reason_key(refusal)
     return tuple(q.node for q in quantizer_consumers(refusal.readers)[:1])
 
 
-def _pooling(finding: Finding, cause: Cause, r: simulation.PoolingOneSide) -> Key:
+def _pooling_key(finding: Finding, cause: Cause, r: simulation.PoolingOneSide) -> IdentityKey:
     behind = [q.node for q in quantizer_consumers(r.readers)]
     return (r.origin.node, *behind[:1]) if r.quantized_input else ("", *behind)
 
 
-def _many(finding: Finding, cause: Cause, r: simulation.OutputManyConsumers) -> Key:
+def _many_consumers_key(
+    finding: Finding, cause: Cause, r: simulation.OutputManyConsumers
+) -> IdentityKey:
     add, pool = find_float_sum(r), find_shared_pooling(r)
     if pool is not None:
         return (
             r.node,
             pool,
-            _readers(r.readers),
-            () if add is None else _named(find_shareable_quantizer(quantizers_after_pooling(r))),
+            _consumers_key(r.readers),
+            ()
+            if add is None
+            else _shareable_key(find_shareable_quantizer(quantizers_after_pooling(r))),
         )
     if add is not None:
         quantizers = quantizer_consumers(r.readers)
@@ -156,31 +162,43 @@ def _many(finding: Finding, cause: Cause, r: simulation.OutputManyConsumers) -> 
             r.node,
             add.node,
             r.tensor,
-            _readers(quantizers),
-            _named(find_shareable_quantizer(quantizers)),
+            _consumers_key(quantizers),
+            _shareable_key(find_shareable_quantizer(quantizers)),
         )
-    return r.node, _readers(r.readers)
+    return r.node, _consumers_key(r.readers)
 
 
-def _residual(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -> Key:
+def _residual_key(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -> IdentityKey:
     others = [x for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
-    shared = _named(find_shareable_quantizer(r.quantizers))
-    return r.node, cause.fused, r.add, r.tensor, _value(r.residual), shared, _readers(others)
+    shared = _shareable_key(find_shareable_quantizer(r.quantizers))
+    return (
+        r.node,
+        cause.fused,
+        r.add,
+        r.tensor,
+        _comparable(r.residual),
+        shared,
+        _consumers_key(others),
+    )
 
 
-def _sum(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized) -> Key:
-    return r.node, r.add, r.residual.node, _readers(float_consumers(r.readers) or r.readers)
+def _sum_key(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized) -> IdentityKey:
+    return r.node, r.add, r.residual.node, _consumers_key(float_consumers(r.readers) or r.readers)
 
 
-def _different(finding: Finding, cause: Cause, r: simulation.OutputDifferentScales) -> Key:
-    return r.node if r.node in finding.convolutions else "", *_scales(cause, r.tensor, r.readers)
+def _output_scales_key(
+    finding: Finding, cause: Cause, r: simulation.OutputDifferentScales
+) -> IdentityKey:
+    return r.node if r.node in finding.convolutions else "", *_scales_key(
+        cause, r.tensor, r.readers
+    )
 
 
-def _channels(finding: Finding, cause: Cause, r: faults.ChannelNumbers) -> Key:
+def _channels_key(finding: Finding, cause: Cause, r: faults.ChannelNumbers) -> IdentityKey:
     return r.inputs, r.outputs, () if r.small else tuple(dict.fromkeys(r.odd))
 
 
-def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Key:
+def _loss_key(finding: Finding, cause: Cause, r: IntegersLost) -> IdentityKey:
     of_dq = r.why in (
         LossCause.INPUT_AXIS,
         LossCause.INPUT_SHAPE1,
@@ -188,34 +206,34 @@ def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Key:
     return r.why, r.dq, r.weights, *(() if of_dq else (r.node, r.step))
 
 
-def _scales(cause: Cause, tensor: str, readers: Sequence[TensorConsumer]) -> Key:
+def _scales_key(cause: Cause, tensor: str, readers: Sequence[TensorConsumer]) -> IdentityKey:
     """Scales that differ: those of a Concat's parts and how far apart all are, or who has them."""
     quantizers = quantizer_consumers(readers)
     for parts in cause.also:
-        return _values(parts), _extent([q.scale for q in quantizers])
-    return "" if operator_between_quantizers(readers) else tensor, _readers(quantizers)
+        return _reason_key(parts), _scale_range([q.scale for q in quantizers])
+    return "" if operator_between_quantizers(readers) else tensor, _consumers_key(quantizers)
 
 
-def _extent(scales: Sequence[Scale]) -> Key:
+def _scale_range(scales: Sequence[Scale]) -> IdentityKey:
     known = [s for s in scales if isinstance(s, float) and s > 0]
     return (min(known), max(known)) if known else ()
 
 
-def _conversion(finding: Finding, cause: Cause, r: RemainingConversion) -> Key:
+def _conversion_key(finding: Finding, cause: Cause, r: RemainingConversion) -> IdentityKey:
     """What is told of a conversion, by what explains it."""
     if finding.code == "INPUT-CONVERSION":
         return r.name, r.scale, r.precision, r.origin.tensor
-    return r.name, r.scale, r.attention, *_why(cause, r)
+    return r.name, r.scale, r.attention, *_conversion_cause_key(cause, r)
 
 
-def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
+def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> IdentityKey:
     if not r.requantizes:
-        return r.origin.tensor, *_scales(cause, "", r.siblings)
+        return r.origin.tensor, *_scales_key(cause, "", r.siblings)
     own = quantizers_with_own(r)
     if finding.code == "CONCAT-SCALE" and (
         cause.also or len({q.scale for q in own if q.scale is not None}) > 1
     ):
-        return r.node, *_scales(cause, r.tensor, own)
+        return r.node, *_scales_key(cause, r.tensor, own)
     return (
         r.node,
         r.pair,
@@ -225,34 +243,38 @@ def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
     )
 
 
-def _why(cause: Cause, r: RemainingConversion) -> Key:
+def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
     origin = r.origin
     if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
         return (r.precision,)
     if cause.see:
         return cause.see
     if not r.quantize:
-        return _readers(r.behind)
+        return _consumers_key(r.behind)
     for refusal in cause.also:
         if isinstance(refusal, simulation.OutputScale):
             return type(refusal), origin.node
         readers = getattr(refusal, "readers", ())
         blocked = isinstance(refusal, simulation.ManyConsumers | simulation.ConcatReadElsewhere)
-        return type(refusal), refusal.node, _readers(float_consumers(readers)) if blocked else ()
+        return (
+            type(refusal),
+            refusal.node,
+            _consumers_key(float_consumers(readers)) if blocked else (),
+        )
     return origin.node, origin.op, origin.int8
 
 
-_TOLD: dict[type[Refusal], Callable[[Finding, Cause, Any], Key]] = {
-    simulation.InputNotDequantized: _input,
-    simulation.OutputNotQuantized: _output,
-    simulation.OutputManyConsumers: _many,
-    simulation.OutputDifferentScales: _different,
-    simulation.ResidualFloat: _residual,
-    simulation.AddOutputNotQuantized: _sum,
-    simulation.PoolingOneSide: _pooling,
-    RemainingConversion: _conversion,
-    ScalesAround: _around,
-    faults.ChannelNumbers: _channels,
-    IntegersLost: _lost,
-    ScalesJoined: _lost,
+_KEYS_BY_CLASS: dict[type[Refusal], Callable[[Finding, Cause, Any], IdentityKey]] = {
+    simulation.InputNotDequantized: _input_key,
+    simulation.OutputNotQuantized: _output_key,
+    simulation.OutputManyConsumers: _many_consumers_key,
+    simulation.OutputDifferentScales: _output_scales_key,
+    simulation.ResidualFloat: _residual_key,
+    simulation.AddOutputNotQuantized: _sum_key,
+    simulation.PoolingOneSide: _pooling_key,
+    RemainingConversion: _conversion_key,
+    ScalesAround: _scales_around_key,
+    faults.ChannelNumbers: _channels_key,
+    IntegersLost: _loss_key,
+    ScalesJoined: _loss_key,
 }

@@ -1,0 +1,333 @@
+"""Choose the finding for a float convolution, a float output or a remaining conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqtool.findings.report import Diagnosis, FindingReference, RecordedReasons
+from qdqtool.ir.operators import CUTS, JOINS, SUMS
+from qdqtool.reasons import simulation
+from qdqtool.reasons.simulation import (
+    OutputManyConsumers,
+    OutputNotQuantized,
+    RemainingConversion,
+    ScalesAround,
+    find_float_sum,
+    find_shared_pooling,
+    find_single_average,
+    quantizers_after_pooling,
+    quantizers_with_own,
+)
+from qdqtool.reasons.tensors import (
+    ConsumerKind,
+    TensorConsumer,
+    find_shareable_quantizer,
+    float_consumers,
+    operator_between,
+    operator_between_quantizers,
+    quantizer_consumers,
+)
+from qdqtool.trt.surroundings import have_different_scales
+from qdqtool.types import Cause, Precision, Refusal
+from qdqtool.util.records import replace_fields
+
+# Float inputs ---------------------------------------------------------------------------------
+
+
+def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Diagnosis | None:
+    """Return why a convolution runs in float, from the reasons of its node."""
+    for r in reasons:
+        if isinstance(r, simulation.InputNotDequantized):
+            related = None
+            if r.weights_quantized and r.dq:
+                related = recorded.first(simulation.ManyConsumers, r.dq)
+            cause = Cause(r, () if related is None else (related,))
+            return Diagnosis(r.node, cause, r.elements, (r.node,))
+        if isinstance(r, simulation.InMyelin | simulation.WeightsNotDequantized):
+            return Diagnosis(r.node, Cause(r), getattr(r, "elements", None), (r.node,))
+    return None
+
+
+# Different scales -----------------------------------------------------------------------------
+
+
+def diagnose_scales(
+    recorded: RecordedReasons,
+    r: simulation.OutputDifferentScales | ScalesAround,
+    consumers: Sequence[TensorConsumer],
+    convolutions: tuple[str, ...],
+) -> Diagnosis:
+    """Return the diagnosis of Qs with different scales on one tensor."""
+    between = operator_between_quantizers(consumers)
+    if between is None:
+        is_float_source = isinstance(r, RemainingConversion) and not r.requantizes
+        tensor = r.origin.tensor if is_float_source else r.tensor  # type: ignore[union-attr]
+        return Diagnosis(tensor, Cause(r), r.elements, convolutions)
+    parts = None
+    if between.op in JOINS:
+        parts = recorded.first(simulation.ConcatScales, between.node)
+    cause = Cause(r, () if parts is None else (parts,))
+    return Diagnosis(between.node, cause, r.elements, convolutions)
+
+
+# Float outputs --------------------------------------------------------------------------------
+
+# The first class counts: reasons that prevent a layer's own fusions (BatchNormalization, Add,
+# activation) come before those that lie in the consumers.
+OUTPUT_REASONS: tuple[type[Refusal], ...] = (
+    simulation.BatchNormNotConstant,
+    simulation.ConvTransposeBatchNorm,
+    simulation.ResidualFloat,
+    simulation.AddOutputNotQuantized,
+    simulation.ActivationBeforeAdd,
+    simulation.ActivationJoined,
+    simulation.OutputScale,
+    simulation.OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
+)
+
+
+def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Diagnosis | None:
+    """Return why a layer writes float, from the reasons of its node."""
+    r = next((r for kind in OUTPUT_REASONS for r in reasons if isinstance(r, kind)), None)
+    if r is None:
+        return None
+    convolutions = recorded.as_convolution(r.node)
+    if isinstance(r, simulation.OutputDifferentScales):
+        return diagnose_scales(recorded, r, r.readers, convolutions)
+    if isinstance(r, OutputManyConsumers):
+        return _diagnose_many_consumers(recorded, r, convolutions)
+    if isinstance(r, OutputNotQuantized):
+        return _diagnose_not_quantized(recorded, r, convolutions)
+    if isinstance(r, simulation.ResidualFloat):
+        outcome = recorded.outcomes.get(r.node)
+        is_fused = outcome is not None and r.add in outcome.fused
+        return Diagnosis(
+            r.add,
+            Cause(r, fused=is_fused),
+            r.elements,
+            convolutions,
+            joined=True,
+            # Otherwise it only adds a DQ that remains (resnet18-a100-qat-residual, last block).
+            gains=can_be_int8(r.readers),
+            automatic=_has_scale(recorded, r.add),
+        )
+    node, gains = r.node, True
+    if isinstance(r, simulation.BatchNormNotConstant):
+        node = r.batchnorm
+    elif isinstance(r, simulation.AddOutputNotQuantized | simulation.ActivationBeforeAdd):
+        node, gains = r.add, can_be_int8(r.readers)
+    return Diagnosis(node, Cause(r), getattr(r, "elements", None), convolutions, gains=gains)
+
+
+def _has_scale(recorded: RecordedReasons, add: str, default: bool = False) -> bool:
+    """Return whether a Q has the scale that a float residual of an Add needs."""
+    residual = recorded.residuals.get(add)
+    return (
+        default if residual is None else find_shareable_quantizer(residual.quantizers) is not None
+    )
+
+
+def can_be_int8(consumers: Sequence[TensorConsumer]) -> bool:
+    """Return whether a tensor can become INT8 for all consumers.
+
+    One consumer that cannot use INT8 keeps the tensor float for the others too.
+    """
+    return bool(consumers) and all(c.kind == ConsumerKind.Q or c.gains for c in consumers)
+
+
+def _diagnose_many_consumers(
+    recorded: RecordedReasons, r: OutputManyConsumers, convolutions: tuple[str, ...]
+) -> Diagnosis:
+    add, pool = find_float_sum(r), find_shared_pooling(r)
+    if pool is not None:
+        return Diagnosis(
+            pool.node,
+            Cause(r),
+            r.elements,
+            convolutions,
+            gains=add is not None and can_be_int8(r.readers),
+            automatic=find_shareable_quantizer(quantizers_after_pooling(r)) is not None,
+        )
+    if add is not None:
+        return Diagnosis(
+            add.node,
+            Cause(r),
+            r.elements,
+            convolutions,
+            joined=True,
+            gains=can_be_int8(r.readers),
+            automatic=_has_scale(recorded, add.node, add.shares),
+        )
+    # The float consumer may be beyond the consumers that were analyzed.
+    first = (float_consumers(r.readers) or r.readers)[0]
+    node = first.node if first.kind != ConsumerKind.OUTPUT else r.tensor
+    return Diagnosis(node, Cause(r), r.elements, convolutions, gains=can_be_int8(r.readers))
+
+
+def _diagnose_not_quantized(
+    recorded: RecordedReasons, r: OutputNotQuantized, convolutions: tuple[str, ...]
+) -> Diagnosis:
+    average = find_single_average(r)
+    if average is not None:
+        return _diagnose_before_average(recorded, r, average.node, convolutions)
+    diagnosis = Diagnosis(r.node, Cause(r), r.elements, convolutions)
+    if r.activation is None or diagnosis.code != "SILU-NO-Q-AFTER":
+        return diagnosis
+    return replace_fields(diagnosis, node=r.activation.node, gains=can_be_int8(r.readers))
+
+
+def _diagnose_before_average(
+    recorded: RecordedReasons, r: OutputNotQuantized, average: str, convolutions: tuple[str, ...]
+) -> Diagnosis:
+    reduction = recorded.first(simulation.ReduceNotPooling, average)
+    if reduction is not None:
+        return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
+    pooling = recorded.first(simulation.PoolingOneSide, average)
+    # Without a Q after it, the pooling's result would be converted back to float.
+    gains = pooling is not None and bool(quantizer_consumers(pooling.readers))
+    cause = Cause(r, () if pooling is None else (pooling,))
+    return Diagnosis(average, cause, r.elements, convolutions, gains=gains)
+
+
+def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
+    """Return why an average runs in float; None for another node."""
+    pooling = recorded.first(simulation.PoolingOneSide, node)
+    if pooling is not None:
+        return Diagnosis(
+            pooling.node, Cause(pooling), pooling.elements, gains=pooling.quantized_input
+        )
+    reduction = recorded.first(simulation.ReduceNotPooling, node)
+    if reduction is None:
+        return None
+    return Diagnosis(reduction.node, Cause(reduction), reduction.elements)
+
+
+# Conversions ----------------------------------------------------------------------------------
+
+
+def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
+    """Report a remaining conversion, and its cause if no other finding reports that."""
+    is_integer = conversion.precision in (Precision.INT8, Precision.INT32)
+    if not is_integer and conversion.origin.node:
+        _add_conversion(recorded, conversion)
+    elif conversion.requantizes:
+        _report_requantization(recorded, conversion)
+    elif not conversion.quantize:
+        _report_dequantization(recorded, conversion)
+    elif not conversion.origin.node:
+        _add_conversion(recorded, conversion)
+        _report_sibling_scales(recorded, conversion)
+    else:
+        references, related = _explain_quantization(recorded, conversion)
+        _add_conversion(recorded, conversion, references, related)
+
+
+def _add_conversion(
+    recorded: RecordedReasons,
+    conversion: RemainingConversion,
+    references: tuple[FindingReference, ...] = (),
+    related: Refusal | None = None,
+    convolutions: tuple[str, ...] | None = None,
+) -> None:
+    cause = Cause(conversion, () if related is None else (related,), references)
+    affected = conversion.convolutions if convolutions is None else convolutions
+    diagnosis = Diagnosis(conversion.name, cause, conversion.elements, affected)
+    recorded.add(diagnosis, (conversion.node,))
+
+
+def _report_sibling_scales(
+    recorded: RecordedReasons, conversion: RemainingConversion
+) -> tuple[FindingReference, ...]:
+    """Report Qs of other scales on the same tensor, and return that finding, or nothing."""
+    if not have_different_scales(quantizer_consumers(conversion.siblings)):
+        return ()
+    producer = conversion.origin.convolution
+    diagnosis = diagnose_scales(
+        recorded,
+        ScalesAround.from_conversion(conversion),
+        conversion.siblings,
+        (producer,) if producer else (),
+    )
+    if not recorded.report.has(diagnosis.code, diagnosis.node) and not recorded.add(diagnosis):
+        return ()
+    return ((diagnosis.code, diagnosis.node),)
+
+
+def _explain_quantization(
+    recorded: RecordedReasons, conversion: RemainingConversion
+) -> tuple[tuple[FindingReference, ...], Refusal | None]:
+    """Return the findings that explain a remaining Q, or else the reason that does."""
+    origin = conversion.origin
+    explanation = recorded.explanation(origin.convolution or origin.node)
+    explanation = explanation or recorded.explanation(origin.boundary)
+    siblings = quantizer_consumers(conversion.siblings)
+    # Other Qs on the tensor are reported without a convolution too: on a sum, or on a part of a tensor.
+    is_part = any(step.op in (*JOINS, *CUTS) for q in siblings for step in q.path)
+    scales: tuple[FindingReference, ...] = ()
+    if explanation or origin.convolution or is_part or origin.op in SUMS:
+        scales = _report_sibling_scales(recorded, conversion)
+    if explanation or scales:
+        return tuple(dict.fromkeys((*explanation, *scales))), None
+    average = diagnose_average(recorded, origin.node)
+    if average is not None:
+        recorded.add(average, (average.node,))
+        return recorded.explanation(average.node), average.cause.refusal
+    scale = recorded.first(simulation.OutputScale, origin.node)
+    if scale is not None:
+        return (), scale
+    if _blocks_visibly(conversion.blocked):
+        return (), conversion.blocked
+    return (recorded.explanation(origin.quantizer) if origin.quantizer else ()), None
+
+
+def _blocks_visibly(blocked: Refusal | None) -> bool:
+    """Return whether the reason that stopped a Q names an operator or a float consumer."""
+    if isinstance(blocked, simulation.ManyConsumers | simulation.ConcatReadElsewhere):
+        return bool(float_consumers(blocked.readers))
+    return isinstance(blocked, simulation.NotCommuting)
+
+
+def _report_requantization(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
+    between = operator_between(conversion.passed)
+    around = ScalesAround.from_conversion(conversion)
+    if (
+        between is not None
+        and between.op in JOINS
+        and _joins_scales(recorded, between.node, conversion)
+    ):
+        diagnosis = diagnose_scales(recorded, around, quantizers_with_own(conversion), ())
+    else:
+        node = conversion.node if between is None else between.node
+        diagnosis = Diagnosis(node, Cause(around), conversion.elements)
+    recorded.add(diagnosis, (conversion.node,))
+    _add_conversion(recorded, conversion, ((diagnosis.code, diagnosis.node),))
+
+
+def _joins_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
+    if recorded.first(simulation.ConcatScales, join) is not None:
+        return True
+    return have_different_scales(quantizers_with_own(conversion))
+
+
+def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
+    inner = recorded.explanation(conversion.pair) if conversion.pair else ()
+    for consumer in conversion.behind:
+        diagnosis = diagnose_average(recorded, consumer.node)
+        add = recorded.first(simulation.AddOutputNotQuantized, consumer.node)
+        if diagnosis is None and add is not None:
+            diagnosis = diagnose_output(recorded, (add,))
+        if diagnosis is not None:
+            recorded.add(diagnosis, (consumer.node,))
+    fusing = recorded.sums.get(conversion.node, "")
+    explanation = recorded.explanation(fusing) if fusing else ()
+    if explanation:
+        convolutions = recorded.as_convolution(fusing)
+        _add_conversion(recorded, conversion, explanation, convolutions=convolutions)
+        return
+    for consumer in conversion.behind:
+        explanation = recorded.explanation(consumer.node)
+        if explanation:
+            break
+    _add_conversion(recorded, conversion, inner or explanation, convolutions=())
