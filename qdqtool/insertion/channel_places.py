@@ -1,7 +1,7 @@
 """Places of channels in tensors: which entry of a tensor belongs to which channel.
 
-An array of places has the number of a channel for each entry of a tensor, -1 for none. Axes along which
-the number does not change have size 1; leading axes of size 1 are left out.
+An array of places has the number of a channel for each entry of a tensor, -1 for none. Axes along
+which the number does not change have size 1; leading axes of size 1 are left out.
 """
 
 from __future__ import annotations
