@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.commands import demo_run
+from qdqtool.demo.network import YoloBuilder, add_head
 from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction
@@ -138,7 +138,7 @@ def detector(classes: int = 2) -> onnx.ModelProto:
     Insertion quantizes 27 convolutions: all but the last of each box branch and the DFL. The model
     is shared between tests, which must not change it.
     """
-    net = demo_run.YoloBuilder(0, "silu")
+    net = YoloBuilder(0, "silu")
     x = net.conv("/model.1", net.conv("/model.0", "images", 3, 8, 3, 2), 8, 16, 3, 2)
     p3 = net.c2f("/model.4", net.conv("/model.3", x, 16, 16, 3, 2), 16, 32, 1, True)
     p4 = net.conv("/model.5", p3, 32, 16, 3, 2)
@@ -146,7 +146,7 @@ def detector(classes: int = 2) -> onnx.ModelProto:
     n4 = net.conv(
         "/model.12", net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4]), 48, 16
     )
-    demo_run.add_head(net, [(p3, 32), (n4, 16), (p5, 32)], 64, classes)
+    add_head(net, [(p3, 32), (n4, 16), (p5, 32)], 64, classes)
     return net.finish(64, classes)
 
 

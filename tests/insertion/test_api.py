@@ -10,7 +10,8 @@ import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
 from calibration.runner import CacheMismatch
-from qdqtool.commands.demo_run import write_images, yolov8n
+from qdqtool.demo.images import write_images
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes

@@ -9,7 +9,7 @@ import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import choose_range
 from calibration.statistics import Histogram, TensorStatistics
-from qdqtool.commands.demo_run import yolov8n
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.options import CacheOptions
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales, write_table
