@@ -31,7 +31,7 @@ from qdqtool.commands import cli
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.findings.codes import CODES, Code
-from qdqtool.findings.errors import KNOWN, KnownError
+from qdqtool.findings.errors import KNOWN_ERRORS, KnownError
 from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.findings.ways import WAYS
 from qdqtool.ir.modelfile import save
@@ -397,7 +397,7 @@ def _finding(code: Code) -> str:
         )
         for h in code.holds
     ]
-    entries = [known for known in KNOWN if code.code in known.codes]
+    entries = [known for known in KNOWN_ERRORS if code.code in known.codes]
     parts += ["## Where it holds", _table(("targets", "evidence", "severity", "source"), rows)]
     if entries:
         links = "\n".join(f"* [{_escaped(k.title)}](../errors/{k.id}.md)" for k in entries)
@@ -412,10 +412,11 @@ def error_pages() -> dict[str, str]:
         'What they mean for a Q/DQ model. `qdqtool explain "the text"` finds the entry, also for the form of a text '
         "that is not here.",
         _table(
-            ("meaning", "severity"), [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN]
+            ("meaning", "severity"),
+            [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN_ERRORS],
         ),
     )
-    return {"errors/index.md": index} | {f"errors/{k.id}.md": _error(k) for k in KNOWN}
+    return {"errors/index.md": index} | {f"errors/{k.id}.md": _error(k) for k in KNOWN_ERRORS}
 
 
 def _error(known: KnownError) -> str:

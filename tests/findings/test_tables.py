@@ -18,7 +18,15 @@ import qdqtool
 from qdqtool.commands.cli import cli
 from qdqtool.extraction.private import public_words
 from qdqtool.findings.codes import CODES, CodeScope, read_code
-from qdqtool.findings.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError, lookup
+from qdqtool.findings.errors import (
+    ERROR,
+    HARMLESS,
+    KNOWN_ERRORS,
+    NODE_KINDS,
+    WARNING,
+    KnownError,
+    lookup,
+)
 from qdqtool.findings.lines import HEADINGS, MEANINGS
 from qdqtool.findings.ways import WAYS
 from qdqtool.trt.pipeline import passes
@@ -61,8 +69,8 @@ def test_codes_evidence_is_at_most_that_of_the_target() -> None:
 
 
 def test_known_errors_have_bounded_patterns_and_codes() -> None:
-    assert len({error.id for error in KNOWN}) == len(KNOWN)
-    for error in KNOWN:
+    assert len({error.id for error in KNOWN_ERRORS}) == len(KNOWN_ERRORS)
+    for error in KNOWN_ERRORS:
         assert error.severity in (ERROR, WARNING, HARMLESS), error.id
         assert len(error.pattern) <= 300 and re.compile(error.pattern), error.id
         assert not re.search(r"[+*}]\)[+*{]", error.pattern), f"{error.id}: nested repetition"
@@ -70,12 +78,12 @@ def test_known_errors_have_bounded_patterns_and_codes() -> None:
 
 
 def test_error_kinds_share_no_operator_and_are_complete() -> None:
-    operators = [word for kind in KINDS.values() for word in kind.operators.lower().split()]
+    operators = [word for kind in NODE_KINDS.values() for word in kind.operators.lower().split()]
     assert len(operators) == len(set(operators)) > 100
-    for kind in KINDS.values():
+    for kind in NODE_KINDS.values():
         assert bool(kind.cause) == bool(kind.fix) == bool(kind.source), kind.id
         assert kind.cause.format(name="", kind="", ends="") or not kind.cause
-    assert [kind.id for kind in KINDS.values()].count("other") == 1
+    assert [kind.id for kind in NODE_KINDS.values()].count("other") == 1
 
 
 def test_error_form_codes_are_sorted_and_unique() -> None:
@@ -91,7 +99,12 @@ def test_meanings_exist_for_every_pass() -> None:
 
 
 def test_entries_are_single_lines() -> None:
-    entries = [*CODES.values(), *KNOWN, *KINDS.values(), *WAYS.values()]  # made by the schema
+    entries = [
+        *CODES.values(),
+        *KNOWN_ERRORS,
+        *NODE_KINDS.values(),
+        *WAYS.values(),
+    ]  # made by the schema
     assert len(entries) > 150
     fields = [getattr(e, name) for e in entries for name in e.__match_args__ if name != "pattern"]
     texts = [field for field in fields if isinstance(field, str)]
