@@ -30,10 +30,10 @@ from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands import cli
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
-from qdqtool.findings.codes import CODES, Code
+from qdqtool.findings.codes import CODES, FindingCodeEntry
 from qdqtool.findings.errors import KNOWN_ERRORS, KnownError
 from qdqtool.findings.rules import PROMISED_CODES
-from qdqtool.findings.ways import WAYS
+from qdqtool.findings.ways import BUILD_METHODS
 from qdqtool.ir.modelfile import save
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
@@ -377,7 +377,7 @@ def finding_pages() -> dict[str, str]:
     }
 
 
-def _finding(code: Code) -> str:
+def _finding(code: FindingCodeEntry) -> str:
     parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
     parts += _sections(
         ("Cause", code.cause),
@@ -593,7 +593,7 @@ def ways_page() -> str:
         "# Ways to build",
         "`--for NAME` with `predict` and `explain` says this for your target.",
     ]
-    for way in WAYS.values():
+    for way in BUILD_METHODS.values():
         rows = (
             ("up to TensorRT 10", way.weak),
             ("strongly typed", way.typed or way.strong),

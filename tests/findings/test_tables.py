@@ -28,7 +28,7 @@ from qdqtool.findings.errors import (
     lookup,
 )
 from qdqtool.findings.lines import HEADINGS, MEANINGS
-from qdqtool.findings.ways import WAYS
+from qdqtool.findings.ways import BUILD_METHODS
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, PublishedBuild
 from qdqtool.types import Evidence
@@ -95,7 +95,7 @@ def test_error_form_codes_are_sorted_and_unique() -> None:
 
 def test_meanings_exist_for_every_pass() -> None:
     assert set(MEANINGS) >= {kind.__name__ for kind in passes()}
-    assert HEADINGS and WAYS["trtexec"].also == ()
+    assert HEADINGS and BUILD_METHODS["trtexec"].also == ()
 
 
 def test_entries_are_single_lines() -> None:
@@ -103,7 +103,7 @@ def test_entries_are_single_lines() -> None:
         *CODES.values(),
         *KNOWN_ERRORS,
         *NODE_KINDS.values(),
-        *WAYS.values(),
+        *BUILD_METHODS.values(),
     ]  # made by the schema
     assert len(entries) > 150
     fields = [getattr(e, name) for e in entries for name in e.__match_args__ if name != "pattern"]
@@ -258,8 +258,8 @@ assert type(finding.causes[0].refusal).__name__ == "ExampleFault" and finding.ca
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
     "way": """
-from qdqtool.findings.ways import way_named
-assert way_named("example").name == "example-runtime" and way_named("example").flags("trt8.5").startswith("example")
+from qdqtool.findings.ways import find_build_method
+assert find_build_method("example").name == "example-runtime" and find_build_method("example").flags("trt8.5").startswith("example")
 """,
     "gpu": """
 from qdqtool.timing.gpus import find_gpu
