@@ -118,7 +118,7 @@ def measure(command: Sequence[str], tree: Path) -> Run:
 
 
 def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
-    from qdqtool.commands.demo_run import yolov8
+    from qdqtool.demo.network import yolov8
     from qdqtool.ir.modelfile import save
 
     save(yolov8(letter, size), path)
@@ -127,7 +127,7 @@ def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
 def _quantized(path: Path) -> None:
     import numpy as np
 
-    from qdqtool.commands.demo_run import yolov8n
+    from qdqtool.demo.network import yolov8n
     from qdqtool.insertion.api import insert
 
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 640, 640)).astype(np.float32)
@@ -225,7 +225,7 @@ def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> di
     start = [
         "from pathlib import Path",
         "from benchmarks.speed import CASES",
-        "from qdqtool.commands.demo_run import write_images",
+        "from qdqtool.demo.images import write_images",
     ]
     subprocess.run([sys.executable, "-c", "\n".join([*start, *steps])], cwd=ROOT, check=True)
     return {word: str(path) for word, path in found.items()}

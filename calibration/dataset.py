@@ -183,8 +183,6 @@ class InputSpec:
 class SampleSource(ABC):
     """Source of samples. A sample may have several rows along the batch dimension."""
 
-    #: Whether the samples can be read more than once.
-    repeatable = True
     #: Whether samples can be read in any order.
     random_access = True
     #: Whether a sample is one row of a batch. Otherwise it is all that the model takes at once.
@@ -307,7 +305,6 @@ class SubsetSource(SampleSource):
     def __init__(self, whole: SampleSource, indices: Sequence[int]) -> None:
         self.whole = whole
         self.indices = list(indices)
-        self.repeatable = whole.repeatable
         self.random_access = whole.random_access
         self.single_rows = whole.single_rows
         self.is_images = whole.is_images

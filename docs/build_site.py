@@ -28,7 +28,8 @@ import qdqtool
 from qdqtool import qat
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands import cli
-from qdqtool.commands.demo_run import write_images, yolov8n
+from qdqtool.demo.images import write_images
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.findings.codes import CODES, FindingCodeEntry
 from qdqtool.findings.errors import KNOWN_ERRORS, KnownError

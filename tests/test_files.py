@@ -512,7 +512,7 @@ def fail_after_timeout(*_: object) -> None:
 
 def test_every_file_is_read_through_the_guard() -> None:
     # Modules that read for the guard, and that read data installed with them.
-    own = {"files.py", "gpus.py", "physics.py", "demo_run.py", "facts.py", "page.py", "tables.py"}
+    own = {"files.py", "gpus.py", "physics.py", "recording.py", "facts.py", "page.py", "tables.py"}
     own |= {"process.py", "session_memory.py", "images.py"}  # which read /proc and /sys
     children = {"worker.py", "run.py"}  # which read what builders wrote into temporary folders
     for package in ("qdqtool", "calibration"):

@@ -12,7 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from qdqtool.commands.demo_run import RECORDING, structure, write_images, yolov8n
+from qdqtool.demo.images import write_images
+from qdqtool.demo.network import yolov8n
+from qdqtool.demo.recording import RECORDING, hash_structure
 from qdqtool.insertion.api import insert
 from qdqtool.ir.modelfile import load, save
 from qdqtool.types import Precision
@@ -43,7 +45,7 @@ def main() -> None:
         table = {
             "what": "the demo's default model as TensorRT-RTX built it: data types of its convolutions",
             "tensorrt": result.version,
-            "structure": structure(load(path)),
+            "structure": hash_structure(load(path)),
             "convolutions": [
                 {"name": n.name, "precision": str(n.precision), "output": str(n.output)}
                 for n in result.nodes

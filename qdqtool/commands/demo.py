@@ -1,4 +1,4 @@
-"""``qdqtool demo``: insert, predict and verify on a generated YOLOv8n-architecture model and generated images."""
+"""``qdqtool demo``: insert, predict and verify on a generated network and generated images."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def command(output: str, size: int, images: int, activation: str, target: str | 
     The model has YOLOv8n's layers and random weights: it detects nothing, yet it quantizes like a real one.
     """
     forbid_dash(output, "-o")
-    chosen = options.choose_target(target)
-    from qdqtool.commands.demo_run import run
+    release = options.choose_target(target)
+    from qdqtool.demo.steps import run_demo
 
-    for line in run(Path(output), size, images, activation, chosen):
+    for line in run_demo(Path(output), size, images, activation, release):
         click.echo(line)
     return 0

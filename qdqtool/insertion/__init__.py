@@ -1,0 +1,1 @@
+"""Insertion of calibrated Q/DQ pairs into float networks."""

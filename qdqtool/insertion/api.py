@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from calibration import Statistics
     from calibration.options import Preprocess
 
-# INT8 and FP16 together are reported if they change the outputs that much, and so many times more than INT8 alone.
+# INT8 and FP16 together are reported if they change the outputs that much, and so many times more
+# than INT8 alone.
 _MIN_FP16_ERROR, _MIN_FP16_RATIO = 0.1, 5.0
 
 
@@ -390,8 +391,8 @@ class _Inserter:
         if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
             self.result.warnings.append(
                 Note(
-                    f"INT8 activations change the outputs by {losses.error:.1%}, together with FP16 by "
-                    f"{error:.0%}: compare with `high_precision='fp32'`",
+                    f"INT8 activations change the outputs by {losses.error:.1%}, together with "
+                    f"FP16 by {error:.0%}: compare with `high_precision='fp32'`",
                     code="half-differs",
                     int8=losses.error,
                     half=error,

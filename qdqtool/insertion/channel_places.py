@@ -1,7 +1,7 @@
 """Places of channels in tensors: which entry of a tensor belongs to which channel.
 
-An array of places has the number of a channel for each entry of a tensor, -1 for none. Axes along which
-the number does not change have size 1; leading axes of size 1 are left out.
+An array of places has the number of a channel for each entry of a tensor, -1 for none. Axes along
+which the number does not change have size 1; leading axes of size 1 are left out.
 """
 
 from __future__ import annotations
@@ -125,13 +125,12 @@ class NetworkShapes:
         start = 0
         for position, tensor in enumerate(node.inputs):
             if position < data_inputs:
-                shape = self.shape(tensor) or ()
-                sizes = tuple(size for size in shape if size is not None)
-                count = math.prod(sizes)
-                if not shape or len(sizes) < len(shape) or not 0 < count <= _MAX_ENTRIES:
+                shape = self._complete_shape(tensor)
+                if shape is None:
                     return None
-                shapes.append(sizes)
-                feeds[f"{position}"] = np.arange(start, start + count).reshape(sizes)
+                shapes.append(shape)
+                count = math.prod(shape)
+                feeds[f"{position}"] = np.arange(start, start + count).reshape(shape)
                 start += count
             elif tensor:
                 value = self.value(tensor)
@@ -145,6 +144,13 @@ class NetworkShapes:
         except Exception:  # an unsupported operator, or impossible values of a damaged model
             return None
         return (shapes, [np.asarray(o) for o in outputs]) if outputs else None
+
+    def _complete_shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor; None if a size is open, or the entries are too many."""
+        shape = self.shape(tensor) or ()
+        sizes = tuple(size for size in shape if size is not None)
+        is_complete = bool(shape) and len(sizes) == len(shape)
+        return sizes if is_complete and 0 < math.prod(sizes) <= _MAX_ENTRIES else None
 
 
 def fits_shape(shape: tuple[int | None, ...], places: Places) -> bool:

@@ -232,8 +232,8 @@ def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | 
 def replace_einsums(model: Model) -> int:
     """Replace Einsums of varying data by equal MatMuls, in place, and count them.
 
-    The node itself becomes the MatMul, or the last node after it. Weights become the second operand,
-    with two dimensions if the Einsum has no other axis of both operands.
+    The node itself becomes the MatMul, or the last node after it. Weights become the second
+    operand, with two dimensions if the Einsum has no other axis of both operands.
     """
     editor, converter, varying, count = (
         Editor(model),

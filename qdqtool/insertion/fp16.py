@@ -1,8 +1,8 @@
 """The float remainder of a model in FP16 or FP32.
 
-A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types of the ONNX file, so an
-FP32 remainder runs in FP32 and costs about a sixth of the speed. TensorRT 8 chooses the type itself and
-takes no FP16 scales, so a float16 model is widened for it.
+A strongly typed TensorRT (11, or 10 with --stronglyTyped) computes in the types of the ONNX file,
+so an FP32 remainder runs in FP32 and costs about a sixth of the speed. TensorRT 8 chooses the type
+itself and takes no FP16 scales, so a float16 model is widened for it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 def convert_to_fp16(model: Model, wide: Collection[str] = ()) -> int:
     """Convert the float remainder of a Q/DQ model to FP16, in place.
 
-    Graph inputs and outputs keep their types. Nodes after the last convolutions, DFL included, remain
-    FP32: they do little work, and FP16 resolves pixel coordinates above 512 to half a pixel only. A
-    decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32, or remains
-    FP32 if none computes the same.
+    Graph inputs and outputs keep their types. Nodes after the last convolutions, DFL included,
+    remain FP32: they do little work, and FP16 resolves pixel coordinates above 512 to half a pixel
+    only. A decomposed LayerNorm becomes a LayerNormalization, which computes its sums in FP32, or
+    remains FP32 if none computes the same.
 
     Args:
         model: Opset 19 or newer.
@@ -198,7 +198,8 @@ def update_scales(
         notes.append(
             Note(
                 f"the scales of {len(raised)} tensors were raised to the smallest that FP16 holds "
-                f"({_SMALLEST:.3g}), that of {tensor} {factor:.3g} times (`high_precision='fp32'` keeps them)",
+                f"({_SMALLEST:.3g}), that of {tensor} {factor:.3g} times (`high_precision='fp32'` "
+                "keeps them)",
                 code="scales-raised",
                 count=len(raised),
                 tensor=tensor,
@@ -252,8 +253,9 @@ def describe_fp16(
     if is_default:
         notes.append(
             Note(
-                f"everything that is not quantized is FP16, except inputs and outputs: {target.name} "
-                "computes in the types of the file (`high_precision='fp32'` keeps FP32)",
+                "everything that is not quantized is FP16, except inputs and outputs: "
+                f"{target.name} computes in the types of the file (`high_precision='fp32'` keeps "
+                "FP32)",
                 code="half-by-default",
                 target=target.name,
             )
@@ -262,8 +264,8 @@ def describe_fp16(
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
         notes.append(
             Note(
-                f"{len(wide)} tensors, their producers and their consumers stay FP32, because the largest "
-                f"value is close to FP16's limit of 65504: {tensors}",
+                f"{len(wide)} tensors, their producers and their consumers stay FP32, because the "
+                f"largest value is close to FP16's limit of 65504: {tensors}",
                 code="stay-fp32",
                 count=len(wide),
                 kept=list(wide.items()),
@@ -274,8 +276,8 @@ def describe_fp16(
     if count := len(layer_norms) - len(remaining):
         notes.append(
             Note(
-                f"{count} decomposed normalizations were replaced by LayerNormalization, because FP16 "
-                "cannot hold their squares",
+                f"{count} decomposed normalizations were replaced by LayerNormalization, because "
+                "FP16 cannot hold their squares",
                 code="norms-written",
                 count=count,
             )
@@ -285,8 +287,8 @@ def describe_fp16(
         count, first = len(float_norms), float_norms[0].square.name
         notes.append(
             Note(
-                f"{count} decomposed normalizations stay FP32 ({first} first): FP16 cannot hold their "
-                "squares, and no LayerNormalization computes the same",
+                f"{count} decomposed normalizations stay FP32 ({first} first): FP16 cannot hold "
+                "their squares, and no LayerNormalization computes the same",
                 code="norms-stay-fp32",
                 count=count,
                 first=first,

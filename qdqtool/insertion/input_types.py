@@ -1,12 +1,12 @@
 """Network inputs as integers, so that a deployment need not write floats.
 
-* ``int8``: the first Q is removed, and the input holds its result: ``rint(x / scale)`` from -128 to 127.
-  Only a DequantizeLinear remains between the input and the convolution, as in ModelOpt's
+* ``int8``: the first Q is removed, and the input holds its result: ``rint(x / scale)`` from -128
+  to 127. Only a DequantizeLinear remains between the input and the convolution, as in ModelOpt's
   ``--direct_io_types``.
-* ``uint8``: the input holds pixels from 0 to 255, as a decoder returns them. A Cast makes them float
-  (TensorRT takes UINT8 at the network's boundary only, from 8.5 on). The factor of the preprocessing
-  (1/255) becomes part of the scale of the first Q, so that it costs nothing. A mean or a standard
-  deviation cannot be part of it; they become one Mul and one Add.
+* ``uint8``: the input holds pixels from 0 to 255, as a decoder returns them. A Cast makes them
+  float (TensorRT takes UINT8 at the network's boundary only, from 8.5 on). The factor of the
+  preprocessing (1/255) becomes part of the scale of the first Q, so that it costs nothing. A mean
+  or a standard deviation cannot be part of it; they become one Mul and one Add.
 
 The caller still has to order the channels, and to resize and letterbox the image.
 """
@@ -52,9 +52,9 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
     slack = 1e-3 * (most - least)
     if low < least - slack or high > most + slack:
         raise ModelError(
-            f"`input_type='uint8'`: the calibration data has values from {low:.6g} to {high:.6g} in "
-            f"'{name}', and pixels become {least:.6g} to {most:.6g}; give the `scale`, `mean` and "
-            "`std` that it was made with",
+            f"`input_type='uint8'`: the calibration data has values from {low:.6g} to {high:.6g} "
+            f"in '{name}', and pixels become {least:.6g} to {most:.6g}; give the `scale`, `mean` "
+            "and `std` that it was made with",
             code="out-of-range",
             parameter="input_type",
             node=name,
@@ -101,8 +101,8 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
             notes.append(_change_to_uint8(editor, name, tensor, preprocess))
     if not notes:
         raise ModelError(
-            f"`input_type={input_type!r}`: no float input of the model is quantized; leave the option "
-            "out",
+            f"`input_type={input_type!r}`: no float input of the model is quantized; leave the "
+            "option out",
             code="option-without-effect",
             parameter="input_type",
         )
@@ -153,8 +153,8 @@ def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproce
     editor.set_type([name], TensorProto.INT8)
     scale = scales.pop()
     text = (
-        f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, where x is the "
-        "input of the float model"
+        f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, where x is "
+        "the input of the float model"
     )
     if not _only_scales(preprocess):
         return Note(text, code="feed-int8", name=name, scale=scale)
@@ -225,8 +225,8 @@ def _expand_channels(model: Model, name: str, values: Sequence[float]) -> npt.ND
     shape = model.shape(name)
     if shape is None or len(shape) != 4 or shape[1] != len(values):
         raise ModelError(
-            f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` and "
-            "`std`",
+            f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` "
+            "and `std`",
             code="wrong-shape",
             parameter="input_type",
             node=name,

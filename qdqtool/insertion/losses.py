@@ -1,12 +1,12 @@
 """Accuracy that quantized activations cost, measured at the outputs of a Q/DQ model.
 
-On a few calibration samples the network runs with all activations float, with all quantized, and with
-all but one quantized (:mod:`qdqtool.insertion.switchable_network`). The error inside the tensors decides
-which activations are left out.
+On a few calibration samples the network runs with all activations float, with all quantized, and
+with all but one quantized (:mod:`qdqtool.insertion.switchable_network`). The error inside the
+tensors decides which activations are left out.
 
 The error of an output is the root of the squared difference to the run with float activations, over
-the variance of that run, at the positions of objects (at all positions if these are unknown). The mean
-over the outputs is reported. The outputs are the last convolutions before any decoding.
+the variance of that run, at the positions of objects (at all positions if these are unknown). The
+mean over the outputs is reported. The outputs are the last convolutions before any decoding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 CANDIDATES = 8
 SAMPLES = 2
 REPORTED = 5
-# Part of the outputs' standard deviation: if INT8 moves them by less, detections hardly suffer (docs/accuracy.md).
+# Part of the outputs' standard deviation: if INT8 moves them by less, detections hardly suffer
+# (docs/accuracy.md).
 SMALL_ERROR = 0.1
 
 
@@ -391,7 +392,8 @@ def compare_outputs(
 ) -> list[Fp16Agreement]:
     """Compare the outputs of Q/DQ models with those of their float model.
 
-    The outputs are the last convolutions before any decoding if the models have the same names there.
+    The outputs are the last convolutions before any decoding if the models have the same names
+    there.
 
     Returns:
         The agreement of each model. Empty if no sample can be read, or the data not a second time.

@@ -82,7 +82,8 @@ def prepare_network(
         _prepare(network, target, weights)
         network.warnings.append(
             Note(
-                f"everything that is not quantized stays FP32 and runs in FP32 on {target.name}: {error}",
+                f"everything that is not quantized stays FP32 and runs in FP32 on {target.name}: "
+                f"{error}",
                 code="half-impossible",
                 target=target.name,
                 error=str(error),
@@ -100,8 +101,8 @@ def _check_float_model(model: Model) -> None:
     path = model.path or "model"
     if is_quantized(model):
         raise ModelError(
-            "is quantized already (it has Q/DQ or integer operators); give the float model it was made "
-            "from, or predict this one",
+            "is quantized already (it has Q/DQ or integer operators); give the float model it was "
+            "made from, or predict this one",
             path,
             code="already-quantized",
         )
@@ -127,8 +128,8 @@ def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
         has_fp16 = False
         notes.append(
             Note(
-                f"float16 widened to float32, because {target.name} takes no FP16 scales; allow FP16 in "
-                "the builder instead",
+                f"float16 widened to float32, because {target.name} takes no FP16 scales; allow "
+                "FP16 in the builder instead",
                 code="widened",
                 target=target.name,
             )
@@ -141,8 +142,8 @@ def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
                 target=target.name,
             )
         )
-    # The hash of the file identifies a calibration cache: whatever the opset, preparation results in the
-    # same tensors. A model that was widened, or edited by the caller, is another one.
+    # The hash of the file identifies a calibration cache: whatever the opset, preparation results
+    # in the same tensors. A model that was widened, or edited by the caller, is another one.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     notes.extend(prepare(model, opset=HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET))
     count = fold_leading_batch_normalization(model)

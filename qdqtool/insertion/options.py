@@ -124,7 +124,8 @@ class NetworkOptions:
     """Changes of the network around its Q/DQ pairs.
 
     Attributes:
-        high_precision: ``fp32`` or ``fp16``: type of the float remainder. None: as the target needs.
+        high_precision: ``fp32`` or ``fp16``: type of the float remainder. None: as the target
+            needs.
         smooth: Strength of SmoothQuant from 0 to 1. None does nothing.
         input_type: ``float``, ``int8`` or ``uint8``: type of the network's inputs.
     """

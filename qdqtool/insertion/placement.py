@@ -1,11 +1,12 @@
 """Placement: which inputs of which nodes are quantized, and why the others are not.
 
-Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds seen
-with 8.0 to 8.5):
+Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds
+seen with 8.0 to 8.5):
 
 * Data and constant weights of Conv, ConvTranspose, Gemm and MatMul are quantized. A convolution
   computes in INT8 only if both are.
-* Nothing between a convolution and its BatchNormalization or activation is quantized, nor is a bias.
+* Nothing between a convolution and its BatchNormalization or activation is quantized, nor is a
+  bias.
 * Of a residual Add after a convolution without activation, only the other (skip) input is quantized
   if the Add's result is quantized next. The Add then runs inside the convolution, INT8 in and out.
 * Both inputs of the two products of an attention are quantized if the user chooses so.
@@ -95,8 +96,8 @@ class PlacementRules:
             from the convolution), ``both`` or ``none``. ``auto`` takes ``skip`` after a convolution
             without activation, and `residual_after_activation` if an activation (SiLU in C2f) is
             between convolution and Add.
-        residual_after_activation: The target's choice for ``auto``; ``none`` applies to convolutions
-            without activation as well.
+        residual_after_activation: The target's choice for ``auto``; ``none`` applies to
+            convolutions without activation as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
         include: Patterns of nodes to quantize although a preset leaves them float.
         exclude_ops: Operator types to leave float.
@@ -104,7 +105,8 @@ class PlacementRules:
         transposed_per_channel: Whether its ConvTranspose takes one weight scale per output channel.
         floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name may match none.
         quantized: Names of nodes to quantize as `include` does.
-        attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
+        attention: ``int8`` quantizes both inputs of the two products of an attention, ``float``
+            none.
         failing: Forms of convolutions with which builds for the target failed, to leave float.
     """
 
@@ -358,8 +360,8 @@ class _Placer:
         if rules.attention == "int8" and not self._attention:
             notes.append(
                 Note(
-                    "`attention='int8'` has no effect: no Softmax is between two MatMuls of computed "
-                    "tensors",
+                    "`attention='int8'` has no effect: no Softmax is between two MatMuls of "
+                    "computed tensors",
                     code="no-attention",
                 )
             )
@@ -367,8 +369,8 @@ class _Placer:
         if rules.residual in ("skip", "both") and "residual" not in roles:
             notes.append(
                 Note(
-                    f"`residual={rules.residual!r}` has no effect: no Add follows a convolution and is "
-                    "quantized next",
+                    f"`residual={rules.residual!r}` has no effect: no Add follows a convolution "
+                    "and is quantized next",
                     code="no-residual",
                     residual=rules.residual,
                 )
@@ -385,8 +387,8 @@ class _Placer:
         assert weights is not None
         if not np.isfinite(weights).all():
             raise ModelError(
-                f"the weights '{name}' of node '{node.name}' hold NaN or infinity; export the model "
-                "again, or leave the node float with `exclude`",
+                f"the weights '{name}' of node '{node.name}' hold NaN or infinity; export the "
+                "model again, or leave the node float with `exclude`",
                 model.path or "model",
                 code="not-finite",
                 node=node.name,

@@ -2,8 +2,8 @@
 
 * The model's own functions are inlined.
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 if Q/DQ have to take FP16).
-* Weights computed from constants (moved, cast, standardized, normalized) become constants. TensorRT 8
-  rejects others: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+* Weights computed from constants (moved, cast, standardized, normalized) become constants.
+  TensorRT 8 rejects others: "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
 * Matrix products of Einsums become MatMuls (:mod:`qdqtool.insertion.einsum`).
 * Nodes that share a name get names of their own; equations of Einsums get lower case.
 * Weights that several nodes share are copied, one for each.
@@ -158,8 +158,8 @@ def raise_opset(model: Model, opset: int) -> None:
     except Exception as error:  # the converter raises the errors of its C++
         reason = reason_of(error, first_line=True)
         raise ModelError(
-            f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or "
-            "newer",
+            f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset "
+            f"{opset} or newer",
             model.path or "model",
             code="opset-too-old",
         ) from error

@@ -53,7 +53,8 @@ def collect_statistics(
 
     if data is None:
         raise DataError(
-            "no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)",
+            "no calibration data; give a folder of images (`data`) or a TensorRT table "
+            "(`calib_table`)",
             code="missing-argument",
             parameter="data",
         )

@@ -58,8 +58,8 @@ def insert_pairs(
         model: The model to change.
         placement: Tensors and weights to quantize.
         scales: Scale of each tensor in `placement.inputs`.
-        weights: ``float`` stores float weights with Q and DQ; ``int8`` stores quantized weights with
-            DQ alone; ``sketch`` gives them scales of 1, for a model that is only simulated;
+        weights: ``float`` stores float weights with Q and DQ; ``int8`` stores quantized weights
+            with DQ alone; ``sketch`` gives them scales of 1, for a model that is only simulated;
             ``rounded`` reads float32 weights under the name :func:`rounded_weights_name`, for a
             caller that supplies their values after Q and DQ.
 
@@ -154,7 +154,8 @@ class _PairWriter:
     def _find_free_name(self, node: Node, role: str) -> str:
         """Return ``/model.0/conv/_input_quantizer`` for ``/model.0/conv/Conv``, or a longer name.
 
-        If a folder holds several such nodes (Conv, Conv_1), only the first is named after the folder.
+        If a folder holds several such nodes (Conv, Conv_1), only the first is named after the
+        folder.
         """
         folder, _, last = node.name.rpartition("/")
         short = [f"{folder}/{role}"] if folder and last.startswith(node.op) else []

@@ -20,7 +20,10 @@ from qdqtool.types import Prediction, Refusal, Severity
 from qdqtool.util.records import replace_fields
 
 OPTIONS = ("both", "skip")
-"""Rules for a residual after an activation. The first wins a tie: seen with a YOLOv8 on TensorRT 8.4."""
+"""Rules for a residual after an activation.
+
+The first wins a tie, as seen with a YOLOv8 on TensorRT 8.4.
+"""
 Rating = tuple[int, int, int]
 """INT8 convolutions, those with INT8 output, and minus the conversions; greater is better."""
 
@@ -72,12 +75,13 @@ def choose_residual_inputs(
 ) -> tuple[str, Placement | None]:
     """Choose the residual inputs to quantize after an activation by their worst case.
 
-    Real builds report both that Conv, SiLU (in C2f) and an Add with a quantized skip become one layer, and
-    that they do not; for small maps the builder decides by timing. With both inputs quantized, the
-    Add is an INT8 layer of its own in either case. With only the skip quantized, it disappears if
-    the three fuse, and leaves conversions if they do not. So each placement is simulated under both
-    assumptions, and the one with the better worst case is taken. TensorRT-RTX writes float from every
-    convolution and fuses pointwise operators anyway: a Q/DQ there only costs accuracy.
+    Real builds report both that Conv, SiLU (in C2f) and an Add with a quantized skip become one
+    layer, and that they do not; for small maps the builder decides by timing. With both inputs
+    quantized, the Add is an INT8 layer of its own in either case. With only the skip quantized, it
+    disappears if the three fuse, and leaves conversions if they do not. So each placement is
+    simulated under both assumptions, and the one with the better worst case is taken. TensorRT-RTX
+    writes float from every convolution and fuses pointwise operators anyway: a Q/DQ there only
+    costs accuracy.
 
     Returns:
         ``both``, ``skip`` or ``none`` for `residual_after_activation` of

@@ -206,8 +206,8 @@ class MethodChoice:
         if len(tensors) > 1:
             (method, tensor), (other_method, other) = list(tensors.items())[:2]
             raise QdqtoolError(
-                f"`method_for`: '{tensor}' asks for {method} and '{other}' for {other_method}, but they "
-                "share one scale; use one method for both, or `unify=False`",
+                f"`method_for`: '{tensor}' asks for {method} and '{other}' for {other_method}, "
+                "but they share one scale; use one method for both, or `unify=False`",
                 code="ambiguous",
                 parameter="method_for",
             )

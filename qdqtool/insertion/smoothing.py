@@ -1,15 +1,15 @@
 """SmoothQuant: outlier channels moved from activations into weights (Xiao et al., 2022).
 
-A few channels of a transformer's activations are many times as large as the others, and one scale for
-the tensor has to cover them. For a tensor X [..., channels] that Linears with weights W
+A few channels of a transformer's activations are many times as large as the others, and one scale
+for the tensor has to cover them. For a tensor X [..., channels] that Linears with weights W
 [channels, outputs] consume,
 
     X W = (X / s) (s W),    s = max|X|^alpha / max|W|^(1 - alpha)  for each channel
 
-is the same in float, except for rounding. ``1 / s`` goes into the constants of X's producer: scale and
-bias of a LayerNormalization (also a decomposed one), the output channels of a Linear, the constant of a
-Mul or Div (that of a decomposed GELU). Everything between keeps the channels apart, and every consumer
-of X multiplies by ``s``, or X is not changed.
+is the same in float, except for rounding. ``1 / s`` goes into the constants of X's producer: scale
+and bias of a LayerNormalization (also a decomposed one), the output channels of a Linear, the
+constant of a Mul or Div (that of a decomposed GELU). Everything between keeps the channels apart,
+and every consumer of X multiplies by ``s``, or X is not changed.
 """
 
 from __future__ import annotations
@@ -92,13 +92,14 @@ def smooth(
 ) -> tuple[list[ScaleMigration], Note]:
     """Move channel scales of activations into weights, in place.
 
-    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for ``predict``.
-    The placement has to be chosen again.
+    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for
+    ``predict``. The placement has to be chosen again.
 
     Args:
         model: The prepared float model.
         placement: Tensors and weights to quantize.
-        alpha: Part of the difference between channels that goes into the weights: 0 to 1, mostly 0.5.
+        alpha: Part of the difference between channels that goes into the weights: 0 to 1, mostly
+            0.5.
         data: The calibration data, which is read for this only.
         images: How images become inputs.
 
@@ -125,8 +126,8 @@ def smooth(
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not usable:
         return [], Note(
-            f"`smooth={alpha:g}` has no effect: none of {len(regions)} inputs of quantized Linears can "
-            f"be smoothed: {reasons}",
+            f"`smooth={alpha:g}` has no effect: none of {len(regions)} inputs of quantized "
+            f"Linears can be smoothed: {reasons}",
             code="none-smoothed",
             alpha=alpha,
             tensors=len(regions),
@@ -135,8 +136,8 @@ def smooth(
     migrations = _smooth_regions(usable, quantized, alpha, data, images)
     if not migrations:
         return [], Note(
-            f"`smooth={alpha:g}` has no effect: values or constants are not finite, or too large for "
-            "FP16",
+            f"`smooth={alpha:g}` has no effect: values or constants are not finite, or too large "
+            "for FP16",
             code="too-large-to-smooth",
             alpha=alpha,
         )
@@ -144,8 +145,8 @@ def smooth(
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(names))
     linears, places = sum(len(migration.linears) for migration in migrations), len(migrations)
     text = (
-        f"`smooth={alpha:g}`: activation scales of {linears} Linears were moved into their weights, at "
-        f"{places} places"
+        f"`smooth={alpha:g}`: activation scales of {linears} Linears were moved into their "
+        f"weights, at {places} places"
     )
     code = "smoothed"
     if reasons:
@@ -163,14 +164,15 @@ def _check_arguments(alpha: float, data: object) -> None:
         )
     if data is None:
         raise QdqtoolError(
-            "`smooth` needs calibration images: ranges of a table are those of the network as it was",
+            "`smooth` needs calibration images: ranges of a table are those of the network as it "
+            "was",
             code="option-conflict",
             parameter="smooth",
         )
     if isinstance(data, Iterator):
         raise QdqtoolError(
-            "`smooth` reads the data before the calibration does; give a folder or a list instead of an "
-            "iterator",
+            "`smooth` reads the data before the calibration does; give a folder or a list instead "
+            "of an iterator",
             code="read-once",
             parameter="data",
         )
@@ -355,7 +357,7 @@ class _ScaleRegion:
                     break
 
     def _divide_output(self, node: Node, tensor: str, places: Places) -> bool:
-        """Divide an output of a node by s, with its constants or its inputs, if that is possible."""
+        """Divide an output of a node by s, by its constants or inputs, if that is possible."""
         if is_linear(self.model, node):
             return self._divide_linear(node, places)
         if node.domain not in DOMAINS:

@@ -74,8 +74,9 @@ def has_only_quantized_consumers(
 ) -> bool:
     """Return whether every consumer of a tensor reads it dequantized.
 
-    Consumers after the tensor's activation, and after nodes that only move its values, count as well.
-    `quantized_consumers` returns the indices of the nodes that will read a tensor dequantized.
+    Consumers after the tensor's activation, and after nodes that only move its values, count as
+    well. `quantized_consumers` returns the indices of the nodes that will read a tensor
+    dequantized.
     """
     visited: set[str] = set()
     stack = [tensor]

@@ -1,9 +1,9 @@
 """A Q/DQ model in which each activation can be left float, without building it again.
 
 Every Q/DQ pair of an activation gets a switch, so that the same sessions can leave any of them out.
-The network is cut before the activations that are to be left out alone: such a run starts at its cut,
-with the tensors that the run with all activations quantized has computed there. Weights are INT8
-throughout.
+The network is cut before the activations that are to be left out alone: such a run starts at its
+cut, with the tensors that the run with all activations quantized has computed there. Weights are
+INT8 throughout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The ONNX model as the rest of qdqtool needs it: producers, consumers, constants, names, shapes.
+"""Index of an ONNX model: producers, consumers, constants, names, types and shapes.
 
-A model is indexed once, when it is loaded. What changes it afterwards is an :class:`qdqtool.ir.editor.Editor`,
-which keeps the index true through :meth:`Model.replace_nodes`.
+A model is indexed once, when it is loaded. Only :class:`qdqtool.ir.editor.Editor` changes it later.
+The editor updates the index with :meth:`Model.replace_nodes`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import copy
 import functools
 import hashlib
 import itertools
+import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from sys import intern
 from types import MappingProxyType
 from typing import Any
@@ -30,10 +31,10 @@ from qdqtool.proto.subgraphs import STANDARD, captured_tensors, require_utf8, so
 from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
-TensorType = tuple[int, Shape | None]  # ONNX element type (0 when unknown), and dimensions
-EDITED = "edited"  # in the place of a hash, for a model that is no file's
-# The results' shapes of these do not depend on values that they read, but on types and dimensions alone.
-_BY_SHAPE = frozenset(
+TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
+EDITED = "edited"  # replaces the hash of a model that differs from its file
+# Operators whose output shapes depend on the types and shapes of the inputs, not on their values
+_SHAPED_BY_TYPES = frozenset(
     {
         "BatchNormalization",
         "Conv",
@@ -44,7 +45,8 @@ _BY_SHAPE = frozenset(
         "QuantizeLinear",
     }
 )
-_VALUES = {  # the field of an attribute that holds its value, by its type; read here once for each attribute of a model
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast")
+_VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
     onnx.AttributeProto.FLOAT: "f",
     onnx.AttributeProto.INT: "i",
     onnx.AttributeProto.STRING: "s",
@@ -56,9 +58,7 @@ _VALUES = {  # the field of an attribute that holds its value, by its type; read
 }
 _UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_KEPT = (
-    1 << 16
-)  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
+_MAX_CACHED_BYTES = 1 << 16  # a cache of larger constants would hold all weights a second time
 
 
 class Node:
@@ -93,17 +93,16 @@ class Node:
         self.read(proto)
 
     def read(self, proto: onnx.NodeProto) -> None:
-        """Takes all but place and name from a message."""
+        """Read everything except index and name from a message."""
         self.proto = proto
         self.domain = proto.domain
         op, inputs, outputs = proto.op_type, proto.input[:], proto.output[:]
-        try:  # protobuf makes a text of its own at each place: one for all takes less memory, and is found sooner
-            self.op, self.inputs, self.outputs = (
-                intern(op),
-                tuple(map(intern, inputs)),
-                tuple(map(intern, outputs)),
-            )
-        except TypeError:  # bytes: no UTF-8, which a model refuses
+        # protobuf creates a string at each place. Shared ones take less memory and compare faster.
+        try:
+            self.op = intern(op)
+            self.inputs = tuple(map(intern, inputs))
+            self.outputs = tuple(map(intern, outputs))
+        except TypeError:  # bytes that are not UTF-8, which Model refuses
             self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
             self.captured = tuple(captured_tensors(proto))
@@ -113,22 +112,13 @@ class Node:
             self._attributes = _NO_ATTRIBUTES
 
     def with_proto(self, proto: onnx.NodeProto) -> Node:
-        """The same node with a message of its own."""
-        found = Node.__new__(Node)
-        found.index, found.name, found.op, found.domain = (
-            self.index,
-            self.name,
-            self.op,
-            self.domain,
-        )
-        found.inputs, found.outputs, found.captured, found.proto = (
-            self.inputs,
-            self.outputs,
-            self.captured,
-            proto,
-        )
-        found._attributes = _NO_ATTRIBUTES if self._attributes is _NO_ATTRIBUTES else None
-        return found
+        """Return a copy of the node with another, equal message."""
+        node = Node.__new__(Node)
+        node.index, node.name, node.op, node.domain = self.index, self.name, self.op, self.domain
+        node.inputs, node.outputs, node.captured = self.inputs, self.outputs, self.captured
+        node.proto = proto
+        node._attributes = _NO_ATTRIBUTES if self._attributes is _NO_ATTRIBUTES else None
+        return node
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name}>"
@@ -141,26 +131,27 @@ class Node:
         return self._attributes
 
     def _read_attributes(self) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         for attribute in self.proto.attribute:
-            field = "" if attribute.ref_attr_name else _VALUES.get(attribute.type, "")
-            value = (
-                getattr(attribute, field) if field else onnx.helper.get_attribute_value(attribute)
-            )
+            field = "" if attribute.ref_attr_name else _VALUE_FIELDS.get(attribute.type, "")
+            if field:
+                value = getattr(attribute, field)
+            else:
+                value = onnx.helper.get_attribute_value(attribute)
             if field == "s":
                 value = value.decode("utf-8", "replace")
             elif field == "strings":
-                value = [v.decode("utf-8", "replace") for v in value]
+                value = [text.decode("utf-8", "replace") for text in value]
             elif field in ("ints", "floats"):
                 value = list(value)
-            result[attribute.name] = value
-        return result
+            attributes[attribute.name] = value
+        return attributes
 
     def integer(self, name: str, default: int) -> int:
-        """An integer attribute.
+        """Return an integer attribute.
 
         Raises:
-            ModelError: It is there and is no integer.
+            ModelError: The attribute is not an integer.
         """
         value = self.attributes.get(name, default)
         if isinstance(value, int):
@@ -172,7 +163,7 @@ class Node:
         )
 
     def input(self, position: int) -> str:
-        """The input tensor at a position; an empty string where there is none."""
+        """Return the input tensor at a position, or an empty string for a missing input."""
         return self.inputs[position] if position < len(self.inputs) else ""
 
     @property
@@ -185,23 +176,25 @@ class Model:
     """An ONNX model with its index.
 
     Args:
-        sha256: Hash of the bytes that were read, or :data:`EDITED`; without one the message's own, when asked for.
-        types: A model of which this one is a part or a variant: its tensors of the same names have the same types and
-            dimensions, so that they need not be inferred again.
-        constants: A model that holds the data of this one's initializers, which are placeholders without any.
+        sha256: Hash of the file's bytes, or :data:`EDITED`. Without it, the message is hashed when
+            the hash is first needed.
+        types: Model of which this one is a part or a variant. Tensors of the same names have the
+            same types, so that they need not be inferred again.
+        constants: Model that holds the data of this model's initializers, which have none.
 
     Attributes:
-        proto: The model; external weights are loaded lazily, see :meth:`constant`.
-        path: Where it came from; an empty string for a model in memory.
-        sha256: Hash of the bytes that were read.
-        nodes: The main graph's nodes, in file order.
-        ordered: The same in a topological order (file order where that already is one).
-        producers: Tensor name to the node that makes it.
-        consumers_by_tensor: Tensor name to the nodes that read it, in order, once for each input that reads it.
-        initializers: Name to TensorProto.
+        proto: The message; external weights are loaded lazily, see :meth:`constant`.
+        path: Path of the file; empty for a model in memory.
+        nodes: Nodes of the main graph, in file order.
+        ordered: Nodes in a topological order (file order if it is one).
+        producers: Node that produces a tensor, by tensor.
+        consumers_by_tensor: Nodes that read a tensor, by tensor. They are in file order, a node
+            once for each input that reads the tensor.
+        initializers: TensorProtos by name.
         inputs: Names of the graph inputs that are not initializers.
         outputs: Names of the graph outputs.
         opset: Version of the default domain.
+        cache: Results of other modules, by module, then by node index or tensor. Edits clear it.
     """
 
     def __init__(
@@ -215,7 +208,7 @@ class Model:
     ) -> None:
         self.proto = proto
         self._variant_of = types
-        self._types: dict[str, TensorType] | None = None  # not inferred yet
+        self._types: dict[str, TensorType] | None = None  # None: not inferred yet
         self._constants = constants
         self.path = path
         self._sha256: str | None = sha256 or None
@@ -225,24 +218,14 @@ class Model:
     def _read(self) -> None:
         graph = self.proto.graph
         protos = list(graph.node)
-        given = [n.name for n in protos]
-        names = Counter(given)
+        proto_names = [proto.name for proto in protos]
+        counts = Counter(proto_names)
         self.nodes = [
-            Node(i, name if name and names[name] == 1 else _label(n, names), n)
-            for i, (name, n) in enumerate(zip(given, protos, strict=True))
+            Node(index, name if name and counts[name] == 1 else _label(proto, counts), proto)
+            for index, (name, proto) in enumerate(zip(proto_names, protos, strict=True))
         ]
-        stated = (
-            names,
-            {n.op for n in self.nodes},
-            {n.domain for n in self.nodes},
-            *(n.inputs for n in self.nodes),
-            *(n.outputs for n in self.nodes),
-        )
-        require_utf8(list(itertools.chain.from_iterable(stated)), self.path or "model in memory")
-        kept = {} if self._constants is None else self._constants.initializers
-        self.initializers: dict[str, onnx.TensorProto] = {
-            t.name: kept.get(t.name, t) for t in graph.initializer
-        }
+        self._require_utf8(counts)
+        self._read_initializers()
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
         self._output_names = frozenset(self.outputs)
@@ -250,18 +233,32 @@ class Model:
         self.producers: dict[str, Node] = {}
         self.consumers_by_tensor: dict[str, list[Node]] = {}
         for node in self.nodes:
-            self._enter(node)
-        self.ordered = self._order()
+            self._add_to_index(node)
+        self.ordered = self._sort_nodes()
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
-        self._stated: dict[str, tuple[int, tuple[int, ...]]] = {}  # types of initializers
-        #: What other modules worked out, by node index or tensor; dropped with the constants that it came from.
+        self._initializer_types: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.cache: dict[str, dict[Any, Any]] = {}
+
+    def _require_utf8(self, names: Iterable[str]) -> None:
+        operators = {node.op for node in self.nodes}
+        domains = {node.domain for node in self.nodes}
+        texts = [*names, *operators, *domains]
+        for node in self.nodes:
+            texts += node.inputs
+            texts += node.outputs
+        require_utf8(texts, self.path or "model in memory")
+
+    def _read_initializers(self) -> None:
+        stored = {} if self._constants is None else self._constants.initializers
+        self.initializers: dict[str, onnx.TensorProto] = {
+            tensor.name: stored.get(tensor.name, tensor) for tensor in self.proto.graph.initializer
+        }
 
     @property
     def sha256(self) -> str:
         """Hash of the bytes that were read; of the message, for a model in memory."""
         if self._sha256 is None:
-            self._sha256 = _hash_of(self.proto)
+            self._sha256 = _hash_message(self.proto)
         return self._sha256
 
     @sha256.setter
@@ -269,45 +266,39 @@ class Model:
         self._sha256 = value
 
     def copy(self) -> Model:
-        """The same model with a message of its own, to be edited."""
-        found = copy.copy(self)
-        found.__dict__.pop("_by_name", None)
-        found.proto, found._sha256, found._arrays, found._stated, found.cache = (
-            onnx.ModelProto(),
-            EDITED,
-            {},
-            {},
-            {},
-        )
-        found.proto.CopyFrom(self.proto)
-        kept = {} if self._constants is None else self._constants.initializers
-        found.initializers = {t.name: kept.get(t.name, t) for t in found.proto.graph.initializer}
-        found.nodes = [
+        """Return the same model with a message of its own, for editing."""
+        model = copy.copy(self)
+        model.__dict__.pop("_nodes_by_name", None)
+        model.proto, model._sha256 = onnx.ModelProto(), EDITED
+        model._arrays, model._initializer_types, model.cache = {}, {}, {}
+        model.proto.CopyFrom(self.proto)
+        model._read_initializers()
+        nodes = model.nodes = [
             node.with_proto(proto)
-            for node, proto in zip(self.nodes, found.proto.graph.node, strict=True)
+            for node, proto in zip(self.nodes, model.proto.graph.node, strict=True)
         ]
-        found.ordered = [found.nodes[n.index] for n in self.ordered]
-        found.producers = {t: found.nodes[n.index] for t, n in self.producers.items()}
-        found.consumers_by_tensor = {
-            t: [found.nodes[n.index] for n in nodes]
-            for t, nodes in self.consumers_by_tensor.items()
+        model.ordered = [nodes[node.index] for node in self.ordered]
+        model.producers = {t: nodes[node.index] for t, node in self.producers.items()}
+        model.consumers_by_tensor = {
+            tensor: [nodes[node.index] for node in consumers]
+            for tensor, consumers in self.consumers_by_tensor.items()
         }
-        return found
+        return model
 
     def reindex(self) -> None:
-        """Indexes the message anew, after all of it was written anew: inlined, or in another opset or type."""
+        """Index the message again after a large change: functions inlined, other opset or types."""
         self._sha256, self._types, self._variant_of = EDITED, None, None
-        self.__dict__.pop("_by_name", None)
+        self.__dict__.pop("_nodes_by_name", None)
         self._read()
 
-    def _enter(self, node: Node) -> None:
+    def _add_to_index(self, node: Node) -> None:
         producers, consumers = self.producers, self.consumers_by_tensor
         for name in node.outputs:
             if name:
                 if name in producers:
                     raise ModelError(
-                        f"tensor '{name}' is made by two nodes ('{self.producers[name].name}' and '{node.name}'); "
-                        "the file is damaged, export it again",
+                        f"tensor '{name}' is made by two nodes ('{producers[name].name}' and "
+                        f"'{node.name}'); the file is damaged, export it again",
                         self.path or "model",
                         code="duplicate",
                         node=name,
@@ -319,26 +310,25 @@ class Model:
             elif name:
                 consumers[name] = [node]
 
-    def _leave(self, nodes: list[Node]) -> None:
-        for name in (t for n in nodes for t in n.outputs):
-            self.producers.pop(name, None)
-        gone = set(map(id, nodes))
-        for name in {
-            t for n in nodes for t in (*n.inputs, *n.captured) if t
-        }:  # once each: all may read one scale
-            left = [n for n in self.consumers_by_tensor[name] if id(n) not in gone]
-            if left:
-                self.consumers_by_tensor[name] = left
+    def _remove_from_index(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            for name in node.outputs:
+                self.producers.pop(name, None)
+        removed = set(map(id, nodes))
+        for name in _consumed_tensors(nodes):  # each tensor once: all nodes may read one scale
+            remaining = [n for n in self.consumers_by_tensor[name] if id(n) not in removed]
+            if remaining:
+                self.consumers_by_tensor[name] = remaining
             else:
                 del self.consumers_by_tensor[name]
 
-    def _order(self) -> list[Node]:
+    def _sort_nodes(self) -> list[Node]:
         order = sort_topologically(
             self.nodes, lambda n: (*n.inputs, *n.captured), lambda n: n.outputs
         )
         if len(order) != len(self.nodes):
-            made = {n.index for n in order}
-            stuck = next(n for n in self.nodes if n.index not in made)
+            ordered = {node.index for node in order}
+            stuck = next(node for node in self.nodes if node.index not in ordered)
             raise ModelError(
                 f"the graph has a cycle through node '{stuck.name}'",
                 self.path or "model",
@@ -350,184 +340,195 @@ class Model:
     def replace_nodes(
         self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]
     ) -> None:
-        """Gives the graph another list of nodes, and brings the index up to date where something changed.
+        """Give the graph another list of nodes and update the index of what changed.
 
         Args:
-            nodes: The nodes from now on, in file order: old ones, and the messages of new ones.
-            touched: Indices of old ones whose messages were changed.
+            nodes: New list in file order: remaining nodes, and the messages of new ones.
+            touched: Indices of remaining nodes whose messages were changed.
 
         Raises:
-            ModelError: A tensor would be made by two nodes, or there would be a cycle.
+            ModelError: Two nodes would produce one tensor, or there would be a cycle.
         """
-        graph, old = self.proto.graph, self.nodes
-        stay = {id(n): n.index for n in nodes if isinstance(n, Node)}
-        reordered = any(a > b for a, b in itertools.pairwise(stay.values()))
-        leaving = [n for n in old if n.index in touched or id(n) not in stay]
-        before = {id(n): (n.inputs, n.outputs) for n in leaving}
-        self._leave(leaving)
-        if len(nodes) != len(old) or any(a is not b for a, b in zip(nodes, old, strict=True)):
-            protos = [n.proto if isinstance(n, Node) else n for n in nodes]
+        remaining = {id(n): n.index for n in nodes if isinstance(n, Node)}
+        is_reordered = any(a > b for a, b in itertools.pairwise(remaining.values()))
+        leaving = [n for n in self.nodes if n.index in touched or id(n) not in remaining]
+        previous = {id(n): (n.inputs, n.outputs) for n in leaving}
+        self._remove_from_index(leaving)
+        entering = self._replace_messages(nodes, previous)
+        for node in entering:
+            self._add_to_index(node)
+        for tensor in self.consumers_by_tensor if is_reordered else _consumed_tensors(entering):
+            self.consumers_by_tensor[tensor].sort(key=lambda n: n.index)
+        self.ordered = self._sort_nodes()
+        self._update_types(entering, previous)
+        self._sha256 = EDITED
+        self.cache.clear()
+        self.__dict__.pop("_nodes_by_name", None)
+
+    def _replace_messages(
+        self, nodes: Sequence[Node | onnx.NodeProto], changed: Container[int]
+    ) -> list[Node]:
+        """Rewrite and renumber the nodes; return those that are new or changed.
+
+        Args:
+            nodes: The new list.
+            changed: Contains the ids of the nodes whose messages were changed.
+        """
+        graph = self.proto.graph
+        if len(nodes) != len(self.nodes) or any(map(operator.is_not, nodes, self.nodes)):
+            protos = [node.proto if isinstance(node, Node) else node for node in nodes]
             del graph.node[:]
             graph.node.extend(protos)
-        names = Counter(n.name for n in graph.node)
+        counts = Counter(proto.name for proto in graph.node)
         entering = []
         self.nodes = []
         for index, (entry, proto) in enumerate(zip(nodes, graph.node, strict=True)):
             node = entry if isinstance(entry, Node) else Node(index, "", proto)
-            node.index, node.proto, node.name = index, proto, _label(proto, names)
-            if id(entry) in before:
+            node.index, node.proto, node.name = index, proto, _label(proto, counts)
+            if id(entry) in changed:
                 node.read(proto)
-            if id(entry) in before or node is not entry:
+            if id(entry) in changed or node is not entry:
                 entering.append(node)
             self.nodes.append(node)
-        for node in entering:
-            self._enter(node)
-        for name in (
-            list(self.consumers_by_tensor)
-            if reordered
-            else {t for n in entering for t in (*n.inputs, *n.captured) if t}
-        ):
-            self.consumers_by_tensor[name].sort(key=lambda n: n.index)
-        self.ordered = self._order()
-        self._update_types(entering, before)
-        self._sha256 = EDITED
-        self.cache.clear()
-        self.__dict__.pop("_by_name", None)
+        return entering
 
     def replace_constants(
-        self, gone: Iterable[str], new: Mapping[str, onnx.TensorProto], retyped: bool
+        self, removed: Iterable[str], new: Mapping[str, onnx.TensorProto], retyped: bool
     ) -> None:
-        """Brings the index up to date with the graph's initializers and inputs.
+        """Update the index of the graph's initializers and inputs.
 
         Args:
-            gone: Names that are no initializers any more, or Constants that have become some.
+            removed: Names of removed initializers.
             new: Initializers that were added or given another value.
-            retyped: Whether a type or dimension of what was there may be another now.
+            retyped: Whether types or dimensions of other tensors may have changed.
         """
-        for name in (*gone, *new):
+        for name in (*removed, *new):
             self.initializers.pop(name, None)
             self._arrays.pop(name, None)
-            self._stated.pop(name, None)
+            self._initializer_types.pop(name, None)
         self.initializers.update(new)
         self.inputs = [v.name for v in self.proto.graph.input if v.name not in self.initializers]
         if retyped:
             self._types = self._variant_of = None
 
     def _update_types(
-        self, entering: list[Node], before: Mapping[int, tuple[Sequence[str], Sequence[str]]]
+        self, entering: list[Node], previous: Mapping[int, tuple[Sequence[str], Sequence[str]]]
     ) -> None:
-        """Types of what new and changed nodes make; all are inferred again, when asked for, where one is not known."""
+        """Update the types of edited nodes; forget all types if one cannot be determined.
+
+        Args:
+            entering: New and changed nodes.
+            previous: Inputs and outputs that changed and removed nodes had, by the node's id.
+        """
         if self._types is None and self._variant_of is None:
             return
-        known = self._known_types()
-        types = self._types = dict(known)
+        old_types = self._all_types()
+        types = self._types = dict(old_types)
         self._variant_of = None
-        for tensor in {
-            t for _, outputs in before.values() for t in outputs
-        } - self.producers.keys():
+        old_outputs = {tensor for _, outputs in previous.values() for tensor in outputs}
+        for tensor in old_outputs - self.producers.keys():
             types.pop(tensor, None)
-        new = {id(n) for n in entering}
-        if not all(self._is_typed(n) for n in self.nodes if id(n) not in new):
+        entered = {id(node) for node in entering}
+        if not all(self._is_typed(node) for node in self.nodes if id(node) not in entered):
             self._types = None
             return
         for node in self.ordered:
-            if id(node) not in new:
+            if id(node) not in entered:
                 continue
-            found = (
-                self._made(node)
-                if id(node) not in before
-                else self._kept(node, *before[id(node)], known)
-            )
-            if found is None or any(
-                types.setdefault(t, found[i]) != found[i] for i, t in enumerate(node.outputs) if t
-            ):
+            if id(node) in previous:
+                outputs = self._types_after_change(node, *previous[id(node)], old_types)
+            else:
+                outputs = self._conversion_types(node)
+            if outputs is None or not _add_types(types, node, outputs):
                 self._types = None
                 return
 
-    def _kept(
+    def _types_after_change(
         self,
         node: Node,
         inputs: Sequence[str],
         outputs: Sequence[str],
-        known: Mapping[str, TensorType],
+        types: Mapping[str, TensorType],
     ) -> list[TensorType] | None:
-        """Types of a changed node's results, where it reads what has the types of what it read before."""
+        """Return the output types of a changed node, None if unknown.
+
+        Args:
+            node: The node.
+            inputs: Its inputs before the change. The types remain if the new inputs have the same.
+            outputs: Its outputs before the change.
+            types: Types before the change.
+        """
+        if len(outputs) != len(node.outputs) or node.op in _CONVERSIONS:
+            return self._conversion_types(node)
         for old, new in itertools.zip_longest(inputs, node.inputs, fillvalue=""):
             if old == new:
                 continue
-            values = self.is_constant(new) or self.is_constant(old)
-            was = self.tensor_type(old) if self.is_constant(old) else known.get(old, (0, None))
-            if was != self.tensor_type(new) or (values and node.op not in _BY_SHAPE):
-                return self._made(node)
-        if len(outputs) != len(node.outputs) or node.op in (
-            "QuantizeLinear",
-            "DequantizeLinear",
-            "Cast",
-        ):
-            return self._made(node)
-        return [known.get(t, (0, None)) for t in outputs]
+            was_constant = self.is_constant(old)
+            old_type = self.tensor_type(old) if was_constant else types.get(old, _UNKNOWN)
+            has_values = was_constant or self.is_constant(new)
+            if old_type != self.tensor_type(new):
+                return None
+            if has_values and node.op not in _SHAPED_BY_TYPES:
+                return None
+        return [types.get(tensor, _UNKNOWN) for tensor in outputs]
 
-    def _made(self, node: Node) -> list[TensorType] | None:
-        """Types of what a Q, DQ or Cast makes; None for other operators and where something is not known."""
-        if (
-            node.domain not in STANDARD
-            or len(node.outputs) != 1
-            or "output_dtype" in node.attributes
-        ):
+    def _conversion_types(self, node: Node) -> list[TensorType] | None:
+        """Return the output type of a Q, DQ or Cast; None if unknown and for other operators."""
+        if node.op not in _CONVERSIONS or node.domain not in STANDARD or len(node.outputs) != 1:
             return None
-        kind = 0
-        if node.op == "QuantizeLinear":
-            kind = (
-                self.tensor_type(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
-            )
-        elif node.op == "DequantizeLinear":
-            kind = (
-                self.tensor_type(node.input(1))[0]
-                if self.opset >= 19
-                else int(onnx.TensorProto.FLOAT)
-            )
-        elif node.op == "Cast":
-            kind = node.integer("to", 0)
+        if "output_dtype" in node.attributes:
+            return None
         shape = self.tensor_type(node.input(0))[1]
-        return [(kind, shape)] if kind and shape is not None else None
+        elem_type = self._conversion_type(node)
+        return [(elem_type, shape)] if elem_type and shape is not None else None
+
+    def _conversion_type(self, node: Node) -> int:
+        if node.op == "Cast":
+            return node.integer("to", 0)
+        if node.op == "DequantizeLinear":
+            return self.elem_type(node.input(1)) if self.opset >= 19 else onnx.TensorProto.FLOAT
+        return self.elem_type(node.input(2)) if node.input(2) else onnx.TensorProto.UINT8
 
     def tensor_type(self, tensor: str) -> TensorType:
-        """What :meth:`elem_type` and :meth:`shape` say."""
-        kind, shape = found = self._constant_type(tensor)
-        if shape is not None and kind:
-            return kind, shape
-        known = (self._known_types() if self._types is None else self._types).get(tensor, _UNKNOWN)
-        return (
-            known if found is _UNKNOWN else (kind or known[0], known[1] if shape is None else shape)
-        )
+        """Return the element type and the dimensions of a tensor."""
+        elem_type, shape = self._constant_type(tensor)
+        if elem_type and shape is not None:
+            return elem_type, shape
+        types = self._all_types() if self._types is None else self._types
+        inferred = types.get(tensor, _UNKNOWN)
+        if not elem_type and shape is None:
+            return inferred
+        return elem_type or inferred[0], inferred[1] if shape is None else shape
 
     def node(self, name: str) -> Node:
-        """The node of that name (see :attr:`Node.name`).
+        """Return the node of a name (see :attr:`Node.name`).
 
         Raises:
-            KeyError: There is none.
+            KeyError: No node has that name.
         """
-        return self._by_name[name]
+        return self._nodes_by_name[name]
 
     @functools.cached_property
-    def _by_name(self) -> dict[str, Node]:
-        return {n.name: n for n in self.nodes}
+    def _nodes_by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
 
     def producer(self, tensor: str) -> Node | None:
+        """Return the node that produces a tensor, None for inputs and initializers."""
         return self.producers.get(tensor)
 
     def consumers(self, tensor: str) -> list[Node]:
-        """The nodes that read a tensor, once for each input that reads it."""
+        """Return the nodes that read a tensor, once for each input that reads it."""
         return self.consumers_by_tensor.get(tensor, [])
 
     def is_output(self, tensor: str) -> bool:
+        """Return whether a tensor is an output of the network."""
         return tensor in self._output_names
 
     def constant_proto(self, tensor: str) -> onnx.TensorProto | None:
-        """The TensorProto behind an initializer or a Constant node with a tensor value, else None."""
-        found = self.initializers.get(tensor)
-        if found is not None:
-            return found
+        """Return the TensorProto of an initializer or of a Constant with a tensor value."""
+        initializer = self.initializers.get(tensor)
+        if initializer is not None:
+            return initializer
         node = self.producers.get(tensor)
         if node is not None and node.op == "Constant":
             value = node.attributes.get("value")
@@ -536,14 +537,17 @@ class Model:
         return None
 
     def is_constant(self, tensor: str) -> bool:
-        """Whether a tensor is an initializer or the output of a Constant node."""
+        """Return whether a tensor is an initializer or the output of a Constant node."""
         if tensor in self.initializers:
             return True
         node = self.producers.get(tensor)
         return node is not None and node.op == "Constant"
 
     def constant(self, tensor: str) -> npt.NDArray[Any] | None:
-        """The value of an initializer or Constant; None when it is neither, text, or its data is not available."""
+        """Return the value of an initializer or Constant.
+
+        None for other tensors, for texts, and if the data is not available.
+        """
         if (
             self._constants is not None
             and tensor in self.initializers
@@ -553,7 +557,7 @@ class Model:
         if tensor in self._arrays:
             return self._arrays[tensor]
         value = self._read_constant(tensor)
-        if value is None or value.nbytes <= _KEPT:
+        if value is None or value.nbytes <= _MAX_CACHED_BYTES:
             self._arrays[tensor] = value
         return value
 
@@ -571,7 +575,7 @@ class Model:
                 if key in attributes:
                     return np.asarray(attributes[key], dtype=dtype)
             return None
-        if proto.data_type == onnx.TensorProto.STRING:  # nobody computes with it
+        if proto.data_type == onnx.TensorProto.STRING:
             return None
         if external.is_external(proto):
             loaded = self.external_tensor(proto)
@@ -581,13 +585,13 @@ class Model:
         return external.to_array(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
-        """Drops the cached values of constants, after their protos were filled in."""
+        """Drop the cached values of constants, after their protos were filled in."""
         self._arrays.clear()
-        self._stated.clear()
+        self._initializer_types.clear()
         self.cache.clear()
 
     def external_tensor(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
-        """A copy of an external tensor with its data, None when the file is not there."""
+        """Return a copy of an external tensor with its data, None if the file is missing."""
         if not self.base_dir:
             return None
         location = external.location_of(proto)
@@ -601,7 +605,8 @@ class Model:
             external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
         except (OSError, ValueError, checker.ValidationError) as error:
             raise ModelError(
-                f"external data of tensor '{proto.name}' ({location!r}) is refused: {str(error).splitlines()[0]}",
+                f"external data of tensor '{proto.name}' ({location!r}) is refused: "
+                f"{str(error).splitlines()[0]}",
                 self.path,
                 code="weights-unreadable",
                 node=proto.name,
@@ -611,17 +616,18 @@ class Model:
         return loaded
 
     def constant_shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Dimensions of a constant, known even when its data is not available."""
+        """Return the dimensions of a constant, also if its data is not available."""
         return self._constant_type(tensor)[1]
 
     def _constant_type(self, tensor: str) -> tuple[int, tuple[int, ...] | None]:
-        """Type and dimensions of a constant; 0 and None of what is none."""
+        """Return type and dimensions of a constant; 0 and None for other tensors."""
         proto = self.initializers.get(tensor)
         if proto is not None:
-            known = self._stated.get(tensor)
-            if known is None:
-                known = self._stated[tensor] = int(proto.data_type), tuple(proto.dims)
-            return known
+            constant_type = self._initializer_types.get(tensor)
+            if constant_type is None:
+                constant_type = int(proto.data_type), tuple(proto.dims)
+                self._initializer_types[tensor] = constant_type
+            return constant_type
         node = self.producers.get(tensor)
         if node is None or node.op != "Constant":
             return _UNKNOWN
@@ -631,67 +637,86 @@ class Model:
         value = self.constant(tensor)
         return 0, None if value is None else value.shape
 
-    def _known_types(self) -> dict[str, TensorType]:
-        """What the file states, and where it does not, what is inferred from it."""
+    def _all_types(self) -> dict[str, TensorType]:
+        """Return the types that the file states, and inferred types of the other tensors."""
         if self._types is not None:
             return self._types
         if self._variant_of is not None:
-            return self._variant_of._known_types()
-        graph = self.proto.graph
-        stated = (*graph.value_info, *graph.input, *graph.output)
+            return self._variant_of._all_types()
+        return self._infer_node_types() or self._infer_graph_types()
+
+    def _infer_node_types(self) -> dict[str, TensorType] | None:
+        """Infer missing types node by node, which is fast; return None if one is not covered.
+
+        Exporters state the types of float tensors. Quantizers leave out those of their own.
+        """
         cache = NodeTypeCache(self.proto)
-        types = self._types = {v.name: _type_of(v.type) for v in stated}
-        # Exporters state the float tensors, and quantizers leave out their own.
-        for node in (n for n in self.ordered if not self._is_typed(n)):
-            found = self._made(node) or cache.outputs(
-                node.proto, node.op, [self.tensor_type(t) for t in node.inputs]
+        types = self._types = self._stated_types()
+        for node in self.ordered:
+            if self._is_typed(node):
+                continue
+            outputs = self._conversion_types(node) or cache.outputs(
+                node.proto, node.op, [self.tensor_type(tensor) for tensor in node.inputs]
             )
-            made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
-            if found is None or True in [
-                types.get(t, _UNKNOWN)[0] not in (0, kind[0]) for t, kind in made.items()
-            ]:
-                break
-            types.update(made)
-        else:
-            return types
-        types = self._types = {v.name: _type_of(v.type) for v in stated}
-        read: dict[
-            bytes, TensorType
-        ] = {}  # most tensors of a network have a type that another one has
-        for name, kind in (infer_types(without_large_weights(self.proto)) or {}).items():
-            if types.get(name, _UNKNOWN)[1] is None:
-                key = kind.SerializeToString()
-                if key not in read:
-                    read[key] = _type_of(kind)
-                types[name] = read[key]
+            if outputs is None:
+                return None
+            for tensor, inferred in zip(node.outputs, outputs, strict=False):
+                if types.get(tensor, _UNKNOWN)[0] not in (0, inferred[0]):
+                    return None
+                types[tensor] = inferred
         return types
+
+    def _infer_graph_types(self) -> dict[str, TensorType]:
+        types = self._types = self._stated_types()
+        read: dict[bytes, TensorType] = {}  # most tensors of a network share their types
+        for tensor, proto in (infer_types(without_large_weights(self.proto)) or {}).items():
+            if types.get(tensor, _UNKNOWN)[1] is None:
+                key = proto.SerializeToString()
+                if key not in read:
+                    read[key] = _read_type(proto)
+                types[tensor] = read[key]
+        return types
+
+    def _stated_types(self) -> dict[str, TensorType]:
+        graph = self.proto.graph
+        values = (*graph.value_info, *graph.input, *graph.output)
+        return {value.name: _read_type(value.type) for value in values}
 
     def _is_typed(self, node: Node) -> bool:
         return None not in [(self._types or {}).get(t, _UNKNOWN)[1] for t in node.outputs if t]
 
     def shape(self, tensor: str) -> Shape | None:
-        """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
+        """Return the dimensions of a tensor (None for a symbolic one), None for unknown rank."""
         return self.tensor_type(tensor)[1]
 
     def elem_type(self, tensor: str) -> int:
-        """ONNX element type (``onnx.TensorProto.FLOAT`` ...) of a tensor; 0 when unknown."""
+        """Return the ONNX element type (``onnx.TensorProto.FLOAT``) of a tensor, 0 if unknown."""
         return self.tensor_type(tensor)[0]
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The model's ``metadata_props`` (Ultralytics keeps ``names``, ``stride`` and ``imgsz`` there)."""
+        """The model's ``metadata_props``, such as Ultralytics' ``names``, ``stride``, ``imgsz``."""
         return {p.key: p.value for p in self.proto.metadata_props}
 
 
-def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
-    return (
-        node.name
-        if node.name and names[node.name] == 1
-        else next((o for o in node.output if o), node.name)
-    )
+def _label(node: onnx.NodeProto, counts: Counter[str]) -> str:
+    """Return a node's name if no other node has it, else its first output."""
+    if node.name and counts[node.name] == 1:
+        return node.name
+    return next((tensor for tensor in node.output if tensor), node.name)
 
 
-def _type_of(value: onnx.TypeProto) -> TensorType:
+def _consumed_tensors(nodes: Iterable[Node]) -> set[str]:
+    return {tensor for node in nodes for tensor in (*node.inputs, *node.captured) if tensor}
+
+
+def _add_types(types: dict[str, TensorType], node: Node, outputs: Sequence[TensorType]) -> bool:
+    """Add the types of a node's outputs; return whether they agree with the known ones."""
+    pairs = zip(node.outputs, outputs, strict=True)
+    return all(types.setdefault(tensor, kind) == kind for tensor, kind in pairs if tensor)
+
+
+def _read_type(value: onnx.TypeProto) -> TensorType:
     tensor = value.tensor_type
     if not tensor.HasField("shape"):
         return int(tensor.elem_type), None
@@ -699,14 +724,14 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
     return int(tensor.elem_type), shape if external.is_possible([d or 1 for d in shape]) else None
 
 
-def _hash_of(proto: onnx.ModelProto) -> str:
+def _hash_message(proto: onnx.ModelProto) -> str:
     try:
         parts = MessageParts(proto)
         if parts.size > limits.MODEL_MESSAGE:
-            return ""  # no file that it could identify
-        found = hashlib.sha256()
+            return ""  # no file can be that large
+        digest = hashlib.sha256()
         for part in parts:
-            found.update(part)
+            digest.update(part)
     except (ValueError, EncodeError):
         return ""
-    return found.hexdigest()
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Variants of a model to estimate: with fixed shapes, without Q/DQ, with the Q/DQ of insert."""
+"""Variants of a model to estimate: with fixed shapes, without Q/DQ, with that of insert."""
 
 from __future__ import annotations
 

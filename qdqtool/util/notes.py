@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from qdqtool.errors import QdqtoolError
-
 
 class Note(str):
     """A note or a warning of a result.
@@ -37,12 +35,6 @@ class Note(str):
 
     def __init__(self, text: str = "", *, code: str = "", **values: Any) -> None:
         pass
-
-    @classmethod
-    def from_error(cls, error: Exception) -> Self:
-        """Return the message of an error as a note with the code of the error."""
-        code = error.code if isinstance(error, QdqtoolError) else ""
-        return cls(str(error), code=code)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_note, (str(self), self.__dict__)

@@ -192,8 +192,8 @@ def test_fit_all_takes_the_only_array_by_any_name() -> None:
 def test_source_defaults() -> None:
     source = ListSource(ROWS)
     assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
-    flags = (source.repeatable, source.random_access, source.single_rows, source.is_images)
-    assert flags == (True, True, False, False)
+    flags = (source.random_access, source.single_rows, source.is_images)
+    assert flags == (True, False, False)
     with pytest.raises(DataError, check=has("not-shareable", parameter="data")):
         source.portion([0])
     assert escape_path("a\udcffb.png") == "a\\xffb.png"

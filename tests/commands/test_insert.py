@@ -10,7 +10,7 @@ import onnx
 import pytest
 from PIL import Image
 
-from qdqtool.commands.demo_run import write_images
+from qdqtool.demo.images import write_images
 from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check, detector
 

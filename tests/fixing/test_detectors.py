@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from qdqtool.commands.demo_run import yolov8n
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.findings.obstacles import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix

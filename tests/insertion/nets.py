@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.commands import demo_run
+from qdqtool.demo.network import YoloBuilder, add_head
 from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction
@@ -19,7 +19,10 @@ Array = npt.NDArray[Any]
 
 
 class Net:
-    """Network under construction. Methods that add nodes return the output tensor; weights are seeded."""
+    """Network under construction.
+
+    Methods that add nodes return the output tensor. Weights are seeded.
+    """
 
     def __init__(
         self, channels: int = 16, side: int = 8, *, batch: int | str = 1, seed: int = 0
@@ -128,12 +131,14 @@ class Net:
 
 @functools.cache
 def detector(classes: int = 2) -> onnx.ModelProto:
-    """Return a small YOLOv8 with its whole head and 31 convolutions; input ``images`` [1, 3, 64, 64].
+    """Return a small YOLOv8 with its whole head and 31 convolutions.
 
-    Insertion quantizes 27 convolutions: all but the last of each box branch and the DFL. The model is
-    shared between tests, which must not change it.
+    The input is ``images`` [1, 3, 64, 64].
+
+    Insertion quantizes 27 convolutions: all but the last of each box branch and the DFL. The model
+    is shared between tests, which must not change it.
     """
-    net = demo_run.YoloBuilder(0, "silu")
+    net = YoloBuilder(0, "silu")
     x = net.conv("/model.1", net.conv("/model.0", "images", 3, 8, 3, 2), 8, 16, 3, 2)
     p3 = net.c2f("/model.4", net.conv("/model.3", x, 16, 16, 3, 2), 16, 32, 1, True)
     p4 = net.conv("/model.5", p3, 32, 16, 3, 2)
@@ -141,7 +146,7 @@ def detector(classes: int = 2) -> onnx.ModelProto:
     n4 = net.conv(
         "/model.12", net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4]), 48, 16
     )
-    demo_run.add_head(net, [(p3, 32), (n4, 16), (p5, 32)], 64, classes)
+    add_head(net, [(p3, 32), (n4, 16), (p5, 32)], 64, classes)
     return net.finish(64, classes)
 
 
@@ -208,7 +213,7 @@ def check(model: onnx.ModelProto) -> None:
 
 
 def store_as_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.ModelProto:
-    """Return a copy in float16, inputs and outputs included, except for the initializers in ``keep``."""
+    """Return a copy in float16, with inputs and outputs, except for initializers in ``keep``."""
     result = copy_model(model)
     for tensor in result.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in keep:
@@ -257,7 +262,7 @@ def require_prediction(insertion: Insertion) -> Prediction:
 
 
 def chain() -> onnx.ModelProto:
-    """Return the convolutions ``a`` to ``d`` in a row, with a ReLU ``a/relu`` after each but the last."""
+    """Return the convolutions ``a`` to ``d`` in a row, with a ReLU after each but the last."""
     net = Net()
     tensor = "x"
     for name in "abc":

@@ -10,7 +10,8 @@ import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
 from calibration.runner import CacheMismatch
-from qdqtool.commands.demo_run import write_images, yolov8n
+from qdqtool.demo.images import write_images
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.losses import ActivationLosses
 from qdqtool.insertion.placement import find_head_float_nodes
@@ -58,7 +59,8 @@ def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch)
     yolo = yolov8n(SIZE, classes=8)
     indexings = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
-    # The model once, and copies without weights: one for each of two placements, one without quantizers.
+    # The model once, and copies without weights: one for each of two placements, one without
+    # quantizers.
     assert indexings.total() == 4
     check(inserted.model)
     assert len(inserted.weights) == 60
@@ -119,7 +121,7 @@ def test_images_of_incomplete_batch_are_counted() -> None:
 
 @pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
 def test_cache_is_reused_for_another_target(targets: tuple[str, str], tmp_path: Path) -> None:
-    """Preparation rewrites computed weights and a Sum for both targets without changing a tensor."""
+    """Preparation rewrites computed weights and a Sum for both targets; tensors are equal."""
     net = Net()
     x = net.op("Sum", "sum", net.conv("a", "x"), "x")
     turned = net.op(

@@ -59,7 +59,10 @@ def test_fold_leading_with_shared_weights(net: Net) -> None:
 def leading_norm(
     cin: int, *, weight: tuple[int, ...], shift: bool = True, **attributes: Any
 ) -> onnx.ModelProto:
-    """Return a normalization and a convolution; ``shift`` is whether the normalization moves zero."""
+    """Return a normalization and a convolution.
+
+    ``shift`` is whether the normalization moves zero.
+    """
     net = Net(channels=cin)
     if len(weight) == 3:
         net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
@@ -160,7 +163,10 @@ def test_unsuitable_normalization_is_not_folded(
 def test_normalization_that_is_not_finite_is_folded_into_convolution_before_it(
     name: str, value: float
 ) -> None:
-    """Quantization then names the weights or the bias; before a convolution the normalization stays."""
+    """Quantization then names the weights or the bias.
+
+    Before a convolution the normalization stays.
+    """
     proto = norm_between_convolutions(bias=False)
     set_value(proto, name, np.full(16, value, np.float32))
     assert fold_leading_batch_normalization(Model(copy_model(proto))) == 0
@@ -231,7 +237,7 @@ def test_fold_leaves_computed_weights_and_biases(
 def test_fold_leaves_normalization_without_convolution_next_to_it(
     net: Net, fold: Callable[[Model], int]
 ) -> None:
-    """One stands before a ReLU, one after the input, and one after a convolution that is an output as well."""
+    """One is before a ReLU, one after the input, one after a convolution that is an output."""
     net.output(net.op("Relu", "r", net.norm("n", "x")), net.conv("c", "x"))
     net.norm("dead", "c.out")
     net.norm("dead2", "x")

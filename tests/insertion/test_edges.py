@@ -1,4 +1,4 @@
-"""Rare cases of insertion: unknown shapes, constants with several consumers, integer inputs, wrong options."""
+"""Rare cases of insertion: unknown shapes, shared constants, integer inputs, wrong options."""
 
 import inspect
 import pickle
@@ -47,7 +47,10 @@ from tests.slow import slow_after
 
 
 def test_half_keeps_constant_nodes_with_consumers(net: Net) -> None:
-    """Only float constants that FP16 copies replace are removed; shapes and scales of a Resize stay."""
+    """Only float constants that FP16 copies replace are removed.
+
+    Shapes and scales of a Resize stay.
+    """
     up = net.op(
         "Resize", "up", net.conv("c", "x"), "", net.const("scales", [1, 1, 2, 2]), mode="nearest"
     )
@@ -185,7 +188,7 @@ def test_every_input_of_concat_of_unknown_shape_belongs_to_boxes(net: Net) -> No
 def test_box_channels_are_followed_while_they_stay_axis_1(
     perm: list[int] | None, boxes: set[str]
 ) -> None:
-    """A Slice of axis 1 after a Transpose of the channels cuts rows, which come from both convolutions."""
+    """A Slice of axis 1 after a Transpose cuts rows, which come from both convolutions."""
     net = Net(side=16)
     joined = net.op(
         "Concat", "join", net.conv("box", "x", cout=8), net.conv("cls", "x", cout=8), axis=1
@@ -370,7 +373,8 @@ def test_input_type_of_float16_model(target: str, kind: str, mean: float) -> Non
     codes = np.clip(np.rint(x.astype(np.float32) / scale), -128, 127).astype(np.int8)
     before = run(plain.model, {"x": x})[0].astype(np.float32)
     after = run(changed.model, {"x": codes if kind == "int8" else PIXELS})[0].astype(np.float32)
-    # A float16 pixel is off by up to a half of a thousandth, and 10 divides in float16: one code more or less at ties.
+    # A float16 pixel is off by up to a half of a thousandth, and 10 divides in float16: one code
+    # more or less at ties.
     exact = kind == "int8" and target == "trt8.5"
     assert np.mean(np.abs(before - after) > (0.0 if exact else 0.01)) < (1e-9 if exact else 0.1)
 
@@ -514,7 +518,7 @@ def test_powers_of_methods() -> None:
 
 
 def test_powers_are_rounded_to_two_digits() -> None:
-    """The power of focus falls from 3 to 2 while the share of the map that it weights grows from 0.06 to 0.18."""
+    """The power of focus falls from 3 to 2 while its share of the map grows from 0.06 to 0.18."""
     net = Net(side=16)
     heat = net.conv("heat", net.op("Relu", "r", net.conv("c", "x")), cout=1)
     model = net.output(net.op("Sigmoid", "sigmoid", heat)).model()

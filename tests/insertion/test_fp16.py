@@ -231,7 +231,8 @@ def test_half_yolov8_decodes_boxes_in_float32() -> None:
         assert (index.constant(q.input[1]) > 0).all()  # type: ignore[operator]
     models = model, single.model, half.model
     float_out, single_out, half_out = (run(m, data[0])[0] for m in models)
-    # Rounding to FP16 moves values across INT8 steps: the error differs from INT8's, but is no larger.
+    # Rounding to FP16 moves values across INT8 steps: the error differs from INT8's, but is no
+    # larger.
     assert np.abs(half_out - float_out).mean() < 1.25 * np.abs(single_out - float_out).mean()
 
 

@@ -110,8 +110,8 @@ class SegmentRuns:
 
     Attributes:
         samples: First value of the sample of each run.
-        failing: First value of the sample whose first run fails. Runs of the other sample go on after the
-            thread of the failure has ended.
+        failing: First value of the sample whose first run fails. Runs of the other sample go on
+            after the thread of the failure has ended.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -173,8 +173,9 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
 def test_measure_runs_samples_at_once(chain_insertion: Insertion, runs: SegmentRuns) -> None:
     assert measure_all(chain_insertion, images(3), samples=2)
     assert len(set(runs.samples[:2])) == 2
-    # Cuts before the second to the fourth activation make four segments. Each sample runs four with all activations
-    # float, four with all quantized, and four, three, two and one with each activation left out.
+    # Cuts before the second to the fourth activation make four segments. Each sample runs four with
+    # all activations float, four with all quantized, and four, three, two and one with each
+    # activation left out.
     assert len(runs.samples) == 2 * (4 + 4 + 4 + 3 + 2 + 1)
 
 
@@ -198,7 +199,7 @@ def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: Segme
 def test_measure_tries_activations_only_for_large_error(
     percentile: float, tried: int, segments: int, runs: SegmentRuns
 ) -> None:
-    """Two samples run with all activations float and all quantized, then with each activation float."""
+    """Two samples run with all activations float, with all quantized, and with each float."""
     result = qdqtool.insert(
         chain(), images(3), predict=False, method="percentile", percentile=percentile
     )
@@ -216,7 +217,7 @@ def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def exact_insertion() -> tuple[Insertion, list[dict[str, np.ndarray]]]:
-    """Return inputs of 0 and 1, which the scale 1/127 represents without error, and their insertion."""
+    """Return inputs that the scale 1/127 represents without error, and their insertion."""
     data = [{"x": np.rint(d["x"])} for d in images(4)]
     return qdqtool.insert(chain(), data, predict=False, method="max"), data
 
@@ -258,7 +259,7 @@ def test_losses_name_clipped_tensor_and_consumers_first() -> None:
 
 
 def test_candidates_are_sorted_by_error() -> None:
-    """The error is the mean squared error over the mean square, of the worst source of each tensor."""
+    """The error is the mean squared error over the mean square, of each tensor's worst source."""
     rng = np.random.default_rng(5)
     values = {
         "fine": rng.uniform(-1e-3, 1e-3, 5000),

@@ -86,7 +86,10 @@ def make_weights_sparse(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
-    """Return a residual block, optionally with an activation before its Add; ``after`` follows it."""
+    """Return a residual block, optionally with an activation before its Add.
+
+    ``after`` follows it.
+    """
     net = Net()
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     inner = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
@@ -514,7 +517,7 @@ def test_einsum_products_are_left_float_with_reason(
 
 
 def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
-    """The branch ``else`` holds another If with the branch ``then`` and itself: three convolutions."""
+    """The branch ``else`` has an If with the branch ``then`` and itself: three convolutions."""
 
     def graph(name: str, node: onnx.NodeProto) -> onnx.GraphProto:
         output = helper.make_tensor_value_info(node.output[0], 1, None)
@@ -534,7 +537,7 @@ def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
     assert reasons(result) == {"if": (placement_reasons.SubgraphLayers, 3)}
 
 
-# Residual sums and poolings --------------------------------------------------------------------------------------------
+# Residual sums and poolings -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -582,7 +585,7 @@ def test_residual_is_quantized_for_quantized_consumer(
 
 
 def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False) -> Net:
-    """Return a pooling ``pool`` after the convolution ``a`` and one operator more, before ``after``."""
+    """Return a pooling ``pool`` after a convolution and another operator, before ``after``."""
     net = Net()
     tensor = net.conv("a", "x")
     if before == "Add":
@@ -670,7 +673,7 @@ def test_weight_scale_axis(
     assert weight_scale_axis(node, len(shape), False) == (None if op == "ConvTranspose" else axis)
 
 
-# Class scores ---------------------------------------------------------------------------------------------------------
+# Class scores -------------------------------------------------------------------------------------
 
 
 def test_class_outputs_of_yolov8() -> None:
@@ -743,6 +746,9 @@ def best_scores(net: Net, x: str) -> str:
 def test_class_outputs_after_operators(
     net: Net, move: str, end: Callable[[Net, str], str], expected: tuple[str, ...]
 ) -> None:
-    """Scores may be moved or sorted, but not computed with; nodes after a selection do not count."""
+    """Scores may be moved or sorted, but not computed with.
+
+    Nodes after a selection do not count.
+    """
     scores = net.op("Sigmoid", "sigmoid", net.conv("c", "x"))
     assert find_class_outputs(net.output(end(net, MOVES[move](net, scores))).index()) == expected

@@ -116,7 +116,10 @@ def test_einsum_product_becomes_matmul(
 
 
 def test_random_einsums_keep_values() -> None:
-    """Sizes are fixed, have names of their own, or share names; some are 1, which Einsum broadcasts."""
+    """Sizes are fixed, have names of their own, or share names.
+
+    Some are 1, which Einsum broadcasts.
+    """
     rng, counts_by_form = np.random.default_rng(0), {"MatMul": 0, "Einsum": 0}
     for _ in range(120):
         # Number of batch axes, summed axes, and axes of the left and the right operand alone.
@@ -186,7 +189,7 @@ def test_einsum_needs_equal_summed_sizes(
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_einsum_after_reshape_of_open_sizes(net: Net, moved: bool) -> None:
-    """Exports with open sizes split heads so: [b, n, 16] to [b, n, 4, 16 // 4], not to [b, n * 2, 4, 2]."""
+    """Exports with open sizes split heads as [b, n, 4, 16 // 4], not as [b, n * 2, 4, 2]."""
     net.inputs = [
         onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", "n", 16])
         for n in ("x", "y")
@@ -367,7 +370,7 @@ def test_weights_of_one_constant_node(proto: onnx.ModelProto, expected: np.ndarr
 
 
 def test_standardized_weights_become_constants(net: Net) -> None:
-    """torch exports NFNets and BiT with a BatchNormalization in training mode, which TensorRT refuses."""
+    """torch exports NFNets with a BatchNormalization in training mode, which TensorRT rejects."""
     weight = net.rng.standard_normal((8, 16, 3, 3))
     gain, bias, zeros, ones = (
         net.const(n, np.full(8, v)) for n, v in zip("gbmo", (0.5, 0, 0, 1), strict=True)
@@ -434,7 +437,10 @@ def test_computed_weights_have_a_size_limit(
 
 
 def test_computed_parameters_become_constants(net: Net) -> None:
-    """Weights, biases and parameters of a normalization do; other constant inputs keep their nodes."""
+    """Weights, biases and parameters of a normalization do.
+
+    Other constant inputs keep their nodes.
+    """
 
     def identity(name: str, shape: tuple[int, ...]) -> str:
         value = net.const(name, net.rng.uniform(0.5, 1.5, shape))

@@ -158,7 +158,7 @@ def test_insert_gives_each_convolution_one_output_scale(
 
 @given(graphs())
 def test_rewrite_keeps_the_function(model: onnx.ModelProto) -> None:
-    """With INT16 and steps 256 times as fine, only a rounding error of a hundred-thousandth remains."""
+    """With INT16 and steps 256 times as fine, a rounding error of a hundred-thousandth remains."""
     index = Model(onnx.ModelProto.FromString(model.SerializeToString()))
     placement = place(index, PlacementRules(residual="both", include=["Conv"]))
     insert_pairs(
@@ -191,7 +191,7 @@ def to_int16(model: onnx.ModelProto) -> None:
             value_info.type.tensor_type.elem_type = onnx.TensorProto.INT16
 
 
-# Prediction does not advise against insertion, and every automatic fix can be applied -----------------------------------
+# Prediction does not advise against insertion, and every automatic fix can be applied -------------
 
 # Options that differ from the defaults, and the findings that they may have.
 REQUESTED = {
@@ -259,7 +259,10 @@ def attention(net: Net) -> str:
 
 
 def gated_unit(net: Net) -> str:
-    """Add a squeeze and excitation; its product has a float input that the pooling consumes as well."""
+    """Add a squeeze and excitation.
+
+    Its product has a float input that the pooling consumes as well.
+    """
     x = net.conv("stem", "x")
     gate = net.op(
         "Sigmoid", "gate", net.conv("squeeze", net.op("GlobalAveragePool", "gap", x), kernel=1)
@@ -309,7 +312,7 @@ def find_warning_codes(result: qdqtool.Insertion) -> list[str]:
 
 @st.composite
 def chains(draw: st.DrawFn) -> onnx.ModelProto:
-    """Draw a residual Add with elementwise nodes between it and the convolutions of one side or both."""
+    """Draw a residual Add with elementwise nodes before it on one side or both."""
     net = Net(seed=draw(st.integers(0, 9)))
     stem = net.conv("stem", "x")
     inner = net.conv("b", net.op("Relu", "inner", net.conv("a", stem)))
@@ -351,7 +354,7 @@ def test_prediction_does_not_advise_against_pairs_of_residuals(
 
 
 def test_residual_of_fused_multiplication_quantizes_skip(net: Net) -> None:
-    """The simulator fuses the Mul, so that only the skip is quantized, as after a bare convolution."""
+    """The simulator fuses the Mul, so that only the skip is quantized."""
     x = net.conv("a", "x")
     scaled = net.op("Mul", "mul", net.conv("b", x), net.const("k", 2.0))
     model = net.output(net.conv("d", net.op("Add", "add", scaled, x))).model()
@@ -480,7 +483,10 @@ def test_large_scale_keeps_convolution_and_pairs_float32(net: Net) -> None:
 @pytest.mark.parametrize("factor", [1.0, 30000.0, 1e-7])
 @pytest.mark.parametrize("input_type", ["float", "int8"])
 def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_type: str) -> None:
-    """Pairs of values too large for FP16 stay FP32; scales below its least value are raised with a note."""
+    """Pairs of values too large for FP16 stay FP32.
+
+    Scales below its least value are raised with a note.
+    """
     scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
     joined = net.op("Concat", "cat", scaled, scaled, axis=1)
     model = net.output(net.conv("b", joined, 32), net.conv("c", "x")).model()

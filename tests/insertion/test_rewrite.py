@@ -120,7 +120,7 @@ def test_round_up_to_half_keeps_half_values() -> None:
 
 
 def test_quantized_convolution_is_product_of_quantized_values() -> None:
-    """A 1x1 convolution sums quantized inputs times quantized weights over the channels, plus the float bias."""
+    """A 1x1 convolution sums quantized inputs times quantized weights, plus the float bias."""
     net = Net(side=4)
     before = net.output(net.conv("c", "x", kernel=1)).model()
     model, _ = insert_scaled(before, 0.01)

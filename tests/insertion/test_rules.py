@@ -21,7 +21,10 @@ TRT85 = target_named("trt8.5")
 
 
 def bottleneck(activation: str, bare: bool = False) -> Model:
-    """Return a residual block with or without SiLU; ``bare`` adds a residual without activation before it."""
+    """Return a residual block with or without SiLU.
+
+    ``bare`` adds a residual without activation before it.
+    """
     net = Net()
     stem = net.silu("stem/s", net.conv("stem", "x"))
     stem = net.op("Relu", "r", net.op("Add", "bare", net.conv("b", stem), stem)) if bare else stem
@@ -39,7 +42,7 @@ def sketch(model: Model, **options: Any) -> Model:
 
 
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
-    """Return INT8 convolutions with INT8 output and conversions, if Conv, SiLU and Add fuse and if not."""
+    """Return INT8 convolutions with INT8 output and conversions, by whether the Add fuses."""
     proto = sketch(model, residual_after_activation=option).proto
     result = {}
     for fused in (False, True):
@@ -50,7 +53,10 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
 
 
 def choose_option(model: Model, target: Target = TRT85) -> str:
-    """Return the option for the inputs after an activation; the placement has to be that of the option."""
+    """Return the option for the inputs after an activation.
+
+    The placement has to be that of the option.
+    """
     option, placement = rules.choose_residual_inputs(model, PlacementRules(), target, True)
     assert placement in (None, place(model, PlacementRules(residual_after_activation=option)))
     return option
@@ -130,7 +136,9 @@ def test_skip_has_to_be_better_in_both_outcomes(
     option: str,
     fused: list[bool],
 ) -> None:
-    """With both inputs quantized nothing depends on fusion: one simulation for both, two for the skip.
+    """With both inputs quantized nothing depends on fusion.
+
+    So there is one simulation for both, and two for the skip.
 
     Counts are INT8 convolutions, those with INT8 output, and conversions.
     """

@@ -9,7 +9,7 @@ import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import choose_range
 from calibration.statistics import Histogram, TensorStatistics
-from qdqtool.commands.demo_run import yolov8n
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.options import CacheOptions
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales, write_table
@@ -340,7 +340,7 @@ def list_tensors(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def concat(net: Net) -> Net:
-    """Return the Concat ``cat`` of two activations ``a`` and ``b``, and convolutions of all three."""
+    """Return the Concat ``cat`` of activations ``a`` and ``b``, and convolutions of all three."""
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     joined = net.op("Concat", "cat", a, b, axis=1)
     return net.output(net.conv("c", joined, 32), net.conv("d", a), net.conv("e", b))
@@ -430,7 +430,7 @@ def test_scale_groups_tie_operators_that_q_passes(
 
 
 def test_scale_groups_of_yolov8() -> None:
-    """Layers 11 and 20 of the architecture share layer 9's output, layers 14 and 17 layer 12's; SPPF is a group."""
+    """Layers 11 and 20 share layer 9's output, layers 14 and 17 layer 12's; SPPF is a group."""
     model = Model(yolov8n(64, classes=2))
     quantized = [n.input(0) for n in model.ordered if n.op == "Conv"]
     groups = {

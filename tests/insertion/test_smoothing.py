@@ -1,4 +1,4 @@
-"""SmoothQuant: the float network stays the same, and its activations have channels of similar size."""
+"""SmoothQuant: the float network computes the same, and channels have similar sizes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,9 +67,12 @@ def error(model: onnx.ModelProto, **options: Any) -> float:
     ("pieces", "alpha"), [(False, 0.0), (False, 0.5), (True, 0.5), (True, 1.0)]
 )
 def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
-    """In each block, q, k and v share one factor s per channel; the last projection, fc1 and fc2 have their own.
+    """In each block, q, k and v share one factor s per channel.
 
-    The channels of the last projection pass the heads to the values' projection. The head's pass its pooling.
+    The last projection, fc1 and fc2 have their own.
+
+    The channels of the last projection pass the heads to the values' projection. The head's pass
+    its pooling.
     """
     model = add_outliers(vit(pieces=pieces))
     after, places = smooth_model(model, alpha)
@@ -120,7 +123,10 @@ def test_insertion_names_smoothed_tensors(options: dict[str, Any], count: int) -
 
 
 def chain(build: Callable[[Tokens, str], str], consumers: int = 1) -> onnx.ModelProto:
-    """Return tokens of an embedding, the nodes of ``build`` and Linears ``last0`` ... on their output."""
+    """Return an embedding's tokens, the nodes of ``build`` and Linears on their output.
+
+    The Linears are ``last0``, ``last1`` and so on.
+    """
     net = Tokens(3, 32)
     x = build(net, net.embed(8))
     return net.output(*(net.linear(f"last{i}", x) for i in range(consumers))).model(17)
@@ -134,7 +140,10 @@ def gelu(net: Tokens, x: str) -> str:
 
 
 def windows(net: Tokens, x: str) -> str:
-    """Add Swin's shift and windows between a normalization and its Linears; channels stay in place."""
+    """Add Swin's shift and windows between a normalization and its Linears.
+
+    Channels stay in place.
+    """
     x = net.layer_norm("ln", x)
     bounds = [
         [net.const(f"{n}{i}", [v], np.int64) for n, v in (("from", a), ("to", b), ("axis", 1))]
@@ -171,7 +180,10 @@ def average_pooling(net: Tokens, x: str) -> str:
 
 
 def scaling(net: Tokens, x: str) -> str:
-    """Add a normalization whose output a Mul consumes as well; the Mul absorbs s as a Linear does."""
+    """Add a normalization whose output a Mul consumes as well.
+
+    The Mul absorbs s as a Linear does.
+    """
     x = net.layer_norm("ln", x)
     net.output(net.op("Mul", "mul", x, net.const("factor", net.rng.uniform(1, 2, WIDTH))))
     return x
@@ -184,9 +196,12 @@ def sum_of_inputs(net: Tokens, x: str) -> str:
 
 
 def one_tensor(net: Tokens, x: str) -> str:
-    """Add an attention as torch exports MultiheadAttention, with one Linear for queries, keys and values.
+    """Add an attention as torch exports MultiheadAttention.
 
-    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate them.
+    One Linear computes queries, keys and values.
+
+    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate
+    them.
     """
     w = net.const("qkv.weight", net.rng.standard_normal((WIDTH, 3 * WIDTH)) / 4)
     x = net.op(
@@ -321,7 +336,10 @@ def test_smoothing_leaves_unsuitable_producer(build: Callable[[Tokens, str], str
 
 
 def run_insert(folder: Path, model: onnx.ModelProto, data: list[Any], *options: str) -> int:
-    """Run ``qdqtool insert`` in a folder and return its exit code; ``{}`` in an option is the model."""
+    """Run ``qdqtool insert`` in a folder and return its exit code.
+
+    ``{}`` in an option is the model.
+    """
     onnx.save(model, folder / "m.onnx")
     np.save(folder / "x.npy", np.concatenate([next(iter(d.values())) for d in data]))
     arguments = ["--calib", str(folder / "x.npy"), "-o", str(folder / "q.onnx"), "--losses", "0"]

@@ -42,7 +42,7 @@ def insert_detector() -> tuple[Insertion, list[dict[str, Array]]]:
 
 
 def insert_branches() -> tuple[Insertion, list[dict[str, Array]]]:
-    """Return a residual block whose input is used again after it, and a sequence that crosses it."""
+    """Return a residual block whose input is used again after it, crossed by a sequence."""
     net, data = Net(), images(2)
     first = net.op("Relu", "r0", net.conv("c0", "x"))
     sizes = net.const("eights", [8, 8], np.int64)
@@ -111,8 +111,8 @@ def test_run_with_all_activations_float(
     assert log == list(range(len(network.segments)))
 
 
-# Two of the four activations of the first network lie where the sequence crosses and are no cuts; of the second
-# network every third activation is a cut.
+# Two of the four activations of the first network lie where the sequence crosses and are no cuts;
+# of the second network every third activation is a cut.
 @pytest.mark.parametrize(("make", "segments"), [(insert_branches, 2), (insert_detector, 8)])
 def test_run_without_activation_equals_model_without_pair(
     make: Callable[[], tuple[Insertion, list[dict[str, Array]]]], segments: int

@@ -70,7 +70,10 @@ def myelin_region(prediction: Prediction) -> FusedByMyelin:
 
 @pytest.mark.parametrize("target", FEW_FIRST)
 def test_matrix_products_in_summary_verdict_and_finding(target: str) -> None:
-    """Two blocks have 6 Linears and 2 products of activations each; then the head; a Conv embeds the patches."""
+    """Two blocks have 6 Linears and 2 products of activations each.
+
+    The head follows. A Conv embeds the patches.
+    """
     prediction = predict(quantize().model, target)
     summary = prediction.summary()
     assert (summary["convolutions"], summary["int8"]) == (14, 14)
@@ -142,7 +145,7 @@ def test_unused_and_constant_products_are_not_counted() -> None:
     assert "folded" not in predict(model, "rtx1.7").float_products
 
 
-# Attention in INT8 ----------------------------------------------------------------------------------------------------
+# Attention in INT8 --------------------------------------------------------------------------------
 
 
 def is_left_by_attention(refusal: Refusal) -> bool:
@@ -217,7 +220,7 @@ def test_int8_attention_is_predicted_in_int8(target: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("attention", slow_after(1, ["int8", "float"]))
 def test_tensorrt_rtx_builds_attention_as_predicted(attention: str) -> None:
-    """TensorRT-RTX makes one kernel of each attention, which reads INT8 if the products' inputs are quantized."""
+    """TensorRT-RTX fuses each attention; it reads INT8 if the products' inputs are quantized."""
     model = quantize(attention=attention, target="rtx1.7").model
     with Lab() as lab:
         answer, built = (
@@ -245,7 +248,7 @@ def test_tuning_sites_of_attention(attention: str) -> None:
     assert sites == (expected if attention == "int8" else {})
 
 
-# The residual stream --------------------------------------------------------------------------------------------------
+# The residual stream ------------------------------------------------------------------------------
 
 
 def add_pairs(model: onnx.ModelProto, *consumers: str) -> onnx.ModelProto:
@@ -316,7 +319,10 @@ def test_per_channel_scales_of_linear_input_run_float(target: str) -> None:
 
 @pytest.mark.parametrize(("axis", "precision"), [(1, "INT8"), (2, "FP32")])
 def test_tensorrt_rtx_takes_scales_per_row(axis: int, precision: str) -> None:
-    """Scales per token leave the product in INT8 without a finding; scales per summed channel do not."""
+    """Scales per token leave the product in INT8 without a finding.
+
+    Scales per summed channel do not.
+    """
     graph = Graph()
     x = graph.pair(graph.input(1, 8, 64), "in", np.linspace(0.01, 0.1, (1, 8, 64)[axis]), axis=axis)
     w = graph.pair(
@@ -329,13 +335,13 @@ def test_tensorrt_rtx_takes_scales_per_row(axis: int, precision: str) -> None:
     )
 
 
-# Heads of DETRs -------------------------------------------------------------------------------------------------------
+# Heads of DETRs -----------------------------------------------------------------------------------
 
 KINDS = ("rt-detr", "dab-detr", "rf-detr", "d-fine", "d-fine column")
 
 
 def coordinate_nodes(kind: str) -> set[str]:
-    """Return the producers of boxes and sampling points, the MLPs before them, and the consumers of boxes."""
+    """Return producers of boxes and sampling points, MLPs before them, and consumers of boxes."""
     boxes = {f"{head}.{i}" for head in ("first", "d0.box", "d1.box") for i in range(3)}
     project = {"d0.project", "d1.project"} if kind == "d-fine column" else set()
     return (
@@ -425,7 +431,7 @@ def test_tensorrt_rtx_builds_detr_as_predicted(kind: str) -> None:
     assert answer.status == "built" and not answer.wrong and answer.convolutions > 20
 
 
-# The patch embedding, and options without effect -----------------------------------------------------------------------
+# The patch embedding, and options without effect --------------------------------------------------
 
 PATCHES = pytest.mark.parametrize(
     ("patch", "target", "is_float"),
@@ -521,7 +527,7 @@ def test_insert_replaces_einsums_by_matmuls(target: str) -> None:
 def test_projections_with_three_dimensional_weights_are_quantized(
     target: str, attention: str
 ) -> None:
-    """Keras and Flax write attention so: heads are axes of the weights, and every product is an Einsum."""
+    """In Keras and Flax, heads are axes of the weights, and every product is an Einsum."""
     net = Tokens(3, 32)
     x, part = net.embed(8), WIDTH // HEADS
     q, k, v = (

@@ -1,4 +1,4 @@
-"""Small float networks with attention: a vision transformer, and a detector with deformable attention."""
+"""Small float networks: a vision transformer, and a detector with deformable attention."""
 
 import functools
 from typing import Any
@@ -57,7 +57,7 @@ class Tokens(Net):
         return self.op("Transpose", f"{name}.heads", split, perm=perm)
 
     def attention(self, name: str, x: str, *, masked: bool = False) -> str:
-        """Add attention: queries times keys, scaled, optionally masked, Softmax, times values, projected."""
+        """Add attention with projections, scaled and optionally masked before the Softmax."""
         q, k, v = (self.linear(f"{name}.{part}", x) for part in "qkv")
         q, v = (
             self.split_heads(f"{name}.{part}", t, [0, 2, 1, 3]) for part, t in (("q", q), ("v", v))
@@ -155,7 +155,7 @@ class Detr(Tokens):
         )
 
     def sampled(self, name: str, x: str, points: str, memory: str) -> str:
-        """Add deformable attention: values at offsets from reference points, weighted and projected."""
+        """Add deformable attention: weighted values at offsets from reference points, projected."""
         n, each = self.QUERIES, WIDTH // HEADS
         value = self.op(
             "Transpose", f"{name}.turned", self.linear(f"{name}.value", memory), perm=[0, 2, 1]
@@ -212,7 +212,10 @@ class Detr(Tokens):
         return self.linear(f"{name}.out", total)
 
     def refined(self, name: str, kind: str, x: str, points: str) -> str:
-        """Add new boxes: RT-DETR adds before the sigmoid, DAB-DETR in place, RF-DETR scales, D-FINE averages."""
+        """Add new boxes: RT-DETR adds before the sigmoid, DAB-DETR in place, RF-DETR scales.
+
+        D-FINE averages.
+        """
         if kind == "rt-detr":
             delta = self.op(
                 "Add",

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.commands.demo_run import yolov8n
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.proto.external_data import MessageParts

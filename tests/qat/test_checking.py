@@ -226,7 +226,7 @@ def test_noise_is_about_that_of_single_precision(tmp_path: Path) -> None:
     assert 0.5 * noise - 1e-6 < export.noise < 10 * noise + 0.02
 
 
-def test_shaking_depends_on_seed_and_call() -> None:
+def test_noise_depends_on_seed_and_call() -> None:
     x = torch.randn(4, 16, 16, 16, generator=torch.Generator().manual_seed(1)) * 3 + 5
     noise = NoiseInjector([1e-2, 1e-4])
     assert torch.equal(noise(x), x)

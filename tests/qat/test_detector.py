@@ -154,7 +154,7 @@ def normalized_network() -> nn.Sequential:
 BATCH = torch.randn(4, 3, 8, 8)
 
 
-def test_freeze_stops_statistics_until_train() -> None:
+def test_frozen_norms_keep_statistics_until_train() -> None:
     network = normalized_network().train()
     freeze_batch_norms(network)
     before = copy.deepcopy(network.state_dict())
@@ -165,7 +165,7 @@ def test_freeze_stops_statistics_until_train() -> None:
     assert not torch.equal(network[1].running_mean, before["1.running_mean"])
 
 
-def test_untrained_reads_statistics() -> None:
+def test_is_untrained_reads_statistics() -> None:
     network = normalized_network()
     assert is_untrained(network)
     network.train()(BATCH)
@@ -177,7 +177,7 @@ def test_untrained_reads_statistics() -> None:
 @pytest.mark.parametrize(
     "module", [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(3, track_running_stats=False)]
 )
-def test_untrained_needs_statistics(module: nn.Module) -> None:
+def test_is_untrained_needs_statistics(module: nn.Module) -> None:
     assert not is_untrained(nn.Sequential(module))
 
 

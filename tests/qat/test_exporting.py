@@ -331,7 +331,7 @@ class Keeping(nn.Module):
         return self.two(y)
 
 
-# Graphs are tidied after torch's export -----------------------------------------------------------
+# Graphs are simplified after torch's export --------------------------------------------------------
 
 SCALE = {"s": np.float32(0.05), "z": np.int8(0)}
 WEIGHT = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -366,11 +366,11 @@ def choice(captured: str) -> str:
     return f"if_{captured} = If (yes) <{branches}>"
 
 
-def tidy_and_compare(
-    model: onnx.ModelProto, tidy: Callable[[Model], Model]
+def clean_up_and_compare(
+    model: onnx.ModelProto, clean_up: Callable[[Model], Model]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes of the tidied graph, which must compute the same."""
-    result = tidy(Model(model).copy()).proto
+    """Return the nodes of the simplified graph, which must compute the same."""
+    result = clean_up(Model(model).copy()).proto
     onnx.checker.check_model(result)
     for before, after in zip(*(run(m, {"x": VALUES}) for m in (model, result)), strict=True):
         np.testing.assert_array_equal(before, after)
@@ -389,7 +389,7 @@ def test_fold_constants_leaves_pairs() -> None:
         w=WEIGHT,
         s=SCALE["s"],
     )
-    ops = [n.op_type for n in tidy_and_compare(model, fold_constants)]
+    ops = [n.op_type for n in clean_up_and_compare(model, fold_constants)]
     assert ops == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
 
 
@@ -403,13 +403,13 @@ def test_transpose_weights_before_quantization() -> None:
         ws=(np.abs(WEIGHT).max(1) / 127).astype(np.float32),
         wz=np.zeros(3, np.int8),
     )
-    ops = [n.op_type for n in tidy_and_compare(model, transpose_weights)]
+    ops = [n.op_type for n in clean_up_and_compare(model, transpose_weights)]
     assert ops == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
 
 
 def test_merge_pairs_keeps_dq_of_outputs() -> None:
     model = parse(pair("x", "a") + pair("x", "b"), "a_dq", "b_dq", **SCALE)
-    ops = Counter(n.op_type for n in tidy_and_compare(model, merge_pairs))
+    ops = Counter(n.op_type for n in clean_up_and_compare(model, merge_pairs))
     assert ops["DequantizeLinear"] == 2
 
 
@@ -419,7 +419,7 @@ def test_pairs_of_equal_scale_are_merged(scale: str, quantizers: int) -> None:
         y = Relu (a_dq)
         v = Neg (b_dq)"""
     model = parse(nodes, "y", "v", **SCALE, other=np.float32(0.1))
-    ops = Counter(n.op_type for n in tidy_and_compare(model, merge_pairs))
+    ops = Counter(n.op_type for n in clean_up_and_compare(model, merge_pairs))
     assert ops["QuantizeLinear"] == quantizers
 
 
@@ -430,7 +430,7 @@ def test_matrix_products_keep_their_own_dq() -> None:
         three = Gemm (c_dq, w)
         four = Neg (d_dq)"""
     model = parse(nodes, "one", "two", "three", "four", **SCALE, w=WEIGHT.T.copy())
-    merged = tidy_and_compare(model, merge_pairs)
+    merged = clean_up_and_compare(model, merge_pairs)
     ops = Counter(n.op_type for n in merged)
     assert (ops["QuantizeLinear"], ops["DequantizeLinear"]) == (1, 3)
     inputs = {n.output[0]: n.input[0] for n in merged}
@@ -439,11 +439,11 @@ def test_matrix_products_keep_their_own_dq() -> None:
 
 
 @pytest.mark.parametrize(
-    "tidy",
+    "clean_up",
     [fold_constants, merge_pairs, lambda model: merge_pairs(fold_constants(model))],
     ids=["fold_constants", "merge_pairs", "both"],
 )
-def test_tidying_keeps_tensors_of_subgraphs(tidy: Callable[[Model], Model]) -> None:
+def test_cleanup_keeps_tensors_of_subgraphs(clean_up: Callable[[Model], Model]) -> None:
     nodes = f"""c = Constant <value = float[4] {{1.0, 2.0, 3.0, 4.0}}> ()
         {pair("x", "a")} {pair("x", "b")}
         {choice("c")}
@@ -451,10 +451,10 @@ def test_tidying_keeps_tensors_of_subgraphs(tidy: Callable[[Model], Model]) -> N
         sum = Add (a_dq, c)
         more = Add (sum, if_c)
         y = Add (more, if_b_dq)"""
-    tidy_and_compare(parse(nodes, "y", **SCALE, yes=np.array(True)), tidy)
+    clean_up_and_compare(parse(nodes, "y", **SCALE, yes=np.array(True)), clean_up)
 
 
-def test_drop_marks_in_subgraphs() -> None:
+def test_remove_marks_in_subgraphs() -> None:
     nodes = f"""marked = qdqtool.qat.Mark <key = "0"> (x)
         {choice("marked")}
         y = Add (if_marked, marked)"""

@@ -84,7 +84,7 @@ def observe(
 ) -> tuple[list[tuple[str, str, Tensor]], int]:
     """Return the values that observers get, and the number of calls that reach watchers.
 
-    Watchers rest where no call is ``counted``; with None they never rest.
+    Watchers are paused if no call is ``counted``; with None they never are.
     """
     values: list[tuple[str, str, Tensor]] = []
     names = {id(m): n for n, m in model.named_modules()}
@@ -118,7 +118,7 @@ def test_plan_counts_calls(prepared: tuple[nn.Module, qat.Plan]) -> None:
     assert {a.site.kind for a in plan.activations} == {"input", "add", "pool"}
 
 
-def test_resting_watchers_observe_the_same(prepared: tuple[nn.Module, qat.Plan]) -> None:
+def test_paused_watchers_observe_the_same(prepared: tuple[nn.Module, qat.Plan]) -> None:
     model, plan = prepared
     expected, many = observe(model, None)
     values, few = observe(model, plan.counted)
@@ -128,7 +128,9 @@ def test_resting_watchers_observe_the_same(prepared: tuple[nn.Module, qat.Plan])
     assert not has_hooks(model)
 
 
-def test_watchers_do_not_rest_without_counted_calls(prepared: tuple[nn.Module, qat.Plan]) -> None:
+def test_watchers_are_not_paused_without_counted_calls(
+    prepared: tuple[nn.Module, qat.Plan],
+) -> None:
     model, plan = prepared
     values, calls = observe(model, {})
     assert calls == observe(model, None)[1]
@@ -447,7 +449,7 @@ def test_attention_is_quantized_as_by_insert(
 
 
 @pytest.mark.slow
-def test_compiled_attention_computes_the_same() -> None:
+def test_compiled_attention_computes_the_same(recwarn: pytest.WarningsRecorder) -> None:
     torch.manual_seed(0)
     model = nets.ready(Projected("positions", batch_first=True).eval(), TOKENS)
     compiled = torch.compile(model, backend="aot_eager")
@@ -459,6 +461,7 @@ def test_compiled_attention_computes_the_same() -> None:
         output.square().mean().backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert len(gradients[0]) == 8
+    assert not [w for w in recwarn if "lru_cache" in str(w.message)]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 

@@ -335,7 +335,7 @@ def test_trainer_chooses_class_for_task(
     assert trainer.options.images == options.get("images", 128)
 
 
-def test_spread_covers_data_set(training: Any) -> None:
+def test_spread_batches_covers_data_set(training: Any) -> None:
     assert training.spread_batches(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert training.spread_batches(1000, 16, 128) == [
         list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)
@@ -357,7 +357,7 @@ def test_ultralytics_does_not_mistake_quantizers_for_modelopt(backend: str, fold
     assert float((before - after).abs().mean()) < 0.05 * float(before.std())
 
 
-def test_exporting_heads_restores_anchors(folder: Path) -> None:
+def test_switch_heads_to_export_restores_anchors(folder: Path) -> None:
     model, large = open_yolo(folder / "float.pt").model, torch.rand(1, 3, 2 * SIZE, 2 * SIZE)
     expected = nets.evaluate(model, large)[0]
     with switch_heads_to_export(model):

@@ -5,7 +5,7 @@ import functools
 import onnx
 import pytest
 
-from qdqtool.commands.demo_run import SIZES, yolov8
+from qdqtool.demo.network import SIZES, yolov8
 from qdqtool.ir.graph import Model
 from qdqtool.timing.model_variants import quantized_variant
 from qdqtool.trt.targets import TARGETS

@@ -19,7 +19,7 @@ from calibration.cache import load_statistics
 from calibration.methods import METHODS, amax_of
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
-from qdqtool.commands.demo_run import yolov8n
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher
-from qdqtool.commands.demo_run import yolov8n
+from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.tuning.evaluator import CandidateEvaluator

@@ -2,7 +2,6 @@
 
 import pickle
 
-from qdqtool.errors import ModelError
 from qdqtool.util.notes import Note
 from tests.notes import note_codes
 
@@ -20,9 +19,3 @@ def test_note_codes_are_empty_for_plain_strings() -> None:
         "",
         "",
     ]
-
-
-def test_note_from_error_has_the_code_of_the_error() -> None:
-    note = Note.from_error(ModelError("not a model", "m.onnx", code="damaged-model"))
-    assert (note, note.code) == ("m.onnx: not a model", "damaged-model")
-    assert Note.from_error(ValueError("x")).code == ""

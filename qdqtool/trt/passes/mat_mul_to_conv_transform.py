@@ -45,7 +45,7 @@ class MatMulToConvTransform(Pass):
     cases = (GEMM, MATMUL, PLAIN)
     anonymous_lines = (CONVERT_TYPE,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
             case = _choose_case(layer)
             if case is None:

@@ -110,7 +110,7 @@ class QuantizeDoubleInputNodes(Pass):
     )
     anonymous_lines = (REMOVING,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(*WEIGHTED):
             if not layer.int8 and not layer.in_myelin:
                 self._quantize_weighted(network, layer)

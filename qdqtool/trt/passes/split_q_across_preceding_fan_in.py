@@ -28,7 +28,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
 
     cases = (CONCAT, NESTED)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         queue = deque(network.layers_to_visit(LayerKind.CONCATENATION))
         while queue:
             concat = queue.popleft()

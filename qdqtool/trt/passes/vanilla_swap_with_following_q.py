@@ -53,7 +53,7 @@ class VanillaSwapWithFollowingQ(Pass):
         self._consumers: dict[Tensor, tuple[TensorConsumer, ...]] = {}
         self._refused: set[int] = set()  # layers with other consumers, by id
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         self._consumers, self._refused = {}, set()
         queue = deque(network.layers_to_visit(LayerKind.QUANTIZE))
         while queue:

@@ -55,7 +55,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
     cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, SEVERAL)
     anonymous_lines = (SWAPPING,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         queue = deque(network.layers_of_kind(LayerKind.DEQUANTIZE))
         while queue:
             dq = queue.popleft()

@@ -1,0 +1,389 @@
+"""YOLOv8 networks with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.errors import ModelError
+
+STRIDES = (8, 16, 32)
+REG_MAX = 16  # bins of the distribution over each box side (DFL)
+OPSET = 17
+
+# Published networks: channels of layers 0, 1, 3, 5 and 7; repetitions of blocks 2, 4, 6 and 8.
+SIZES = {
+    "n": ((16, 32, 64, 128, 256), (1, 2, 2, 1)),
+    "s": ((32, 64, 128, 256, 512), (1, 2, 2, 1)),
+    "m": ((48, 96, 192, 384, 576), (2, 4, 4, 2)),
+    "l": ((64, 128, 256, 512, 512), (3, 6, 6, 3)),
+    "x": ((80, 160, 320, 640, 640), (3, 6, 6, 3)),
+}
+
+# Size of the activation around its mean for a unit normal input (the weights do not see the mean).
+_SECOND_MOMENT = {"silu": 0.356, "relu": 0.41}
+_IMAGE_MOMENT = 0.05  # mean square of an image's contrast, in units of full scale
+_POOL_GROWTH = 2.2  # a 5x5 maximum picks large values (measured on the demo images)
+
+
+def yolov8n(
+    size: int = 640, classes: int = 80, seed: int = 0, activation: str = "silu"
+) -> onnx.ModelProto:
+    """Build YOLOv8n with random weights.
+
+    Args:
+        size: Side of the square input in pixels, a multiple of 32.
+        classes: Number of classes.
+        seed: Seed of the weights. The same seed gives the same bytes.
+        activation: ``silu``, as in published models, or ``relu``.
+
+    Returns:
+        A model of opset 17 with input ``images`` [1, 3, size, size] (RGB, 0 to 1) and output
+        ``output0`` [1, 4 + classes, anchors]: center x, center y, width and height in pixels, then
+        class scores.
+
+    Raises:
+        ModelError: ``size`` is not a positive multiple of 32, ``classes`` is below 1, or
+            ``activation`` is unknown.
+    """
+    return yolov8("n", size, classes, seed, activation)
+
+
+def yolov8(
+    letter: str,
+    size: int = 640,
+    classes: int = 80,
+    seed: int = 0,
+    activation: str = "silu",
+) -> onnx.ModelProto:
+    """Build YOLOv8n, s, m, l or x as :func:`yolov8n` does; `letter` is a key of :data:`SIZES`."""
+    if size < 32 or size % 32:
+        raise ModelError(
+            f"demo model: size {size} is not a positive multiple of 32",
+            code="out-of-range",
+            parameter="size",
+        )
+    if classes < 1:
+        raise ModelError(
+            f"demo model: classes {classes} is below 1", code="out-of-range", parameter="classes"
+        )
+    if activation not in _SECOND_MOMENT:
+        raise ModelError(
+            f"demo model: activation '{activation}' is unknown; use silu or relu",
+            code="unknown-choice",
+            parameter="activation",
+        )
+    net = YoloBuilder(seed, activation)
+    levels = add_backbone_and_neck(net, *SIZES[letter])
+    add_head(net, levels, size, classes)
+    return net.finish(size, classes, letter)
+
+
+class YoloBuilder:
+    """YOLOv8 network under construction.
+
+    Methods that add nodes return the name of the output tensor. `cin` and `cout` are numbers of
+    input and output channels.
+    """
+
+    def __init__(self, seed: int, activation: str) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.rng = np.random.default_rng(seed)
+        self.activation = activation
+        # Expected mean square of each tensor. Weights divide by it, so that the output of every
+        # convolution has size 1.
+        self.moments: dict[str, float] = {"images": _IMAGE_MOMENT}
+
+    def _add_outputs(
+        self, op: str, name: str, inputs: Sequence[str], count: int, **attributes: Any
+    ) -> list[str]:
+        outputs = [f"{name}_output_{i}" for i in range(count)]
+        moment = max((self.moments[t] for t in inputs if t in self.moments), default=1.0)
+        if op == "Add":
+            moment = sum(self.moments.get(t, 0.0) for t in inputs)
+        elif op == "MaxPool":
+            moment *= _POOL_GROWTH
+        self.moments.update(dict.fromkeys(outputs, moment))
+        self.nodes.append(helper.make_node(op, list(inputs), outputs, name=name, **attributes))
+        return outputs
+
+    def add(self, op: str, name: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node with one output."""
+        return self._add_outputs(op, name, inputs, 1, **attributes)[0]
+
+    def split(self, name: str, tensor: str, *sizes: int) -> list[str]:
+        """Add a Split of the channels and return its output tensors."""
+        inputs = [tensor, self.integers(f"{name}_sizes", *sizes)]
+        return self._add_outputs("Split", name, inputs, len(sizes), axis=1)
+
+    def reshape(self, name: str, tensor: str, *shape: int) -> str:
+        """Add a Reshape."""
+        return self.add(
+            "Reshape", name, tensor, self.integers(f"{name}_shape", *shape), allowzero=0
+        )
+
+    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
+        """Add an initializer."""
+        self.initializers.append(numpy_helper.from_array(value, name))
+        return name
+
+    def integers(self, name: str, *values: int) -> str:
+        """Add an initializer of 64-bit integers."""
+        return self.constant(name, np.array(values, np.int64))
+
+    def conv2d(
+        self,
+        name: str,
+        tensor: str,
+        cin: int,
+        cout: int,
+        kernel: int = 1,
+        stride: int = 1,
+        *,
+        gain: float = 0.8,
+        bias: float = 0.0,
+        spread: float = 0.6,
+    ) -> str:
+        """Add a convolution without activation.
+
+        Its output varies by about `gain` with the image and by `spread` between channels. Together
+        they give a variance of 1. If all of the variance came from the image, random layers would
+        amplify rounding errors until nothing of the image is left.
+        """
+        fan_in = cin * kernel * kernel
+        weight = self.rng.standard_normal((cout, cin, kernel, kernel))
+        # Inputs have a positive mean, which weights with a sum of 0 remove.
+        weight -= weight.mean(axis=(1, 2, 3), keepdims=True)
+        # Channels of a trained network differ in size after BatchNormalization is folded.
+        weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
+        weight *= gain / np.sqrt(fan_in * self.moments[tensor])
+        offsets = bias + spread * self.rng.standard_normal(cout)
+        parameter = name.removeprefix("/").removesuffix("/Conv").replace("/", ".")
+        if parameter.startswith("model.22.cv"):
+            # The weight of /model.22/cv2.0/cv2.0.1/conv is model.22.cv2.0.1.conv.weight.
+            head = parameter.split(".")
+            parameter = ".".join([*head[:2], *head[4:]])
+        self.constant(f"{parameter}.weight", weight.astype(np.float32))
+        self.constant(f"{parameter}.bias", offsets.astype(np.float32))
+        return self.add(
+            "Conv",
+            name,
+            tensor,
+            f"{parameter}.weight",
+            f"{parameter}.bias",
+            dilations=[1, 1],
+            group=1,
+            kernel_shape=[kernel, kernel],
+            pads=[kernel // 2] * 4,
+            strides=[stride, stride],
+        )
+
+    def conv(
+        self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1
+    ) -> str:
+        """Add Ultralytics' Conv: a convolution and its activation."""
+        raw = self.conv2d(f"{name}/conv/Conv", tensor, cin, cout, kernel, stride)
+        if self.activation == "relu":
+            result = self.add("Relu", f"{name}/act/Relu", raw)
+        else:
+            result = self.add(
+                "Mul", f"{name}/act/Mul", raw, self.add("Sigmoid", f"{name}/act/Sigmoid", raw)
+            )
+        self.moments[result] = _SECOND_MOMENT[self.activation]
+        return result
+
+    def concat(self, name: str, tensors: Sequence[str], axis: int = 1) -> str:
+        """Add a Concat."""
+        return self.add("Concat", name, *tensors, axis=axis)
+
+    def c2f(self, name: str, tensor: str, cin: int, cout: int, repeats: int, shortcut: bool) -> str:
+        """Add a C2f block: a Split, a chain of bottlenecks, and the Concat of all of them."""
+        half = cout // 2
+        joined = self.conv(f"{name}/cv1", tensor, cin, cout)
+        parts = self.split(f"{name}/Split", joined, half, half)
+        for i in range(repeats):
+            inner = self.conv(f"{name}/m.{i}/cv1", parts[-1], half, half, 3)
+            inner = self.conv(f"{name}/m.{i}/cv2", inner, half, half, 3)
+            if shortcut:
+                inner = self.add("Add", f"{name}/m.{i}/Add", parts[-1], inner)
+            parts.append(inner)
+        return self.conv(
+            f"{name}/cv2", self.concat(f"{name}/Concat", parts), half * (2 + repeats), cout
+        )
+
+    def sppf(self, name: str, tensor: str, channels: int) -> str:
+        """Add an SPPF block: three MaxPools in a chain, and the Concat of all of them."""
+        parts = [self.conv(f"{name}/cv1", tensor, channels, channels // 2)]
+        for suffix in ("", "_1", "_2"):
+            parts.append(
+                self.add(
+                    "MaxPool",
+                    f"{name}/m{suffix}/MaxPool",
+                    parts[-1],
+                    kernel_shape=[5, 5],
+                    pads=[2] * 4,
+                    strides=[1, 1],
+                    ceil_mode=0,
+                    dilations=[1, 1],
+                )
+            )
+        return self.conv(
+            f"{name}/cv2", self.concat(f"{name}/Concat", parts), channels * 2, channels
+        )
+
+    def upsample(self, name: str, tensor: str) -> str:
+        """Add a Resize to twice the height and width."""
+        scales = self.constant(f"{name}/scales", np.array([1, 1, 2, 2], np.float32))
+        return self.add(
+            "Resize",
+            f"{name}/Resize",
+            tensor,
+            "",
+            scales,
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        )
+
+    def finish(self, size: int, classes: int, letter: str = "n") -> onnx.ModelProto:
+        """Return the model; the last node produces its output."""
+        anchors = sum((size // s) ** 2 for s in STRIDES)
+        image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
+        output = helper.make_tensor_value_info(
+            "output0", TensorProto.FLOAT, [1, 4 + classes, anchors]
+        )
+        self.nodes[-1].output[0] = "output0"
+        graph = helper.make_graph(self.nodes, "main_graph", [image], [output], self.initializers)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="qdqtool-demo"
+        )
+        model.ir_version = 8
+        names = {i: f"class{i}" for i in range(classes)}
+        helper.set_model_props(
+            model,
+            {
+                "description": f"YOLOv8{letter} architecture with random weights",
+                "task": "detect",
+                "stride": "32",
+                "batch": "1",
+                "imgsz": str([size, size]),
+                "names": str(names),
+            },
+        )
+        return onnx.shape_inference.infer_shapes(model)
+
+
+def add_backbone_and_neck(
+    net: YoloBuilder, widths: Sequence[int], repeats: Sequence[int]
+) -> list[tuple[str, int]]:
+    """Add layers 0 to 21.
+
+    Returns:
+        Tensor and number of channels of the three feature maps that the head consumes.
+    """
+    a, b, c, d, e = widths
+    first, second, third, last = repeats
+    x = net.conv("/model.0", "images", 3, a, 3, 2)
+    x = net.conv("/model.1", x, a, b, 3, 2)
+    x = net.c2f("/model.2", x, b, b, first, True)
+    x = net.conv("/model.3", x, b, c, 3, 2)
+    p3 = net.c2f("/model.4", x, c, c, second, True)
+    x = net.conv("/model.5", p3, c, d, 3, 2)
+    p4 = net.c2f("/model.6", x, d, d, third, True)
+    x = net.conv("/model.7", p4, d, e, 3, 2)
+    x = net.c2f("/model.8", x, e, e, last, True)
+    p5 = net.sppf("/model.9", x, e)
+    x = net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4])
+    n4 = net.c2f("/model.12", x, e + d, d, first, False)
+    x = net.concat("/model.14/Concat", [net.upsample("/model.13", n4), p3])
+    out3 = net.c2f("/model.15", x, d + c, c, first, False)
+    x = net.concat("/model.17/Concat", [net.conv("/model.16", out3, c, c, 3, 2), n4])
+    out4 = net.c2f("/model.18", x, c + d, d, first, False)
+    x = net.concat("/model.20/Concat", [net.conv("/model.19", out4, d, d, 3, 2), p5])
+    out5 = net.c2f("/model.21", x, d + e, e, first, False)
+    return [(out3, c), (out4, d), (out5, e)]
+
+
+def add_head(net: YoloBuilder, levels: Sequence[tuple[str, int]], size: int, classes: int) -> None:
+    """Add the head: box and class branches for three levels, then the decoding of boxes."""
+    name = "/model.22"
+    box = 4 * REG_MAX
+    box_width = max(16, levels[0][1] // 4, box)
+    class_width = max(levels[0][1], min(classes, 100))
+    flat = []
+    for i, (tensor, channels) in enumerate(levels):
+        branches = []
+        plan = (("cv2", box_width, box, 2.0, 1.0), ("cv3", class_width, classes, 1.5, -6.0))
+        for branch, width, out, gain, bias in plan:
+            base = f"{name}/{branch}.{i}/{branch}.{i}"
+            x = net.conv(f"{base}.0", tensor, channels, width, 3)
+            x = net.conv(f"{base}.1", x, width, width, 3)
+            branches.append(net.conv2d(f"{base}.2/Conv", x, width, out, gain=gain, bias=bias))
+        suffix = f"_{i}" if i else ""
+        joined = net.concat(f"{name}/Concat{suffix}", branches)
+        flat.append(net.reshape(f"{name}/Reshape{suffix}", joined, 1, box + classes, -1))
+    joined = net.concat(f"{name}/Concat_3", flat, axis=2)
+    boxes, scores = net.split(f"{name}/Split", joined, box, classes)
+    pixels = _decode_boxes(net, name, boxes, size)
+    net.concat(f"{name}/Concat_5", [pixels, net.add("Sigmoid", f"{name}/Sigmoid", scores)])
+
+
+def _decode_boxes(net: YoloBuilder, name: str, boxes: str, size: int) -> str:
+    """Add the decoding of boxes to center, width and height in pixels, [1, 4, anchors]."""
+    distances = _average_bins(net, f"{name}/dfl", boxes)
+    centers, strides = _anchors(size)
+    center = net.constant(f"{name}/Constant_anchors", centers)
+    axis = net.integers(f"{name}/Constant_axis", 1)
+    bounds = [net.integers(f"{name}/Constant_{n}", n) for n in (0, 2, 4)]
+    lower = net.add("Slice", f"{name}/Slice", distances, bounds[0], bounds[1], axis)
+    upper = net.add("Slice", f"{name}/Slice_1", distances, bounds[1], bounds[2], axis)
+    low = net.add("Sub", f"{name}/Sub", center, lower)
+    high = net.add("Add", f"{name}/Add", center, upper)
+    total = net.add("Add", f"{name}/Add_1", low, high)
+    middle = net.add(
+        "Div", f"{name}/Div", total, net.constant(f"{name}/Constant_two", np.array(2, np.float32))
+    )
+    cells = net.concat(f"{name}/Concat_4", [middle, net.add("Sub", f"{name}/Sub_1", high, low)])
+    return net.add("Mul", f"{name}/Mul", cells, net.constant(f"{name}/Constant_strides", strides))
+
+
+def _average_bins(net: YoloBuilder, name: str, boxes: str) -> str:
+    """Add the DFL: the mean distance of each box side, [1, 64, anchors] to [1, 4, anchors]."""
+    bins = net.reshape(f"{name}/Reshape", boxes, 1, 4, REG_MAX, -1)
+    transposed = net.add("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
+    probabilities = net.add("Softmax", f"{name}/Softmax", transposed, axis=1)
+    weight = net.constant(
+        "model.22.dfl.conv.weight", np.arange(REG_MAX, dtype=np.float32).reshape(1, REG_MAX, 1, 1)
+    )
+    mean = net.add(
+        "Conv",
+        f"{name}/conv/Conv",
+        probabilities,
+        weight,
+        dilations=[1, 1],
+        group=1,
+        kernel_shape=[1, 1],
+        pads=[0] * 4,
+        strides=[1, 1],
+    )
+    return net.reshape(f"{name}/Reshape_1", mean, 1, 4, -1)
+
+
+def _anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return centers [1, 2, anchors] in cells and strides [1, anchors] in pixels."""
+    centers, strides = [], []
+    for stride in STRIDES:
+        cells = size // stride
+        y, x = np.meshgrid(np.arange(cells) + 0.5, np.arange(cells) + 0.5, indexing="ij")
+        centers.append(np.stack([x.ravel(), y.ravel()]))
+        strides.append(np.full(cells * cells, stride))
+    return (
+        np.concatenate(centers, 1)[None].astype(np.float32),
+        np.concatenate(strides)[None].astype(np.float32),
+    )

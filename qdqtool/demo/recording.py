@@ -1,0 +1,66 @@
+"""Recorded build of the default demo model, for machines without a compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
+from qdqtool.prediction import predict
+from qdqtool.trt.targets import RTX
+from qdqtool.types import Precision
+from qdqtool.util.notes import Note
+from qdqtool.verification.convolutions import BuiltNode
+from qdqtool.verification.local_build import ConvolutionPair
+from qdqtool.verification.result import Verification, verification_from_pairs
+
+RECORDING = Path(__file__).with_name("recorded_build.json")
+
+
+def hash_structure(model: Model) -> str:
+    """Return the SHA-256 of nodes, connections and shapes; values do not count."""
+    rows: list[Any] = [[n.op, n.name, n.inputs, n.outputs] for n in model.nodes]
+    rows += sorted([t.name, *t.dims] for t in model.initializers.values())
+    rows += [
+        [v.name, *(d.dim_value for d in v.type.tensor_type.shape.dim)]
+        for v in model.proto.graph.input
+    ]
+    return hashlib.sha256(json.dumps(rows, default=list).encode()).hexdigest()
+
+
+def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
+    """Compare the prediction for a quantized demo model with the recorded build.
+
+    Returns:
+        The comparison; None if the build is of another model.
+
+    Raises:
+        ModelError: The model cannot be read.
+    """
+    model = load(source)
+    recorded = json.loads(RECORDING.read_text())
+    if recorded["structure"] != hash_structure(model):
+        return None
+    built = {row["name"]: row for row in recorded["convolutions"]}
+    prediction = predict(model, RTX)
+    pairs = []
+    for conv in prediction.convolutions:
+        node = None
+        if conv.name in built:
+            precision, output = (
+                Precision(built[conv.name][key]) for key in ("precision", "output")
+            )
+            node = BuiltNode(conv.index, conv.name, conv.op, precision, output=output)
+        pairs.append(ConvolutionPair(conv, node))
+    facts = BuildFacts(
+        BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True
+    )
+    result = verification_from_pairs(prediction, pairs, facts)
+    text = "the build was made when this demo was written, not on this machine"
+    result.notes.append(Note(text, code="built-before"))
+    return result

@@ -1,0 +1,178 @@
+"""Steps of ``qdqtool demo``, with the text that reports them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from qdqtool.demo.images import IMAGE_NAME, make_image, write_images
+from qdqtool.demo.network import yolov8n
+from qdqtool.demo.recording import verify_recorded
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.formats.insertion_text import render
+from qdqtool.formats.output import terminal_width, wrap
+from qdqtool.insertion.api import insert
+from qdqtool.ir.modelfile import save
+from qdqtool.runtime.sessions import open_session
+from qdqtool.trt.targets import Target
+from qdqtool.util import limits
+
+_COMPARED_IMAGES = 8
+_GPU = "RTX 3060"  # the report estimates times for it
+
+
+def run_demo(
+    folder: Path, size: int, images: int, activation: str, target: Target
+) -> Iterator[str]:
+    """Run the demo in a folder and yield the lines to print.
+
+    Args:
+        folder: The folder, created if it is missing.
+        size: Height and width of the network input in pixels.
+        images: Number of calibration images.
+        activation: Activation of the network, as in :func:`yolov8n`.
+        target: TensorRT version to place Q/DQ for.
+
+    Raises:
+        QdqtoolError: The folder cannot be created or written, or the size is wrong.
+    """
+    started = time.perf_counter()
+    if size > limits.DEMO_SIZE:
+        raise DataError(
+            f"`size={size}`: the limit of the demo is {limits.DEMO_SIZE} pixels",
+            code="out-of-range",
+            parameter="size",
+        )
+    proto = yolov8n(size, activation=activation)
+    image_folder = folder / "images"
+    model, quantized = folder / "yolov8n-demo.onnx", folder / "yolov8n-demo_qdq.onnx"
+    _create_folder(image_folder, folder)
+    save(proto, model)
+    write_images(image_folder, images, size)
+    yield f"1. wrote {model} (YOLOv8n architecture, random weights)"
+    yield f"   and {images} generated images of {size} x {size} pixels to {image_folder}"
+    yield ""
+    yield "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
+    cache = folder / "calibration.npz"
+    result = insert(
+        model, image_folder, target=target, progress=True, calib_cache=cache, overwrite_cache=True
+    )
+    result.save(quantized)
+    yield from _indent(render(result, terminal_width() - 3))
+    yield f"   wrote {quantized}"
+    pixels, correlation = _compare_outputs(proto, result.model, size, images)
+    yield f"   on {_COMPARED_IMAGES} other images boxes move by {pixels:.1f} px on average;"
+    yield f"   the correlation of the scores is {correlation:.3f}"
+    yield ""
+    yield "3. qdqtool verify: a real compiler's answer"
+    yield from _verify(quantized)
+    yield ""
+    yield "4. qdqtool report: one page to look at"
+    yield from _report(model, quantized, cache, target)
+    yield ""
+    seconds = time.perf_counter() - started
+    yield f"done in {seconds:.1f} s. With a model of your own and a few hundred of its images:"
+    yield f"  qdqtool insert yolov8n.onnx --calib images/ --target {result.target}"
+    yield "Look closer at this one:"
+    command = f"predict {shlex.quote(str(quantized))} --target {result.target} --all"
+    yield f"  {_program_name()} {command}"
+
+
+def _create_folder(image_folder: Path, folder: Path) -> None:
+    """Create the folder of the images and remove images of earlier runs, but no other files."""
+    try:
+        image_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QdqtoolError(
+            f"cannot be made: {error.strerror or error}",
+            str(folder),
+            code="not-written",
+            parameter="output",
+        ) from error
+    for path in image_folder.glob("demo-*.png"):
+        if IMAGE_NAME.fullmatch(path.name):
+            path.unlink()
+
+
+def _indent(text: str) -> Iterator[str]:
+    return (f"   {line}".rstrip() for line in text.rstrip().splitlines())
+
+
+def _compare_outputs(
+    before: onnx.ModelProto, after: onnx.ModelProto, size: int, first: int
+) -> tuple[float, float]:
+    """Compare the outputs of two models on images from number `first` on.
+
+    Returns:
+        Mean distance of box coordinates in pixels, and correlation of scores.
+    """
+    outputs = []
+    for proto in (before, after):
+        session = open_session(proto.SerializeToString(), 0, optimize="none")
+        rows = []
+        for index in range(first, first + _COMPARED_IMAGES):
+            pixels = np.asarray(make_image(size, index), np.float32).transpose(2, 0, 1)[None] / 255
+            rows.append(session.run(None, {"images": pixels})[0])
+        outputs.append(np.concatenate(rows))
+    boxes = float(np.abs(outputs[0] - outputs[1])[:, :4].mean())
+    return boxes, float(np.corrcoef(outputs[0][:, 4:].ravel(), outputs[1][:, 4:].ravel())[0, 1])
+
+
+def _verify(quantized: Path) -> Iterator[str]:
+    from qdqtool.builders.compiler_process import is_installed
+    from qdqtool.formats.build_text import render_verification
+
+    width = terminal_width()
+    if is_installed("tensorrt_rtx"):
+        from qdqtool.verification.api import verify_with_builder
+
+        result = verify_with_builder(quantized, "tensorrt-rtx")
+        yield from _indent(render_verification(result, width - 3))
+        return
+    recorded = verify_recorded(quantized)
+    if recorded is None:
+        yield "   no TensorRT-RTX here, and the recorded build is of the default demo model, not of this one"
+    else:
+        yield "   no TensorRT-RTX here: compared with the record of an earlier build of this model"
+        yield from _indent(render_verification(recorded, width - 3))
+    yield from wrap(
+        "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the "
+        "model with TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes "
+        "trtexec's log:",
+        3,
+        width,
+    )
+    yield f"     qdqtool verify {quantized} build.log"
+
+
+def _report(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
+    from qdqtool.reporting.page import describe_missing_packages
+
+    missing = describe_missing_packages()
+    if missing:
+        yield from wrap(missing, 3, terminal_width())
+        yield f"     qdqtool report {quantized} --float {model}"
+        return
+    from qdqtool.reporting.api import report
+
+    page = quantized.with_name("yolov8n-demo_report.html")
+    report(quantized, before=model, target=target, gpu=_GPU, calib_cache=cache).save(page)
+    yield f"   wrote {page}: open it in a browser"
+    yield f"   (its times are estimates for one GPU, {_GPU})"
+
+
+def _program_name() -> str:
+    """Return how a shell finds this program, such as ``qdqtool`` or ``.venv/bin/qdqtool``."""
+    if shutil.which("qdqtool") is not None:
+        return "qdqtool"
+    if sys.argv[0].endswith("qdqtool"):
+        return shlex.quote(os.path.relpath(sys.argv[0]))
+    return f"{shlex.quote(sys.executable)} -m qdqtool"

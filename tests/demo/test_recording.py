@@ -1,0 +1,57 @@
+"""The recorded build of the demo's default model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqtool.builders import compiler_process
+from qdqtool.demo import recording
+from qdqtool.demo.recording import RECORDING, verify_recorded
+from qdqtool.verification.api import exit_code
+from qdqtool.verification.local_build import build_model
+from tools.record_demo import quantized_demo
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the default model with Q/DQ; scales do not count, so that one image is enough."""
+    return quantized_demo(tmp_path_factory.mktemp("demo"), 1, method="max", losses=0, predict=False)
+
+
+def test_recording_agrees_with_the_default_model(quantized: Path) -> None:
+    result = verify_recorded(quantized)
+    assert result is not None, (
+        "the demo's model or placement has changed: run python -m tools.record_demo"
+    )
+    assert result.convolutions.agree == result.convolutions.total == 64
+    assert (exit_code(result), result.build.tensorrt) == (0, "1.7.1.116")
+    table = json.loads(RECORDING.read_text())
+    assert set(table) == {"what", "tensorrt", "structure", "convolutions"}
+    assert all(set(row) == {"name", "precision", "output"} for row in table["convolutions"])
+
+
+def test_recording_with_wrong_entries_is_a_mismatch(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = json.loads(RECORDING.read_text())
+    changed, lost = table["convolutions"][5], table["convolutions"].pop(7)
+    changed["precision"] = "FP32" if changed["precision"] == "INT8" else "INT8"
+    (tmp_path / "other.json").write_text(json.dumps(table))
+    monkeypatch.setattr(recording, "RECORDING", tmp_path / "other.json")
+    result = verify_recorded(quantized)
+    assert result is not None
+    assert [m.name for m in result.mismatches] == [changed["name"]]
+    assert result.convolutions.unknown_names == (lost["name"],)
+    assert exit_code(result) == 1
+
+
+@pytest.mark.skipif(
+    not compiler_process.is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
+def test_recording_agrees_with_the_compiler(quantized: Path) -> None:
+    built = {n.name: (str(n.precision), str(n.output)) for n in build_model(quantized).nodes}
+    table = json.loads(RECORDING.read_text())
+    assert {
+        row["name"]: (row["precision"], row["output"]) for row in table["convolutions"]
+    } == built
