@@ -17,7 +17,7 @@ import onnx
 
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import is_run_time, operator_of, rearranges, reduced_axes
+from qdqtool.ir.operators import is_run_time, operator_of, rearranges, reduction_axes
 from qdqtool.ir.qdq import FLOATS, is_dq, is_q, read_params
 from qdqtool.ir.sizes import contraction
 from qdqtool.proto.subgraphs import DOMAINS
@@ -243,7 +243,7 @@ def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
 def _summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
     axes = set(_self_product_axes(model, square))
     for reduction in sums or [square]:
-        axes.update(reduced_axes(model, reduction) or ())
+        axes.update(reduction_axes(model, reduction) or ())
     return axes
 
 
@@ -701,7 +701,7 @@ def _axes_from_end(model: Model, reduction: Node) -> tuple[int, ...] | None:
     """Return the axes of a reduction that keeps dimensions, counted from the end."""
     if not reduction.integer("keepdims", 1):
         return None
-    axes, shape = reduced_axes(model, reduction), model.shape(reduction.input(0))
+    axes, shape = reduction_axes(model, reduction), model.shape(reduction.input(0))
     if not axes:
         return None
     if any(axis >= 0 for axis in axes):
