@@ -114,7 +114,7 @@ def command(
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in required]
     codes = [_code(text) for text in fail_on]
-    from qdqtool.findings.ways import way_named
+    from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import as_options, emit, terminal_width, to_json
     from qdqtool.prediction import predict
     from qdqtool.timing.options import TimingOptions
@@ -145,7 +145,7 @@ def command(
     reserve_output(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
         record_input(request.calibrate)
-    building = way_named(way) if way is not None else None
+    building = find_build_method(way) if way is not None else None
     timed = gpu is not None or request.sm is not None
     if timed:
         from qdqtool.timing.estimate import predict_on_gpu
@@ -285,7 +285,7 @@ def _code(text: str) -> str:
     found = codes.find(text)
     if found is None:
         raise click.BadParameter(
-            f"no finding has the code '{text}'; {codes.hint(text)}", param_hint="--fail-on"
+            f"no finding has the code '{text}'; {codes.suggest_code(text)}", param_hint="--fail-on"
         )
     return found.code
 

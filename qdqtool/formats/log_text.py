@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from qdqtool.findings.codes import ALL_TARGETS, Code
+from qdqtool.findings.codes import ALL_TARGETS, FindingCodeEntry
 from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.formats.output import TextPage
 from qdqtool.types import Json
@@ -17,7 +17,7 @@ from qdqtool.util.text import as_text, cut_middle, format_count
 if TYPE_CHECKING:
     from qdqtool.findings.errors import KnownError
     from qdqtool.findings.lines import LineAnswer, Rule
-    from qdqtool.findings.ways import Way
+    from qdqtool.findings.ways import BuildMethod
 
 _MANY = 12
 
@@ -308,7 +308,7 @@ def _add_sections(page: TextPage, **texts: str) -> None:
             page.fill(text, 2, "  ")
 
 
-def code_text(entry: Code, width: int) -> str:
+def code_text(entry: FindingCodeEntry, width: int) -> str:
     """The long form of a code."""
     page = TextPage(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
@@ -341,7 +341,7 @@ def code_text(entry: Code, width: int) -> str:
     return str(page)
 
 
-def code_json(entry: Code) -> Json:
+def code_json(entry: FindingCodeEntry) -> Json:
     """A code and all that is known about it."""
     holds = [
         to_json_fields(h, "targets", "evidence", "source")
@@ -355,7 +355,7 @@ def code_json(entry: Code) -> Json:
     }
 
 
-def list_text(entries: Iterable[Code], width: int) -> str:
+def list_text(entries: Iterable[FindingCodeEntry], width: int) -> str:
     """Every code with its title, by severity."""
     page = TextPage(width)
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
@@ -386,7 +386,7 @@ def error_text(known: KnownError, width: int) -> str:
     return str(page)
 
 
-def way_text(way: Way, width: int) -> str:
+def way_text(way: BuildMethod, width: int) -> str:
     """What to give a builder, and how to get its log."""
     page = TextPage(width)
     page.add_lines(f"With {way.title}")

@@ -14,7 +14,7 @@ from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Pr
 from qdqtool.util.text import format_count, format_layer_counts, keep_end
 
 if TYPE_CHECKING:
-    from qdqtool.findings.ways import Way
+    from qdqtool.findings.ways import BuildMethod
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
     from qdqtool.trt.targets import Target
@@ -192,7 +192,7 @@ def render(
     layers: bool = False,
     trace: bool = False,
     time: TimeEstimate | None = None,
-    way: Way | None = None,
+    way: BuildMethod | None = None,
 ) -> str:
     """The whole answer: ``everything`` shows every convolution and every finding in full, ``layers`` lists those of the
     engine, ``trace`` TensorRT's own log lines; ``time`` is how long it takes on a GPU, ``way`` how it is to be built.
@@ -256,11 +256,11 @@ def has_int8(prediction: Prediction) -> bool:
 
 def format_build_command(target: Target, model: str, width: int, *, half: bool = True) -> str:
     """The command that builds a model, as one line to be pasted, and what to know of it below."""
-    from qdqtool.findings.ways import trtexec_command, trtexec_remark
+    from qdqtool.findings.ways import trtexec_advice, trtexec_command
 
     page = TextPage(width)
     page.add_lines(f"build: {trtexec_command(target, model, half=half)}")
-    if remark := trtexec_remark(target):
+    if remark := trtexec_advice(target):
         page.fill(remark, 2, "  ")
     return str(page).rstrip()
 
