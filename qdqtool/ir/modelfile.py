@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from qdqtool.errors import ModelError
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
+from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.slim import tensor_bytes, without_large_weights
@@ -22,7 +23,7 @@ from qdqtool.proto.subgraphs import check_functions, require_utf8, with_subgraph
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
-from qdqtool.util.text import cut_middle, reason_of
+from qdqtool.util.text import cut_middle
 
 _VERSIONS = range(1000)  # of operator sets, far above any
 
@@ -213,18 +214,8 @@ def _load(source: ModelSource) -> Model:
     if isinstance(source, onnx.ModelProto):
         _check(source, "model in memory")
         return Model(source)
-    if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
-        import onnx_graphsurgeon
-
-        with quiet_graphsurgeon():
-            try:
-                made = onnx_graphsurgeon.export_onnx(source)
-            except Exception as error:  # it raises whatever its parts raise
-                raise ModelError(
-                    f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}",
-                    code="export-failed",
-                ) from error
-        return _load(made)
+    if is_graphsurgeon(source):
+        return _load(from_graphsurgeon(source))
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     if not isinstance(source, (str, os.PathLike)):
@@ -450,19 +441,6 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
             "is the input; choose another output name", os.fspath(path), code="output-is-input"
         )
     write_model(proto, path)
-
-
-@contextlib.contextmanager
-def quiet_graphsurgeon() -> Iterator[None]:
-    """Without the lines that onnx-graphsurgeon prints on stdout, its errors included, which it raises as well."""
-    from onnx_graphsurgeon.logger import G_LOGGER
-
-    before = G_LOGGER.severity
-    G_LOGGER.severity = G_LOGGER.CRITICAL + 1
-    try:
-        yield
-    finally:
-        G_LOGGER.severity = before
 
 
 def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
