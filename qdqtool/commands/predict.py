@@ -114,7 +114,7 @@ def command(
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in required]
     codes = [_code(text) for text in fail_on]
-    from qdqtool.findings.ways import way_named
+    from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import as_options, emit, terminal_width, to_json
     from qdqtool.prediction import predict
     from qdqtool.timing.options import TimingOptions
@@ -145,7 +145,7 @@ def command(
     reserve_output(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
         record_input(request.calibrate)
-    building = way_named(way) if way is not None else None
+    building = find_build_method(way) if way is not None else None
     timed = gpu is not None or request.sm is not None
     if timed:
         from qdqtool.timing.estimate import predict_on_gpu
@@ -202,19 +202,20 @@ def command(
         from qdqtool.formats import annotations
 
         checked = {
-            path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged
+            path: annotations.ModelCheck(path, chosen.name, None, [damaged[path]])
+            for path in damaged
         }
         for path, one, time, unmet in answers:
-            checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
+            checked[path] = annotations.ModelCheck(path, chosen.name, one, unmet, time)
         rows = [checked[path] for path in model]
         text = (
-            to_json(annotations.sarif(rows))
+            to_json(annotations.to_sarif(rows))
             if answer.form == "sarif"
-            else annotations.markdown(rows)
+            else annotations.to_markdown(rows)
         )
         emit(text, answer.output)
     else:
-        from qdqtool.formats.predict_text import has_int8, render, to_build
+        from qdqtool.formats.predict_text import format_build_command, has_int8, render
 
         width = 100 if answer.output else terminal_width()
         texts = []
@@ -229,9 +230,8 @@ def command(
                 way=building,
             )
             if building is None and not chosen.is_rtx and has_int8(prediction):
-                text = (
-                    f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not request.no_fp16)}"
-                )
+                command = format_build_command(chosen, path, width, half=not request.no_fp16)
+                text = f"{text.rstrip()}\n\n{command}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:
             emit("\n".join(texts), answer.output)
@@ -285,7 +285,7 @@ def _code(text: str) -> str:
     found = codes.find(text)
     if found is None:
         raise click.BadParameter(
-            f"no finding has the code '{text}'; {codes.hint(text)}", param_hint="--fail-on"
+            f"no finding has the code '{text}'; {codes.suggest_code(text)}", param_hint="--fail-on"
         )
     return found.code
 

@@ -188,7 +188,7 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
         entry = codes.find(text)
         if entry is None:
             raise QdqtoolError(
-                f"no finding has the code '{text}'; {codes.hint(text)}",
+                f"no finding has the code '{text}'; {codes.suggest_code(text)}",
                 code="unknown-finding-code",
                 parameter="only",
             )
