@@ -202,19 +202,20 @@ def command(
         from qdqtool.formats import annotations
 
         checked = {
-            path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged
+            path: annotations.ModelCheck(path, chosen.name, None, [damaged[path]])
+            for path in damaged
         }
         for path, one, time, unmet in answers:
-            checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
+            checked[path] = annotations.ModelCheck(path, chosen.name, one, unmet, time)
         rows = [checked[path] for path in model]
         text = (
-            to_json(annotations.sarif(rows))
+            to_json(annotations.to_sarif(rows))
             if answer.form == "sarif"
-            else annotations.markdown(rows)
+            else annotations.to_markdown(rows)
         )
         emit(text, answer.output)
     else:
-        from qdqtool.formats.predict_text import has_int8, render, to_build
+        from qdqtool.formats.predict_text import format_build_command, has_int8, render
 
         width = 100 if answer.output else terminal_width()
         texts = []
@@ -229,9 +230,8 @@ def command(
                 way=building,
             )
             if building is None and not chosen.is_rtx and has_int8(prediction):
-                text = (
-                    f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not request.no_fp16)}"
-                )
+                command = format_build_command(chosen, path, width, half=not request.no_fp16)
+                text = f"{text.rstrip()}\n\n{command}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:
             emit("\n".join(texts), answer.output)

@@ -444,7 +444,7 @@ class PartitionedNetwork:
             helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.inputs
         ]
         proto = partial_model(quantized, part.outputs, inputs)
-        weights = self.weights.used_by(proto)
+        weights = self.weights.attach(proto)
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION_BYTES
         session = open_packed_session(
             proto.SerializeToString(),

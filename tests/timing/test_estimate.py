@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.formats.predict_text import whether_it_pays
+from qdqtool.formats.predict_text import describe_gain
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
@@ -163,7 +163,7 @@ def test_int8_gains_little_in_a_network_of_small_kernels() -> None:
         convolution_chain(8, channels=16, size=20), find_gpu("RTX 4090")
     )
     assert time.gain < MIN_GAIN
-    assert "kernels take at least" in " ".join(whether_it_pays(time, prediction, 200))
+    assert "kernels take at least" in " ".join(describe_gain(time, prediction, 200))
 
 
 def test_batch_option_is_the_batch_of_the_model() -> None:
