@@ -30,7 +30,7 @@ from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.proto.external_data import all_tensors, location_of, to_array
+from qdqtool.proto.external_data import all_tensors, read_location, to_array
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.targets import TARGETS
@@ -492,7 +492,7 @@ def make_private(
     """
     path = whole.path or "model"
     secrets = {*_texts(whole.proto), whole.path, whole.base_dir}
-    secrets.update(location_of(t) for t in all_tensors(whole.proto.graph))
+    secrets.update(read_location(t) for t in all_tensors(whole.proto.graph))
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
     for seed in range(_SEEDS):

@@ -19,7 +19,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
-from qdqtool.proto.slim import tensor_bytes, without_large_weights
+from qdqtool.proto.slim import strip_large_weights, tensor_bytes
 from qdqtool.proto.subgraphs import (
     attribute_graphs,
     check_functions,
@@ -136,7 +136,7 @@ def _collect_graph(graph: onnx.GraphProto, texts: list[Any], *, is_main: bool = 
 
 def _collect_tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     texts.append(tensor.name)
-    if not external.is_possible(tensor.dims):
+    if not external.are_possible_dims(tensor.dims):
         raise ModelError(
             f"tensor '{cut_middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} "
             "dimensions, and more elements than there can be",
@@ -285,7 +285,7 @@ def _read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
 
 def _too_large(path: Path, head: bytes) -> ModelError:
     if file_types.recognize(str(path), head) is not None:
-        return file_types.not_a_model(str(path), head, error=ModelError)
+        return file_types.wrong_file_error(str(path), head, error=ModelError)
     return ModelError(
         "larger than 2 GB; save its weights as external data", str(path), code="file-too-large"
     )
@@ -296,9 +296,9 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError:
-        raise file_types.not_a_model(path, head, error=ModelError) from None
+        raise file_types.wrong_file_error(path, head, error=ModelError) from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise file_types.not_a_model(path, head, "no graph or no opset", error=ModelError)
+        raise file_types.wrong_file_error(path, head, "no graph or no opset", error=ModelError)
     _check(proto, path)
     return proto
 
@@ -336,7 +336,7 @@ def require_weights(model: Model) -> None:
     existing: set[str] = set()
     for tensor in external.all_tensors(model.proto.graph):
         if external.is_external(tensor):
-            location = external.location_of(tensor)
+            location = external.read_location(tensor)
             if location in existing:
                 continue
             if external.path_of(tensor, model.base_dir, model.path) is None:
@@ -345,7 +345,7 @@ def require_weights(model: Model) -> None:
 
 
 def _missing_weights(model: Model, tensor: onnx.TensorProto) -> ModelError:
-    location = external.location_of(tensor)
+    location = external.read_location(tensor)
     path = os.path.join(model.base_dir, location)
     if location and os.path.isdir(path):
         state = "a directory"
@@ -409,7 +409,7 @@ def byte_size(proto: onnx.ModelProto) -> int:
 
 
 def _split_weights(proto: onnx.ModelProto, path: Path) -> None:
-    slim = without_large_weights(proto, 1024)
+    slim = strip_large_weights(proto, 1024)
     for field in ("producer_name", "producer_version", "domain", "model_version"):
         if getattr(proto, field):
             setattr(slim, field, getattr(proto, field))

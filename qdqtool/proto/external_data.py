@@ -86,7 +86,7 @@ def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
         ) from error
 
 
-def is_possible(dims: Sequence[int]) -> bool:
+def are_possible_dims(dims: Sequence[int]) -> bool:
     """Return whether a tensor can have such dimensions; other libraries crash on larger ones."""
     return len(dims) <= limits.RANK and abs(math.prod(dims)) < _MAX_ELEMENTS
 
@@ -121,7 +121,7 @@ def is_separable(tensor: onnx.TensorProto) -> bool:
     )
 
 
-def location_of(tensor: onnx.TensorProto) -> str:
+def read_location(tensor: onnx.TensorProto) -> str:
     """Return the file of an external tensor, relative to the model's folder."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
@@ -134,7 +134,7 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     """
     if not base_dir:
         return None
-    location = location_of(tensor)
+    location = read_location(tensor)
     if "\0" in location:
         raise ModelError(
             f"weight file {location!r} of tensor '{tensor.name}': {INVALID_NAME}",
@@ -170,7 +170,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     for tensor in all_tensors(proto.graph):
         if not is_external(tensor):
             continue
-        location = location_of(tensor)
+        location = read_location(tensor)
         if location not in file_sizes:
             path = path_of(tensor, base_dir, model)
             file_sizes[location] = 0 if path is None else path.stat().st_size
@@ -193,7 +193,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
 
 def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
     """Return how many bytes of its file a tensor uses."""
-    needed = stored_bytes(tensor)
+    needed = data_size(tensor)
     numbers = {"offset": 0, "length": min(file_size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
@@ -202,12 +202,12 @@ def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
             raise _damaged_tensor(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
-                state = f"its {entry.key} in '{location_of(tensor)}' is '{entry.value[:40]}'"
+                state = f"its {entry.key} in '{read_location(tensor)}' is '{entry.value[:40]}'"
                 raise _damaged_tensor(tensor, state, model)
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:
         state = (
-            f"its length in '{location_of(tensor)}' is {numbers['length']}, and its dimensions "
+            f"its length in '{read_location(tensor)}' is {numbers['length']}, and its dimensions "
             f"take {needed} at most"
         )
         raise _damaged_tensor(tensor, state, model)
@@ -223,7 +223,7 @@ def _damaged_tensor(tensor: onnx.TensorProto, state: str, model: str) -> ModelEr
     )
 
 
-def stored_bytes(tensor: onnx.TensorProto) -> int:
+def data_size(tensor: onnx.TensorProto) -> int:
     """Return the bytes that a tensor's dimensions and type take, 16 per element if unknown."""
     elements: int = math.prod(tensor.dims)
     return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
@@ -237,7 +237,7 @@ def with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)
     if tensor.data_type in _BITS and all(entry.key != "length" for entry in tensor.external_data):
-        copy.external_data.add(key="length", value=str(stored_bytes(tensor)))
+        copy.external_data.add(key="length", value=str(data_size(tensor)))
     return copy
 
 

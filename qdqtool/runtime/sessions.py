@@ -23,7 +23,7 @@ from google.protobuf.message import EncodeError
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.modelfile import write_external, write_model
 from qdqtool.proto import external_data as external
-from qdqtool.proto.subgraphs import captured_tensors
+from qdqtool.proto.subgraphs import find_captured_tensors
 from qdqtool.runtime.session_memory import session_memory
 from qdqtool.util import limits
 from qdqtool.util.subprocesses import temporary_folder
@@ -189,7 +189,7 @@ class SharedWeights:
             them as external.
         """
         graph = proto.graph
-        read = (t for n in graph.node for t in (*n.input, *captured_tensors(n)))
+        read = (t for n in graph.node for t in (*n.input, *find_captured_tensors(n)))
         shared = {name: self._tensors[name] for name in read if name in self._tensors}
         own = [tensor for tensor in graph.initializer if tensor.name not in shared]
         del graph.initializer[:]
