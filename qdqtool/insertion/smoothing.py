@@ -92,7 +92,7 @@ def smooth(
 ) -> tuple[list[ScaleMigration], Note]:
     """Move channel scales of activations into weights, in place.
 
-    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for
+    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.read_smoothed_tensors`), for
     ``predict``. The placement has to be chosen again.
 
     Args:

@@ -16,7 +16,7 @@ from qdqtool.formats.predict_text import describe_gain
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.timing import model_variants, work
 from qdqtool.timing.estimate import estimate, predict_on_gpu
 from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
@@ -392,7 +392,7 @@ def test_shapes_are_inferred_without_large_weights(g: Graph) -> None:
     y = g.conv(part, "conv", 64, 1, scale=None, weights="float")
     proto = g.model(y)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    for version in (proto, without_large_weights(proto)):
+    for version in (proto, strip_large_weights(proto)):
         assert TensorShapes(Model(version)).get(y) == (1, 64, 16, 32)
 
 

@@ -12,7 +12,7 @@ from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View, adds_computed
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import faults
 from qdqtool.reasons.faults import CHECK
 
@@ -41,7 +41,7 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """The head of the network without quantizers, and what finds its coordinates: nodes of the Q/DQ model."""
     known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not known:
-        slim = Model(without_large_weights(view.model.proto), types=view.model)
+        slim = Model(strip_large_weights(view.model.proto), types=view.model)
         model = remove_quantizers(slim, weights=True, stored=placeholder)
 
         def here(nodes: Iterable[int]) -> set[int]:
