@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from qdqtool.errors import ModelError
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
+from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
@@ -28,7 +29,7 @@ from qdqtool.proto.subgraphs import (
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
-from qdqtool.util.text import cut_middle, reason_of
+from qdqtool.util.text import cut_middle
 
 _OPSET_VERSIONS = range(1000)  # of operator sets, far above any
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
@@ -225,18 +226,8 @@ def _load(source: ModelSource) -> Model:
     if isinstance(source, onnx.ModelProto):
         _check(source, "model in memory")
         return Model(source)
-    if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
-        import onnx_graphsurgeon
-
-        with quiet_graphsurgeon():
-            try:
-                proto = onnx_graphsurgeon.export_onnx(source)
-            except Exception as error:  # its parts raise exceptions of many classes
-                raise ModelError(
-                    f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}",
-                    code="export-failed",
-                ) from error
-        return _load(proto)
+    if is_graphsurgeon(source):
+        return _load(from_graphsurgeon(source))
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     path = Path(source)
@@ -384,19 +375,6 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
             "is the input; choose another output name", os.fspath(path), code="output-is-input"
         )
     write_model(proto, path)
-
-
-@contextlib.contextmanager
-def quiet_graphsurgeon() -> Iterator[None]:
-    """Suppress what onnx-graphsurgeon prints on stdout; it raises its errors as well."""
-    from onnx_graphsurgeon.logger import G_LOGGER
-
-    severity = G_LOGGER.severity
-    G_LOGGER.severity = G_LOGGER.CRITICAL + 1
-    try:
-        yield
-    finally:
-        G_LOGGER.severity = severity
 
 
 def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
