@@ -143,7 +143,8 @@ def describe_float_flag(way: str | None) -> tuple[str, str]:
         )
     return (
         "what is not quantized runs in FP32 unless the builder gets --fp16 as well.",
-        f"{BUILD_METHODS['trtexec'].weak} ... (--for gives them for {', '.join(w for w in BUILD_METHODS if w != 'trtexec')}).",
+        f"{BUILD_METHODS['trtexec'].weak} ... (--for gives them for "
+        f"{', '.join(w for w in BUILD_METHODS if w != 'trtexec')}).",
     )
 
 

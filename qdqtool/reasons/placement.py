@@ -117,7 +117,8 @@ class WeightsRank(Refusal):
 
     def skip_reason(self) -> str:
         return (
-            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports constant "
+            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports "
+            "constant "
             "INT8 weights of two"
         )
 
