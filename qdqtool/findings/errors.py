@@ -1,9 +1,9 @@
 """Causes and fixes of TensorRT's warnings and errors.
 
-The table is ``qdqtool/findings/errors.toml``. Its texts and causes come from NVIDIA's issue threads,
-the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. A text is matched by a
-fragment that is the same in every version. ``error_forms.toml`` describes errors that are not in the
-table by their form, and missing kernels by the kind of their node.
+The table is ``qdqtool/findings/errors.toml``. Its texts and causes come from NVIDIA's issue
+threads, the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. A text is matched
+by a fragment that is the same in every version. ``error_forms.toml`` describes errors that are not
+in the table by their form, and missing kernels by the kind of their node.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ _TOPICS = {  # by words of a condition or a function; the first that matches cou
 
 
 def explain_form(text: str) -> KnownError | None:
-    """Return what the form of an unknown error text shows; None if it is not an error of TensorRT."""
+    """Explain an unknown error text by its form; None if it is not an error of TensorRT."""
     error = parse_error(text)
     if not error.is_error:
         return _explain_marked_line(text)
@@ -308,7 +308,11 @@ def _advise(error: ErrorLine) -> str:
     if error.code == 3 or (error.code == 9 and not error.file):
         return "Change the call, option or setting that the text names."
     if error.part in ("the runtime", "CUDA and memory"):
-        return "Check that engine, TensorRT, driver and GPU belong together; build the engine again on this machine."
+        return (
+            "Check that engine, TensorRT, driver and GPU belong together; build the engine again "
+            "on "
+            "this machine."
+        )
     return (
         "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without --int8). If "
         "that works, run "
@@ -374,7 +378,7 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def parse_operator(component: str) -> str:
-    """Return the operator in a node's name: Range for ``/model.22/Range_2``, Conv for ``Conv_224``."""
+    """Return the operator in a node's name, such as Range for ``/model.22/Range_2``."""
     unnamed = _UNNAMED.search(component[:_MAX_NAME])
     if unnamed:
         return unnamed[1]
@@ -383,11 +387,11 @@ def parse_operator(component: str) -> str:
 
 
 def find_node_kind(word: str) -> NodeKind | None:
-    """Return the kind of an operator or of a usual layer name (``002_convolutional``, ``conv1``)."""
+    """Return the kind of an operator or of a usual layer name, such as ``conv1``."""
     lower = word.lower()
-    found = _KINDS_BY_WORD.get(lower)
-    if found is not None:
-        return found
+    kind = _KINDS_BY_WORD.get(lower)
+    if kind is not None:
+        return kind
     if lower.endswith(("weight", "bias", "_output_0")):
         return None
     if "quantizelinear" in lower:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.report import title_of
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.reasons.simulation import OutsideRules
@@ -40,7 +40,7 @@ def verdict(prediction: Prediction) -> str:
         _describe_outside(prediction),
         format_layer_counts(s["convolutions"] - _weighted_products(prediction), products),
     )
-    forms = obstacles(prediction.findings)
+    forms = describe_obstacles(prediction.findings)
     if not s["convolutions"] and not products:
         return f"{outside}{f'nothing in INT8: the model has {forms}' if forms else f'{count}: nothing to run in INT8'}"
     if not s["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):

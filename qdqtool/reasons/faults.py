@@ -1,6 +1,7 @@
 """Faults that the checks of a model find without simulation, and regions that Myelin compiles.
 
-A fault that a pass finds too, such as a zero point that is not 0, is in `qdqtool.reasons.simulation`.
+A fault that a pass finds too, such as a zero point that is not 0, is in
+`qdqtool.reasons.simulation`.
 """
 
 from __future__ import annotations

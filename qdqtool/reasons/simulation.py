@@ -1,6 +1,7 @@
 """Reasons that the simulator records: a pass looked at a node and did not fire, or a conversion remains.
 
-Findings are made from these records and look nothing up again, so that a user reads what the simulator saw.
+Findings are made from these records and look nothing up again, so that a user reads what the
+simulator saw.
 """
 
 from __future__ import annotations
