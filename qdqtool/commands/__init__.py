@@ -4,8 +4,6 @@ Each command is a module of this package, with a click command named `command`. 
 not import click, which would take longer than the rest.
 """
 
-from __future__ import annotations
-
 from qdqtool.util.process import terminal_columns
 
 # Module and one-line help. `qdqtool --help` imports none of the modules.

@@ -1,7 +1,5 @@
 """The command line: loads the module of a command, runs it, and reports its errors."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import io
@@ -29,11 +27,7 @@ _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
 
 
 class _WrappedInterrupt(BaseException):
-    """KeyboardInterrupt that click does not catch."""
-
-    def __init__(self, stop: KeyboardInterrupt) -> None:
-        super().__init__()
-        self.stop = stop
+    """KeyboardInterrupt, as its cause, that click does not catch."""
 
 
 class LazyGroup(click.Group):
@@ -74,7 +68,7 @@ class LazyGroup(click.Group):
                 code="file-damaged",
             ) from error
         except KeyboardInterrupt as stop:
-            raise _WrappedInterrupt(stop) from None
+            raise _WrappedInterrupt from stop
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the overview of the commands."""
@@ -99,10 +93,6 @@ def _fail(message: str, code: int) -> int:
     with suppress(OSError, ValueError):  # stderr may be closed
         print(f"qdqtool: {line}", file=sys.stderr)
     return code
-
-
-def _report_stop(stop: KeyboardInterrupt) -> int:
-    return _fail(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
 
 
 @contextmanager
@@ -140,12 +130,9 @@ def _run(args: list[str] | None) -> int:
                 sys.stdout.flush()
     except SystemExit:  # click ends so if stdout is closed by its reader; 1 would mean "no"
         return 0
-    except _WrappedInterrupt as wrapped:
-        return _report_stop(wrapped.stop)
-    except click.exceptions.Abort:
-        return _report_stop(KeyboardInterrupt())
-    except KeyboardInterrupt as stop:
-        return _report_stop(stop)
+    except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
+        stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error
+        return _fail(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
     except BrokenPipeError:
         silence_stdout()
         return 0

@@ -99,7 +99,7 @@ def command(
     fail_on: tuple[str, ...],
     calib: str | None,
     images: options.ImageArguments,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
     **timing: Any,
 ) -> int:
     """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.

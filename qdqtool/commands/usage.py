@@ -1,7 +1,5 @@
 """Error of wrong use of the command line."""
 
-from __future__ import annotations
-
 import click
 
 
