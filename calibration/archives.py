@@ -44,6 +44,7 @@ class ArrayHeader:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -162,6 +163,7 @@ class Archive:
             return read_values(file, header, label)
 
     def close(self) -> None:
+        """Close the file."""
         self._close()
 
     def __enter__(self) -> Self:

@@ -36,7 +36,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.sizes import linear_inputs
-from qdqtool.proto.external_data import location_of
+from qdqtool.proto.external_data import read_location
 from qdqtool.runtime.run_cost import check_loops
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
@@ -404,7 +404,7 @@ def _model_key(model: Model, focus: Focus | None) -> str:
     key = model.sha256
     if folder:
         initializers = model.proto.graph.initializer
-        files = {location_of(t) for t in initializers if uses_external_data(t)}
+        files = {read_location(t) for t in initializers if uses_external_data(t)}
         key += "".join(file_digest(Path(folder) / file).hex() for file in sorted(files))
     if focus:
         key += f" {focus.threshold:g} {focus.share:g} {' '.join(focus.scores)}"

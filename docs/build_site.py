@@ -31,10 +31,10 @@ from qdqtool.commands import cli
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import VersionError
-from qdqtool.findings.codes import CODES, Code
-from qdqtool.findings.errors import KNOWN, KnownError
+from qdqtool.findings.codes import CODES, FindingCodeEntry
+from qdqtool.findings.errors import KNOWN_ERRORS, KnownError
 from qdqtool.findings.rules import PROMISED_CODES
-from qdqtool.findings.ways import WAYS
+from qdqtool.findings.ways import BUILD_METHODS
 from qdqtool.ir.modelfile import save
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
@@ -378,7 +378,7 @@ def finding_pages() -> dict[str, str]:
     }
 
 
-def _finding(code: Code) -> str:
+def _finding(code: FindingCodeEntry) -> str:
     parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
     parts += _sections(
         ("Cause", code.cause),
@@ -398,7 +398,7 @@ def _finding(code: Code) -> str:
         )
         for h in code.holds
     ]
-    entries = [known for known in KNOWN if code.code in known.codes]
+    entries = [known for known in KNOWN_ERRORS if code.code in known.codes]
     parts += ["## Where it holds", _table(("targets", "evidence", "severity", "source"), rows)]
     if entries:
         links = "\n".join(f"* [{_escaped(k.title)}](../errors/{k.id}.md)" for k in entries)
@@ -413,10 +413,11 @@ def error_pages() -> dict[str, str]:
         'What they mean for a Q/DQ model. `qdqtool explain "the text"` finds the entry, also for the form of a text '
         "that is not here.",
         _table(
-            ("meaning", "severity"), [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN]
+            ("meaning", "severity"),
+            [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN_ERRORS],
         ),
     )
-    return {"errors/index.md": index} | {f"errors/{k.id}.md": _error(k) for k in KNOWN}
+    return {"errors/index.md": index} | {f"errors/{k.id}.md": _error(k) for k in KNOWN_ERRORS}
 
 
 def _error(known: KnownError) -> str:
@@ -593,7 +594,7 @@ def ways_page() -> str:
         "# Ways to build",
         "`--for NAME` with `predict` and `explain` says this for your target.",
     ]
-    for way in WAYS.values():
+    for way in BUILD_METHODS.values():
         rows = (
             ("up to TensorRT 10", way.weak),
             ("strongly typed", way.typed or way.strong),

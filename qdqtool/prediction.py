@@ -64,9 +64,9 @@ def _predict(
 ) -> Prediction:
     assumed = apply_assumptions(target, assume)
     if way is not None:
-        from qdqtool.findings.ways import way_named
+        from qdqtool.findings.ways import find_build_method
 
-        way = way_named(way).name
+        way = find_build_method(way).name
     with pause_gc():
         index = load(model)
         if assumed.is_rtx:

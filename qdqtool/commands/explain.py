@@ -24,12 +24,12 @@ def command(
     line of a log, a pass or one of its cases: what the line means, the builds that show it, the rule and its test.
     """
     from qdqtool.findings import codes
-    from qdqtool.findings.ways import way_named
+    from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.log_text import code_json, code_text, error_text, list_text, way_text
     from qdqtool.util.files import reserve_output
 
     reserve_output(answer.output, "-o")
-    build_method = way_named(way) if way is not None else None
+    build_method = find_build_method(way) if way is not None else None
     if listing:
         rows = list(codes.CODES.values())
         answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
@@ -70,7 +70,7 @@ def command(
     if error is None:
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; "
-            f"{codes.hint(text)}",
+            f"{codes.suggest_code(text)}",
             code="unknown-choice",
             parameter="what",
         )

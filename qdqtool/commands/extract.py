@@ -98,7 +98,7 @@ def command(
     """
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import read_verification
-    from qdqtool.formats.output import worded
+    from qdqtool.formats.output import use_option_names
     from qdqtool.ir.modelfile import load, save
     from qdqtool.util.files import reserve_output
     from qdqtool.util.outputs import write_text
@@ -129,7 +129,7 @@ def command(
     if issue is not None:
         write_text(issue, text)
     answer.write(
-        lambda: {**worded(result.as_json()), "output": output, "report": issue},
+        lambda: {**use_option_names(result.as_json()), "output": output, "report": issue},
         lambda width: _render(result, output, issue, width),
     )
     return INTERRUPTED if result.interrupted else 0

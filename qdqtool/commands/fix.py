@@ -51,7 +51,7 @@ def command(
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
     from qdqtool.formats.insertion_text import render_fixed
-    from qdqtool.formats.output import worded
+    from qdqtool.formats.output import use_option_names
     from qdqtool.util.files import reserve_output
 
     arrays = None if inputs is None else read_arrays(inputs)
@@ -67,7 +67,7 @@ def command(
     )
     fixed.save(output)
     answer.write(
-        lambda: {**worded(fixed.as_json()), "output": output},
+        lambda: {**use_option_names(fixed.as_json()), "output": output},
         lambda width: render_fixed(fixed, output, width),
     )
     return 0 if fixed.ok else 1

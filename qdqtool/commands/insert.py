@@ -121,7 +121,7 @@ def command(
     ):
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
-    from qdqtool.formats.output import terminal_width, worded
+    from qdqtool.formats.output import terminal_width, use_option_names
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.ranges import write_table as save_table
 
@@ -142,7 +142,7 @@ def command(
         save_table(result, write_table)
     gain, time = _estimate_gain(result.model, gpu, release, terminal_width()) if gpu else ([], None)
     answer.write(
-        lambda: worded(result.as_json()) | ({"time": time} if time else {}),
+        lambda: use_option_names(result.as_json()) | ({"time": time} if time else {}),
         lambda width: "\n".join(
             [
                 render(result, width, everything=everything),
@@ -156,21 +156,21 @@ def command(
 
 
 def _suggest_next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
-    from qdqtool.formats.predict_text import to_build
+    from qdqtool.formats.predict_text import format_build_command
 
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
     command = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
-    return [command] if target.is_rtx else [command, to_build(target, path, width)]
+    return [command] if target.is_rtx else [command, format_build_command(target, path, width)]
 
 
 def _estimate_gain(
     model: onnx.ModelProto, gpu: str, target: Target, width: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the expected speed compared with float, as lines and as JSON."""
-    from qdqtool.formats.predict_text import whether_it_pays
+    from qdqtool.formats.predict_text import describe_gain
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
     prediction, time = predict_on_gpu(model, target, TimingOptions(gpu=gpu))
     assert time is not None
-    return ["", *whether_it_pays(time, prediction, width)], time.as_json()
+    return ["", *describe_gain(time, prediction, width)], time.as_json()

@@ -16,7 +16,7 @@ from qdqtool.types import Prediction
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
-    from qdqtool.formats.annotations import Checked
+    from qdqtool.formats.annotations import ModelCheck
     from qdqtool.ir.graph import Model
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.options import TimingOptions
@@ -112,7 +112,7 @@ def command(
     paths = list(dict.fromkeys(model))
     patterns = [_compile_pattern(text) for text in required]
     codes = [_find_code(text) for text in fail_on]
-    from qdqtool.findings.ways import way_named
+    from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import as_options, emit, terminal_width, to_json
     from qdqtool.prediction import check_activations
     from qdqtool.timing.options import TimingOptions
@@ -125,12 +125,12 @@ def command(
     reserve_output(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
         record_input(request.calibrate)
-    build_method = way_named(way) if way is not None else None
+    build_method = find_build_method(way) if way is not None else None
     if request.sm is not None:
         _check_capability(request.sm, release)
     from qdqtool.formats import annotations
 
-    results: list[Checked] = []
+    results: list[ModelCheck] = []
     for path in paths:
         try:
             prediction, time = _predict(path, release, request, assume=assume, way=way)
@@ -139,11 +139,13 @@ def command(
         except QdqtoolError as error:
             if len(paths) == 1:
                 raise
-            results.append(annotations.Checked(path, release.name, None, [as_options(str(error))]))
+            results.append(
+                annotations.ModelCheck(path, release.name, None, [as_options(str(error))])
+            )
             continue
         unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
         unmet += _unmet_gain(time, require_gain)
-        results.append(annotations.Checked(path, release.name, prediction, unmet, time))
+        results.append(annotations.ModelCheck(path, release.name, prediction, unmet, time))
     predictions = [result.prediction for result in results if result.prediction is not None]
     if len(predictions) == len(results):
         _require_matches(patterns, predictions)
@@ -155,9 +157,9 @@ def command(
             fields["for"] = build_method.as_json(release.name)
         emit(to_json(fields), answer.output)
     elif answer.form == "sarif":
-        emit(to_json(annotations.sarif(results)), answer.output)
+        emit(to_json(annotations.to_sarif(results)), answer.output)
     elif answer.form == "markdown":
-        emit(annotations.markdown(results), answer.output)
+        emit(annotations.to_markdown(results), answer.output)
     elif predictions:
         text = _render_text(
             results,
@@ -248,9 +250,9 @@ def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target:
 
 
 def _render_text(
-    results: list[Checked], target: Target, width: int, *, half: bool, **settings: Any
+    results: list[ModelCheck], target: Target, width: int, *, half: bool, **settings: Any
 ) -> str:
-    from qdqtool.formats.predict_text import has_int8, render, to_build
+    from qdqtool.formats.predict_text import format_build_command, has_int8, render
 
     texts = []
     for result in results:
@@ -258,14 +260,16 @@ def _render_text(
             continue
         text = render(result.prediction, width, time=result.time, **settings)
         if settings["way"] is None and not target.is_rtx and has_int8(result.prediction):
-            text = f"{text.rstrip()}\n\n{to_build(target, result.path, width, half=half)}"
+            text = (
+                f"{text.rstrip()}\n\n{format_build_command(target, result.path, width, half=half)}"
+            )
         if len(results) > 1:
             text = f"{as_line(result.path)}\n{text.rstrip()}\n"
         texts.append(text)
     return "\n".join(texts)
 
 
-def _print_failures(results: list[Checked]) -> int:
+def _print_failures(results: list[ModelCheck]) -> int:
     """Print unmet requirements, then errors; return the exit code."""
     failures: list[str] = []
     errors: list[str] = []
@@ -302,7 +306,7 @@ def _find_code(text: str) -> str:
     entry = codes.find(text)
     if entry is None:
         raise click.BadParameter(
-            f"no finding has the code '{text}'; {codes.hint(text)}", param_hint="--fail-on"
+            f"no finding has the code '{text}'; {codes.suggest_code(text)}", param_hint="--fail-on"
         )
     return entry.code
 

@@ -152,7 +152,7 @@ def command(
     for output_path, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render_tuning
-    from qdqtool.formats.output import as_options, worded
+    from qdqtool.formats.output import as_options, use_option_names
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
 
@@ -182,7 +182,7 @@ def command(
             f"kept {state}: what was measured, for another --keep; remove it when you are done"
         )
     answer.write(
-        lambda: worded(tuning.as_json()),
+        lambda: use_option_names(tuning.as_json()),
         lambda width: "\n".join([render_tuning(tuning, width, everything=everything), *notes]),
     )
     return 0 if tuning.reached else 1

@@ -146,7 +146,7 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
         return True
     file_type = file_types.recognize(name, head) if not compression.find_magic(head) else None
     if file_type is not None and not file_type.of_build:
-        raise file_types.not_a_model(name, head, error=QdqtoolError)
+        raise file_types.wrong_file_error(name, head, error=QdqtoolError)
     return False
 
 

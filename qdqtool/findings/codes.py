@@ -1,4 +1,4 @@
-"""The table of finding codes, from ``qdqtool/findings/codes.toml``."""
+"""Table of finding codes, from ``qdqtool/findings/codes.toml``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
-# What holds on the first TensorRT whose networks are all strongly typed does where they are by choice.
+# Codes of the first TensorRT without weak typing also apply to networks that are strongly typed by choice.
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
 @record
 class CodeScope:
-    """Where a code holds.
+    """Targets to which a code applies.
 
     Attributes:
         targets: Targets (``trt8.5`` ...).
-        evidence: How well that is proven there.
-        source: Which build or document shows it, in a few words.
-        severity: Where it differs from the code's own severity.
+        evidence: Evidence for these targets.
+        source: Build or document that shows it.
+        severity: Severity on these targets, if it differs from that of the code.
     """
 
     targets: tuple[str, ...]
@@ -34,30 +34,31 @@ class CodeScope:
     severity: Severity | None = None
 
     def by_target(self) -> list[CodeScope]:
-        """The same for what the simulated passes show: on a target it is proven as well as its passes are."""
-        found = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
-        return [
-            CodeScope(tuple(t for t in found if found[t] == e), e, self.source, self.severity)
-            for e in dict.fromkeys(found.values())
-        ]
+        """Return a scope for each evidence of the targets' passes, which limits that of the code."""
+        evidence = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
+        scopes = []
+        for level in dict.fromkeys(evidence.values()):
+            targets = tuple(t for t in evidence if evidence[t] == level)
+            scopes.append(CodeScope(targets, level, self.source, self.severity))
+        return scopes
 
 
 @record
-class Code:
-    """A finding code and its long form.
+class FindingCodeEntry:
+    """A finding code and its explanation.
 
     Attributes:
         code: The code, for instance ``SKIP-FLOAT``.
         title: One line.
-        severity: Unless ``holds`` says otherwise for a target.
-        cause: What in the model brings it about.
-        tensorrt: What TensorRT does with it.
-        log: How to see it in a build log; TensorRT's own words where they are known.
-        fix: What to change.
-        holds: Where it holds, and how well that is proven.
-        passes: Whether it comes from the simulated passes, so that the target's evidence limits its own.
-        error: TensorRT's own error text, by target prefixes (``trt8``, ``trt10 rtx`` ...), most specific first;
-            ``log`` names these in braces where the text stands there.
+        severity: Severity, unless ``holds`` has another one for a target.
+        cause: Cause in the model.
+        tensorrt: Effect in TensorRT.
+        log: Trace in a build log, with TensorRT's own words if known.
+        fix: Advice.
+        holds: Targets to which it applies, with evidence.
+        passes: Whether it comes from the simulated passes, whose evidence then limits its own.
+        error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most specific
+            first. ``log`` names them in braces in place of the text.
     """
 
     code: str
@@ -72,98 +73,94 @@ class Code:
     error: tuple[tuple[str, str], ...] = ()
 
     def on(self, target: str) -> CodeScope | None:
-        """What is known for a target; None where the code does not apply.
+        """Return the scope that includes a target; None if the code does not apply to it.
 
-        On a target that no code names (a new one) holds what does on the nearest earlier one, proven no better than
-        the target's own rules are.
+        A new target that no code names has the codes of the nearest earlier target. Their evidence is
+        at most that of the target's own rules.
         """
         base = target.removesuffix(STRONGLY_TYPED)
-        known = _known_as(base)
-        names = {known} if base == target else {known, _TYPED}
-        held = next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
-        if held is None or known == base:
-            return held
-        return replace_fields(held, evidence=held.evidence.weaker(TARGETS[base].evidence))
+        listed = _listed_target(base)
+        names = {listed} if base == target else {listed, _TYPED}
+        scope = next((s for s in self.holds if not names.isdisjoint(s.targets)), None)
+        if scope is None or listed == base:
+            return scope
+        return replace_fields(scope, evidence=scope.evidence.weaker(TARGETS[base].evidence))
 
     def severity_on(self, target: str) -> Severity:
-        held = self.on(target)
-        return held.severity if held is not None and held.severity is not None else self.severity
+        scope = self.on(target)
+        return self.severity if scope is None or scope.severity is None else scope.severity
 
     def error_text(self, target: str) -> str:
-        """TensorRT's own error text on a target; empty where it is not known."""
-        return next(
-            (
-                text
-                for prefixes, text in self.error
-                if target.startswith(tuple(prefixes.split(" ")))
-            ),
-            "",
-        )
+        """Return TensorRT's error text on a target; empty if unknown."""
+        for prefixes, text in self.error:
+            if target.startswith(tuple(prefixes.split(" "))):
+                return text
+        return ""
 
 
-def read_code(name: str, given: dict[str, Any]) -> Code:
-    """One entry.
+def read_code(name: str, fields: dict[str, Any]) -> FindingCodeEntry:
+    """Make the entry of a code from its fields in the table.
 
     Raises:
         ValueError: A field is missing, unknown or of another type.
     """
-    holds = [make_entry(CodeScope, h, f"{name}.holds") for h in given.get("holds", ())]
-    if given.get("passes"):
-        holds = [part for h in holds for part in h.by_target()]
-    error = tuple(given.get("error", {}).items())
+    scopes = [make_entry(CodeScope, s, f"{name}.holds") for s in fields.get("holds", ())]
+    if fields.get("passes"):
+        scopes = [part for scope in scopes for part in scope.by_target()]
+    error = tuple(fields.get("error", {}).items())
     for targets, text in error:
-        given = {**given, "log": given["log"].replace(f"{{{targets}}}", text)}
-    return make_entry(Code, {**given, "code": name, "holds": tuple(holds), "error": error}, name)
+        fields = {**fields, "log": fields["log"].replace(f"{{{targets}}}", text)}
+    fields = {**fields, "code": name, "holds": tuple(scopes), "error": error}
+    return make_entry(FindingCodeEntry, fields, name)
 
 
-CODES: Mapping[str, Code] = LazyEntries(
+CODES: Mapping[str, FindingCodeEntry] = LazyEntries(
     read_sections(Path(__file__).with_name("codes.toml")), read_code
 )
 
 
 @functools.cache
-def _known_as(target: str) -> str:
-    """The target whose codes hold on a target: itself where a code names it, else the nearest earlier of its kind."""
+def _listed_target(target: str) -> str:
+    """Return the target, or the nearest earlier one that codes name."""
     before = target_before(target)
-    if before is None or any(
-        target in held.targets for code in CODES.values() for held in code.holds
-    ):
+    if before is None or any(target in s.targets for code in CODES.values() for s in code.holds):
         return target
-    return _known_as(before.name)
+    return _listed_target(before.name)
 
 
-def get(code: str) -> Code:
-    """The entry of a code.
+def get(code: str) -> FindingCodeEntry:
+    """Return the entry of a code.
 
     Raises:
-        KeyError: There is no such code.
+        KeyError: The code does not exist.
     """
     return CODES[code]
 
 
-def find(text: str) -> Code | None:
-    """The entry of a code however it is typed (``skip_float``, ``Skip-Float``); None when there is none."""
+def find(text: str) -> FindingCodeEntry | None:
+    """Return the entry of a code in any spelling (``skip_float``, ``Skip-Float``); None if unknown."""
     return CODES.get(text.strip().upper().replace("_", "-").replace(" ", "-"))
 
 
-def hint(text: str) -> str:
-    """Where to look for a code that is none: those spelled like it, or the list of all."""
-    near = similar(text)
+def suggest_code(text: str) -> str:
+    """Return advice for an unknown code: codes of a similar spelling, or the list of all."""
+    near = find_similar_codes(text)
     return f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
 
 
-_WORDS = 2  # of a code that is not spelled with hyphens
+_MAX_WORDS = 2  # of a code that is written without hyphens
 
 
-def similar(text: str, count: int = 3) -> list[str]:
-    """The codes spelled most like ``text``, the nearest first; none for a sentence."""
-    if len(text.split()) > _WORDS:
+def find_similar_codes(text: str, count: int = 3) -> list[str]:
+    """Return the codes of the most similar spelling, the nearest first; none for a sentence."""
+    if len(text.split()) > _MAX_WORDS:
         return []
-    wanted = text.strip().upper().replace("_", "-")
+    name = text.strip().upper().replace("_", "-")
+    if not name:
+        return []
     import difflib
 
-    close = difflib.get_close_matches(wanted, CODES, n=count, cutoff=0.5)
-    part = [
-        c for c in CODES if wanted and (wanted in c or set(wanted.split("-")) & set(c.split("-")))
-    ]
-    return list(dict.fromkeys([*close, *part]))[:count]
+    close = difflib.get_close_matches(name, CODES, n=count, cutoff=0.5)
+    words = set(name.split("-"))
+    parts = [code for code in CODES if name in code or words & set(code.split("-"))]
+    return list(dict.fromkeys([*close, *parts]))[:count]

@@ -1,9 +1,9 @@
-"""What TensorRT's warnings and errors mean for a Q/DQ model: text, cause, fix.
+"""Causes and fixes of TensorRT's warnings and errors.
 
-The texts are in ``qdqtool/findings/errors.toml``: wording and causes from NVIDIA's issue threads, from the sources of
-onnx-tensorrt and trtexec, and from TensorRT's documentation. A text is matched by a fragment that is the same in every
-version; names and numbers in it may differ. An error that is not in the table is described by
-its form, and a missing kernel by the kind of its node (``error_forms.toml``).
+The table is ``qdqtool/findings/errors.toml``. Its texts and causes come from NVIDIA's issue threads,
+the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. A text is matched by a
+fragment that is the same in every version. ``error_forms.toml`` describes errors that are not in the
+table by their form, and missing kernels by the kind of their node.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
 
 @record
 class KnownError:
-    """A message that is known.
+    """An entry of the table.
 
     Attributes:
         id: Stable short name.
-        title: What it is, in a few words.
-        pattern: Regular expression, searched without regard to case; short and free of nested repetition.
+        title: A few words.
+        pattern: Regular expression, searched without regard to case; short, without nested
+            repetition.
         severity: ``error``, ``warning`` or ``harmless``.
-        cause: Why TensorRT says it, in one sentence or two.
-        fix: What to do.
-        source: Where cause and fix come from.
-        versions: TensorRT versions that say it, where that is known.
+        cause: Cause in one or two sentences.
+        fix: Advice.
+        source: Source of cause and fix.
         codes: Finding codes of ``qdqtool predict`` that report it before the build.
-        fixed: For a bug: in which version NVIDIA says that it is fixed, and where it says so.
-        unknown: What is not known of it.
+        versions: TensorRT versions that print it; empty if unknown.
+        fixed: For a bug, the version in which NVIDIA fixed it, with the source.
+        unknown: Unknown facts about it.
     """
 
     id: str
@@ -63,35 +64,35 @@ _BARE_CODE = re.compile(
     r"(?:^|\] |ERROR: |INTERNAL_ERROR: )(\d{1,2}): (?=\[|Assertion|Could|Internal)"
 )
 _ASSERTION = re.compile(r"Assertion(?: failed:)? [`']?(.{1,300}?)'?(?: failed|$|\n|\. ?\))")
-_SAID = re.compile(r"Error Code:? \d{1,2}: [A-Z][\w ]{2,40}? \((.{1,300}?)\)?\s{0,4}(?:$|\n)")
+_QUOTED = re.compile(r"Error Code:? \d{1,2}: [A-Z][\w ]{2,40}? \((.{1,300}?)\)?\s{0,4}(?:$|\n)")
 _STATUS = re.compile(
     r"\b(INVALID_(?:NODE|GRAPH|VALUE)|UNSUPPORTED_(?:NODE|GRAPH|NODE_ATTR|NODE_INPUT|NODE_DATATYPE|NODE_DYNAMIC)"
     r"|MODEL_DESERIALIZE_FAILED): (.{1,300})"
-)  # what the parser's functions return
+)  # return values of the parser's functions
 _PROVIDER = re.compile(
     rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]"
-)  # onnxruntime's stamp, alone
-_LINES = 50  # of an excerpt, in which a marked line is looked for
+)  # onnxruntime's time stamp alone
+_MAX_LINES = 50  # lines of an excerpt that are searched for a marked line
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
 _MAX_TEXT = 20_000
 
 
 @record
-class _Code:
-    """What ``Error Code N`` means."""
+class _ErrorCode:
+    """Meaning of ``Error Code N``."""
 
     number: int
     meaning: str
 
 
 @record
-class _Part:
+class _TensorrtPart:
     """A part of TensorRT.
 
     Attributes:
-        files: How its source files begin, with spaces between.
-        name: The part.
-        about: What errors of that part are about.
+        files: Prefixes of its source files, separated by spaces.
+        name: Name of the part.
+        about: Topic of its errors.
     """
 
     files: str
@@ -101,16 +102,16 @@ class _Part:
 
 @record
 class NodeKind:
-    """What a node does, as far as its name says, and what is known where it has no kernel.
+    """Kind of a node, recognized by its name, and the advice if it has no kernel.
 
     Attributes:
         id: ``convolution``, ``other`` ...
-        what: In words.
-        operators: Operators and layer types of that kind, with spaces between.
-        cause: Why it has none: with ``{name}``, ``{kind}`` and ``{ends}`` (of a region).
-        fix: What to do.
-        source: Where cause and fix come from.
-        unknown: What is not known of it.
+        what: Description.
+        operators: Operators and layer types of the kind, separated by spaces.
+        cause: Cause with the placeholders ``{name}``, ``{kind}`` and ``{ends}`` (of a region).
+        fix: Advice.
+        source: Source of cause and fix.
+        unknown: Unknown facts about it.
     """
 
     id: str
@@ -124,32 +125,34 @@ class NodeKind:
 
 _FORMS = read_sections(Path(__file__).with_name("error_forms.toml"))
 _CODES = {
-    c.number: c.meaning for c in (make_entry(_Code, given, "code") for given in _FORMS["code"])
+    c.number: c.meaning for c in (make_entry(_ErrorCode, entry, "code") for entry in _FORMS["code"])
 }
-_PARTS = tuple(make_entry(_Part, given, "part") for given in _FORMS["part"])
+_PARTS = tuple(make_entry(_TensorrtPart, entry, "part") for entry in _FORMS["part"])
 _PARSER = _PARTS[0]
-KINDS = {
+NODE_KINDS = {
     k.id: k
-    for k in (make_entry(NodeKind, given, given.get("id", "node")) for given in _FORMS["node"])
+    for k in (make_entry(NodeKind, entry, entry.get("id", "node")) for entry in _FORMS["node"])
 }
-_OTHER = KINDS["other"]
-_BY_WORD = {word: kind for kind in KINDS.values() for word in kind.operators.lower().split()}
+_OTHER_KIND = NODE_KINDS["other"]
+_KINDS_BY_WORD = {
+    word: kind for kind in NODE_KINDS.values() for word in kind.operators.lower().split()
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorLine:
-    """An error text, taken apart; empty or None where it does not say.
+    """Parts of an error text. A part that the text does not have is empty or None.
 
     Attributes:
         file: Source file of TensorRT.
-        function: Function in it.
-        line: Line in it.
-        code: ``Error Code N``.
-        condition: The condition that did not hold.
-        part: Which part of TensorRT the file belongs to.
-        about: What errors of that part are about.
-        status: What the parser says of the node, with the code in front.
-        said: What stands in parentheses behind ``Error Code N``.
+        function: Function in the file.
+        line: Line in the file.
+        code: Number of ``Error Code N``.
+        condition: Assertion that failed.
+        part: Part of TensorRT that the file belongs to.
+        about: Topic of errors of that part.
+        status: Status of the parser, with its code before the text.
+        quoted: Text in parentheses after ``Error Code N``.
     """
 
     file: str = ""
@@ -160,119 +163,124 @@ class ErrorLine:
     part: str = ""
     about: str = ""
     status: str = ""
-    said: str = ""
+    quoted: str = ""
 
     @property
     def is_error(self) -> bool:
-        """Whether the text has the form of an error at all."""
+        """Whether the text has the form of an error."""
         return bool(
             self.condition or self.code is not None or self.status or (self.file and self.function)
         )
 
 
 def parse_error(text: str) -> ErrorLine:
-    """Takes an error text apart."""
+    """Split an error text into its parts."""
     text = text[:_MAX_TEXT]
-    place, path, named = _PLACE.search(text), _PATH.search(text), _FUNCTION.search(text)
-    file, line = (path[1], int(path[2] or path[3])) if path else ("", None)
-    function = named[named.lastindex or 0] if named else ""
-    if place:
-        file, function, line = place[1], place[2].rsplit("::", 1)[-1], int(place[3])
+    file, function, line = _parse_place(text)
     code = _CODE.search(text) or _BARE_CODE.search(text)
-    number = int(code[code.lastindex or 0]) if code else None
     assertion = _OLD_ASSERTION.search(text) or _ASSERTION.search(text)
-    condition = assertion[1].strip().rstrip(".") if assertion else ""
     status = _STATUS.search(text)
-    lower = file.lower()
-    part, about = next(
-        ((p.name, p.about) for p in _PARTS if lower.startswith(tuple(p.files.split()))), ("", "")
-    )
-    if not part and (status or function.startswith("import")):
-        part, about = _PARSER.name, _PARSER.about
-    refused = f"{status[1]}: {status[2].strip().rstrip('.')}" if status else ""
-    said = _SAID.search(text)
+    quoted = _QUOTED.search(text)
+    part, about = _find_part(file, is_parser=bool(status) or function.startswith("import"))
     return ErrorLine(
         file,
         function,
         line,
-        number,
-        condition,
+        int(code[code.lastindex or 0]) if code else None,
+        assertion[1].strip().rstrip(".") if assertion else "",
         part,
         about,
-        refused,
-        said[1].strip().rstrip(".") if said else "",
+        f"{status[1]}: {status[2].strip().rstrip('.')}" if status else "",
+        quoted[1].strip().rstrip(".") if quoted else "",
     )
 
 
-_ABOUT = {  # by words of a condition or a function, the first that fits
+def _parse_place(text: str) -> tuple[str, str, int | None]:
+    """Return the file, the function and the line that an error text names."""
+    place = _PLACE.search(text)
+    if place:
+        return place[1], place[2].rsplit("::", 1)[-1], int(place[3])
+    path, function = _PATH.search(text), _FUNCTION.search(text)
+    name = function[function.lastindex or 0] if function else ""
+    return (path[1], name, int(path[2] or path[3])) if path else ("", name, None)
+
+
+def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:
+    """Return the part of TensorRT that a file belongs to, and the topic of its errors."""
+    for part in _PARTS:
+        if file.lower().startswith(tuple(part.files.split())):
+            return part.name, part.about
+    return (_PARSER.name, _PARSER.about) if is_parser else ("", "")
+
+
+_TOPICS = {  # by words of a condition or a function; the first that matches counts
     ("scale",): "It is about scales: their number, or that there is one at all.",
     ("axis", "dims", "shape"): "It is about shapes or axes.",
     ("memory", "alloc"): "It is about memory.",
 }
 
 
-def from_shape(text: str) -> KnownError | None:
-    """What the form of an error text says where its words are not known; None where it is no error of TensorRT."""
-    found = parse_error(text)
-    if not found.is_error:
-        return _marked(text)
-    parts: list[str] = []
-    if found.status:
-        parts.append(f"The parser says {found.status}.")
-    if found.condition:
-        parts.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
-    elif found.said and not found.file:
-        parts.append(f"TensorRT says: {found.said}.")
-    if found.code is not None:
-        parts.append(
-            f"Error code {found.code} is {_CODES.get(found.code, 'none that the documentation names')}."
-        )
-    if found.file:
-        inside = f", function {found.function}" if found.function else ""
-        owner = f", belongs to {found.part}" if found.part else ""
-        parts.append(f"{found.file}{inside}{owner}. {found.about}".rstrip())
-    said = f"{found.condition} {found.function}".lower()
-    parts += [about for words, about in _ABOUT.items() if any(word in said for word in words)][:1]
-    first = (
-        "Read the lines above: they name the node. "
-        if found.part in ("", "the builder")
-        else "The lines above name the node or layer. "
-    )
+def explain_form(text: str) -> KnownError | None:
+    """Return what the form of an unknown error text shows; None if it is not an error of TensorRT."""
+    error = parse_error(text)
+    if not error.is_error:
+        return _explain_marked_line(text)
+    first = "The lines above name the node or layer. "
+    if error.part in ("", "the builder"):
+        first = "Read the lines above: they name the node. "
+    name = error.condition or error.quoted or error.status or error.function or error.file
     return KnownError(
         "unknown-error",
-        f"An error of {found.part or 'TensorRT'} that is not in our table",
+        f"An error of {error.part or 'TensorRT'} that is not in our table",
         "",
         ERROR,
-        " ".join(parts),
-        first + _steps(found),
+        " ".join(_describe_form(error)),
+        first + _advise(error),
         "the form of the text; error codes: TensorRT's API documentation",
         unknown="Its cause. Nothing about these words is in our table; search NVIDIA's issues for "
-        f"'{(found.condition or found.said or found.status or found.function or found.file)[:80]}'.",
+        f"'{name[:80]}'.",
     )
 
 
-def _marked(text: str) -> KnownError | None:
-    """A line that only its prefix shows to be a warning or an error of TensorRT: nothing else is known of it."""
-    for line in text.encode(errors="replace").split(b"\n", _LINES)[:_LINES]:
+def _describe_form(error: ErrorLine) -> Iterator[str]:
+    """Yield one sentence for each part of an error text."""
+    if error.status:
+        yield f"The parser says {error.status}."
+    if error.condition:
+        yield f"A condition in TensorRT's code did not hold: {error.condition}."
+    elif error.quoted and not error.file:
+        yield f"TensorRT says: {error.quoted}."
+    if error.code is not None:
+        meaning = _CODES.get(error.code, "none that the documentation names")
+        yield f"Error code {error.code} is {meaning}."
+    if error.file:
+        function = f", function {error.function}" if error.function else ""
+        part = f", belongs to {error.part}" if error.part else ""
+        yield f"{error.file}{function}{part}. {error.about}".rstrip()
+    name = f"{error.condition} {error.function}".lower()
+    for words, topic in _TOPICS.items():
+        if any(word in name for word in words):
+            yield topic
+            return
+
+
+def _explain_marked_line(text: str) -> KnownError | None:
+    """Return the severity of a line that only its prefix marks as a message of TensorRT."""
+    for line in text.encode(errors="replace").split(b"\n", _MAX_LINES)[:_MAX_LINES]:
         cleaned = log.clean_line(line)
-        level, _, message = log.split_prefix(cleaned)
-        said = message.decode(errors="replace").strip()
-        if (
-            level not in ("W", "E")
-            or not said
-            or not (log.is_marked(cleaned) or _PROVIDER.match(cleaned))
-        ):
+        level, _, content = log.split_prefix(cleaned)
+        message = content.decode(errors="replace").strip()
+        is_marked = log.is_marked(cleaned) or _PROVIDER.match(cleaned)
+        if level not in ("W", "E") or not message or not is_marked:
             continue
-        severity, name, fix = (
-            (ERROR, "An error", _steps(ErrorLine()))
-            if level == "E"
-            else (
-                WARNING,
-                "A warning",
+        if level == "E":
+            severity, name, fix = ERROR, "An error", _advise(ErrorLine())
+        else:
+            severity, name = WARNING, "A warning"
+            fix = (
                 "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that "
-                "changes nothing there can stay.",
+                "changes nothing there can stay."
             )
-        )
         return KnownError(
             f"unknown-{severity}",
             f"{name} of TensorRT that is not in our table",
@@ -281,22 +289,22 @@ def _marked(text: str) -> KnownError | None:
             f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.",
             fix,
             "the line's prefix",
-            unknown=f"What it means. Search NVIDIA's issues for '{said[:80]}'.",
+            unknown=f"What it means. Search NVIDIA's issues for '{message[:80]}'.",
         )
     return None
 
 
-def _steps(found: ErrorLine) -> str:
-    if found.part == _PARSER.name:
+def _advise(error: ErrorLine) -> str:
+    if error.part == _PARSER.name:
         return (
             "Check the model (onnx.checker, onnxruntime), fold constants ('polygraphy surgeon sanitize "
             "--fold-constants') and see whether this operator and opset are in onnx-tensorrt's operators.md."
         )
-    if found.code == 5 or "alloc" in found.function.lower():
+    if error.code == 5 or "alloc" in error.function.lower():
         return "Free GPU memory, lower the workspace or the batch, and close other programs on this GPU."
-    if found.code == 3 or (found.code == 9 and not found.file):
+    if error.code == 3 or (error.code == 9 and not error.file):
         return "Change the call, option or setting that the text names."
-    if found.part in ("the runtime", "CUDA and memory"):
+    if error.part in ("the runtime", "CUDA and memory"):
         return "Check that engine, TensorRT, driver and GPU belong together; build the engine again on this machine."
     return (
         "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without --int8). If that works, run "
@@ -313,25 +321,25 @@ _MAX_NAME = 4000
 
 @dataclass(frozen=True, slots=True)
 class NamedNode:
-    """The node that an error names.
+    """Node that an error names.
 
     Attributes:
-        name: As printed.
-        kind: What it does.
-        quantized: Whether Q or DQ nodes are a part of it.
-        activation: Whether an activation or another elementwise node is fused into it.
-        ends: For a region, its first and last node.
+        name: Name as printed.
+        kind: Kind of the node.
+        is_quantized: Whether Q or DQ nodes are a part of it.
+        has_activation: Whether an activation or another elementwise node is fused into it.
+        ends: First and last node of a region.
     """
 
     name: str
     kind: NodeKind
-    quantized: bool = False
-    activation: bool = False
+    is_quantized: bool = False
+    has_activation: bool = False
     ends: tuple[str, ...] = ()
 
 
-def named_node(text: str) -> NamedNode | None:
-    """The node behind ``Could not find any implementation for node``; None where the text names none."""
+def parse_missing_kernel(text: str) -> NamedNode | None:
+    """Return the node of ``Could not find any implementation for node``; None if there is none."""
     start = text.find(_NO_IMPLEMENTATION)
     if start < 0:
         return None
@@ -342,25 +350,25 @@ def named_node(text: str) -> NamedNode | None:
     name = line.removesuffix(".").strip()
     if name.count("(") == name.count(")") + 1:
         name += ")"
-    return node_of(name)
+    return parse_node_name(name)
 
 
-def node_of(name: str) -> NamedNode:
-    """What a (fused) layer name says of its node."""
+def parse_node_name(name: str) -> NamedNode:
+    """Return the node that the name of a (fused) layer stands for."""
     fused = parse_layer_name(name)
     if fused.kind == "foreign":
-        return NamedNode(name, KINDS["region"], ends=tuple(fused.components))
-    words = [operator_of(part) for part in fused.components] or [operator_of(name)]
-    kinds = {kind.id for kind in map(kind_of, words) if kind is not None}
+        return NamedNode(name, NODE_KINDS["region"], ends=tuple(fused.components))
+    words = [parse_operator(part) for part in fused.components] or [parse_operator(name)]
+    kinds = {kind.id for kind in map(find_node_kind, words) if kind is not None}
     quantized = "quantizer" in kinds or "_quantizer/" in name
-    kind = next((k for k in KINDS.values() if k.id in kinds), _OTHER)
-    if kind is _OTHER and any(word.endswith(("_TRT", "Plugin")) for word in words):
-        kind = KINDS["plugin"]
+    kind = next((k for k in NODE_KINDS.values() if k.id in kinds), _OTHER_KIND)
+    if kind is _OTHER_KIND and any(word.endswith(("_TRT", "Plugin")) for word in words):
+        kind = NODE_KINDS["plugin"]
     return NamedNode(name, kind, quantized, "pointwise" in kinds and kind.id != "pointwise")
 
 
-def operator_of(component: str) -> str:
-    """The operator in a node's name: ``/model.22/Range_2`` is a Range, ``Conv_224`` a Conv."""
+def parse_operator(component: str) -> str:
+    """Return the operator in a node's name: Range for ``/model.22/Range_2``, Conv for ``Conv_224``."""
     unnamed = _UNNAMED.search(component[:_MAX_NAME])
     if unnamed:
         return unnamed[1]
@@ -368,39 +376,39 @@ def operator_of(component: str) -> str:
     return _NUMBERS.sub("", last)
 
 
-def kind_of(word: str) -> NodeKind | None:
-    """The kind of an operator or of a word that people name layers with (``002_convolutional``, ``conv1``)."""
+def find_node_kind(word: str) -> NodeKind | None:
+    """Return the kind of an operator or of a usual layer name (``002_convolutional``, ``conv1``)."""
     lower = word.lower()
-    found = _BY_WORD.get(lower)
+    found = _KINDS_BY_WORD.get(lower)
     if found is not None:
         return found
     if lower.endswith(("weight", "bias", "_output_0")):
         return None
     if "quantizelinear" in lower:
-        return KINDS["quantizer"]
+        return NODE_KINDS["quantizer"]
     if "deconv" in lower or "convtranspose" in lower:
-        return KINDS["deconvolution"]
-    return KINDS["convolution"] if "conv" in lower else None
+        return NODE_KINDS["deconvolution"]
+    return NODE_KINDS["convolution"] if "conv" in lower else None
 
 
-def for_node(entry: KnownError, text: str) -> KnownError:
-    """The entry about a missing kernel, made for the node that the text names."""
-    node = named_node(text)
+def adapt_to_node(entry: KnownError, text: str) -> KnownError:
+    """Return the entry about a missing kernel, adapted to the node that the text names."""
+    node = parse_missing_kernel(text)
     if node is None:
         return entry
-    if node.kind.id == "convolution" and node.quantized:
+    if node.kind.id == "convolution" and node.is_quantized:
         return replace_fields(
-            entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}"
+            entry, cause=f"{shorten_name(node.name)} is a quantized convolution. {entry.cause}"
         )
-    if node.kind is _OTHER and not node.quantized:
+    if node.kind is _OTHER_KIND and not node.is_quantized:
         return replace_fields(
             entry,
-            cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
+            cause=f"{shorten_name(node.name)}: its name does not say what it is. {entry.cause}",
             unknown="What kind of node it is; the advice is the one for convolutions.",
         )
-    advice = node.kind if node.kind.cause else KINDS["plain"]
-    ends = " to ".join(map(short, node.ends)) or "its first to its last node"
-    words = advice.cause.format(name=short(node.name), kind=node.kind.what, ends=ends)
+    advice = node.kind if node.kind.cause else NODE_KINDS["plain"]
+    ends = " to ".join(map(shorten_name, node.ends)) or "its first to its last node"
+    words = advice.cause.format(name=shorten_name(node.name), kind=node.kind.what, ends=ends)
     return replace_fields(
         entry,
         title=f"No kernel for {node.kind.what}",
@@ -412,50 +420,50 @@ def for_node(entry: KnownError, text: str) -> KnownError:
     )
 
 
-def short(name: str) -> str:
-    """A name that fits into a sentence."""
+def shorten_name(name: str) -> str:
+    """Return a name without its middle if it is too long for a sentence."""
     return name if len(name) <= 90 else f"{name[:40]}...{name[-40:]}"
 
 
-def _known() -> Iterator[KnownError]:
-    """The entries; one that is ``like`` another has its own words and all that it does not say of the other's."""
-    named = {
-        given.get("id"): given
-        for given in read_sections(Path(__file__).with_name("errors.toml"))["error"]
-    }
-    for name, given in named.items():
-        other = named[given["like"]] if "like" in given else {}
-        yield make_entry(
-            KnownError,
-            {**other, **{k: v for k, v in given.items() if k != "like"}},
-            name or "error",
-        )
+def _read_entries() -> Iterator[KnownError]:
+    """Yield the entries. An entry that is ``like`` another has the other's fields by default."""
+    entries = read_sections(Path(__file__).with_name("errors.toml"))["error"]
+    by_id = {fields.get("id"): fields for fields in entries}
+    for name, fields in by_id.items():
+        defaults = by_id[fields["like"]] if "like" in fields else {}
+        own = {key: value for key, value in fields.items() if key != "like"}
+        yield make_entry(KnownError, {**defaults, **own}, name or "error")
 
 
-KNOWN = tuple(_known())
-"""Every known text, the ones that say most before those that are consequences of others."""
+KNOWN_ERRORS = tuple(_read_entries())
+"""All entries. Specific texts come before texts that are consequences of others."""
 
-_COMPILED = [(re.compile(known.pattern, re.IGNORECASE | re.DOTALL), known) for known in KNOWN]
+_COMPILED = [
+    (re.compile(entry.pattern, re.IGNORECASE | re.DOTALL), entry) for entry in KNOWN_ERRORS
+]
 _MAX_MESSAGE = 4000
 
 
 def lookup(text: str) -> KnownError | None:
-    """The entry for a warning or error of TensorRT, made for the node that it names.
+    """Return the entry for a warning or error of TensorRT, adapted to the node that it names.
 
-    Where the words are in no entry and the text has the form of an error of TensorRT: what the form says, and that the
-    cause is not known. None for any other text. Only the first 4,000 characters are looked at.
+    If no entry matches and the text has the form of an error of TensorRT, the result describes the
+    form. None for any other text. Only the first 4,000 characters are read.
     """
     head = text[:_MAX_MESSAGE]
-    found = next((known for pattern, known in _COMPILED if pattern.search(head)), None)
-    if found is None:
-        return from_shape(head)
-    return for_node(found, head) if found.id == "no-implementation" else found
+    for pattern, entry in _COMPILED:
+        if pattern.search(head):
+            return adapt_to_node(entry, head) if entry.id == "no-implementation" else entry
+    return explain_form(head)
 
 
 def annotate(facts: Json) -> Json:
-    """Adds what is known of each message to the facts of a build (:func:`qdqtool.buildlog.summary.summarize`)."""
+    """Add the entry of each message to the facts of a build.
+
+    The facts are those of :func:`qdqtool.buildlog.summary.summarize`.
+    """
     for message in facts["messages"]:
-        known = lookup(message["text"])
-        message["known"] = known.id if known else None
-        message |= {name: getattr(known, name, None) for name in ("severity", "cause", "fix")}
+        entry = lookup(message["text"])
+        message["known"] = entry.id if entry else None
+        message |= {name: getattr(entry, name, None) for name in ("severity", "cause", "fix")}
     return facts

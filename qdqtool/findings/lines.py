@@ -1,4 +1,4 @@
-"""What a line of TensorRT's optimizer log says: its pass, the cases that show it, and what it means for the user."""
+"""Explain a line of TensorRT's optimizer log: its pass, the cases of the pass, and their meaning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.tables import join_lines, read_sections
 
-# Behind a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ".
+# After a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ".
 _PREFIX = re.compile(r"\s*(?:\[[^\]]{1,40}\]\s*){0,4}(?:TensorRT VERBOSE:?\s*)?")
 _HEADING = re.compile(r"(Original|After [a-zA-Z /-]{1,60}?): (\d{1,9}) layers?\b")
 
@@ -27,15 +27,15 @@ HEADINGS = {name: join_lines(text) for name, text in _MEANINGS["headings"].items
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pass that the line may come from.
+    """Pass that a line may come from.
 
     Attributes:
-        pass_name: As TensorRT names it, or as qdqtool does where TensorRT's name is not known.
-        does: What the pass does.
-        means: What that means for the user.
-        cases: Its cases by id; for a line, the one that is about what it names comes first.
-        file: Where the rule is.
-        test: Where it is tested.
+        pass_name: Name in TensorRT's log, or qdqtool's own name if that is unknown.
+        does: Description of the pass.
+        means: Consequence for the user.
+        cases: Its cases by id. The cases that a line is about come first.
+        file: Source file of the pass.
+        test: Test file of the pass.
     """
 
     pass_name: str
@@ -59,13 +59,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """What is known about a line.
+    """Explanation of a line.
 
     Attributes:
         line: The line without its prefix.
-        event: What it says, as data; None for a heading or a pass that is not known.
-        rules: The passes that it may come from, the likeliest first; empty for a heading.
-        note: What a heading says, or what is not known.
+        event: The line as data; None for a heading or an unknown pass.
+        rules: Passes that the line may come from, the most likely first; empty for a heading.
+        note: Meaning of a heading, or a remark about an unknown pass.
     """
 
     line: str
@@ -86,33 +86,35 @@ class LineAnswer:
 
 
 def explain_line(text: str) -> LineAnswer | None:
-    """The answer to a line of a log, with or without its prefix; None for a line that is not one of the optimizer's.
+    """Explain a line of a log, with or without its prefix; None for a line of another component.
 
-    The name of a pass, and the id of a case as a prediction names it (``<pass>/<case>``), are answered alike.
+    The text may also be the name of a pass, or the id of a case (``<pass>/<case>``).
     """
     line = text.strip("\r\n")
-    named = line.strip()
-    known = {kind.__name__: kind for kind in passes()}
-    if named.partition("/")[0] in known or named in cases():
-        return _named(named, known)
+    name = line.strip()
+    by_name = {kind.__name__: kind for kind in passes()}
+    if name.partition("/")[0] in by_name or name in cases():
+        return _explain_name(name, by_name)
     prefix = _PREFIX.match(line)
     line = line[prefix.end() :] if prefix else line
-    heading = _heading(line)
+    heading = _explain_heading(line)
     if heading is not None:
         return heading
     event = trace.parse(line)
     if event is None:
         return None
-    named = event.pass_name
-    owners = [known[named]] if named in known else [] if named else _owners(event)
-    rules = tuple(_fitting(_rule(kind), event) for kind in owners)
+    if event.pass_name in by_name:
+        owners = [by_name[event.pass_name]]
+    else:
+        owners = [] if event.pass_name else _possible_passes(event)
+    rules = tuple(_sort_cases(_make_rule(kind), event) for kind in owners)
     note: str = ""
     if not rules:
         note = Note(
-            f"{named} is a pass that no available build shows; qdqtool does not simulate it. Please "
+            f"{event.pass_name} is a pass that no available build shows; qdqtool does not simulate it. Please "
             "report a log that contains it.",
             code="pass-unknown",
-            name=named,
+            name=event.pass_name,
         )
     elif len(rules) > 1:
         note = Note(
@@ -123,8 +125,8 @@ def explain_line(text: str) -> LineAnswer | None:
     return LineAnswer(line, event, rules, note)
 
 
-def _owners(event: Event) -> list[type[Pass]]:
-    """Whose line it may be, where the line itself names no pass; what most builds show comes first."""
+def _possible_passes(event: Event) -> list[type[Pass]]:
+    """Return the passes that print a line without a pass name, the most frequent first."""
     owners = [kind for kind in passes() if event.kind in kind.anonymous_lines]
     decided = [kind for kind in owners if kind.converted_kind in event.object.split()]
     builds = {
@@ -134,20 +136,18 @@ def _owners(event: Event) -> list[type[Pass]]:
     return sorted(decided or owners, key=lambda kind: -builds[kind])
 
 
-def _fitting(rule: Rule, event: Event) -> Rule:
-    """The rule with those cases first that are about what the line names: its kind, the operators in its names."""
-    named = {
-        event.kind,
-        *re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}"),
-    }
-    ordered = sorted(rule.cases.items(), key=lambda item: -len(named.intersection(item[1].about)))
+def _sort_cases(rule: Rule, event: Event) -> Rule:
+    """Return a rule whose first cases are about the kind and the operators of the line."""
+    operators = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
+    topics = {event.kind, *operators}
+    ordered = sorted(rule.cases.items(), key=lambda item: -len(topics.intersection(item[1].about)))
     return replace(rule, cases=dict(ordered))
 
 
-def _named(name: str, known: Mapping[str, type[Pass]]) -> LineAnswer:
+def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineAnswer:
     owner = name.partition("/")[0]
-    if owner in known:
-        rule = _rule(known[owner])
+    if owner in by_name:
+        rule = _make_rule(by_name[owner])
         own = {i: c for i, c in rule.cases.items() if i == name}
         return LineAnswer(name, None, (replace(rule, cases=own or rule.cases),))
     rule = Rule(
@@ -161,16 +161,18 @@ def _named(name: str, known: Mapping[str, type[Pass]]) -> LineAnswer:
     return LineAnswer(name, None, (rule,))
 
 
-def _heading(line: str) -> LineAnswer | None:
-    counted = _HEADING.match(line)
-    if counted:
-        note = HEADINGS.get(counted[1], "A stage of the build has ended; so many layers are left.")
-        return LineAnswer(line, None, (), note, int(counted[2]))
-    note = next((meaning for begins, meaning in HEADINGS.items() if line.startswith(begins)), "")
-    return LineAnswer(line, None, (), note) if note else None
+def _explain_heading(line: str) -> LineAnswer | None:
+    match = _HEADING.match(line)
+    if match:
+        default = "A stage of the build has ended; so many layers are left."
+        return LineAnswer(line, None, (), HEADINGS.get(match[1], default), int(match[2]))
+    for beginning, meaning in HEADINGS.items():
+        if line.startswith(beginning):
+            return LineAnswer(line, None, (), meaning)
+    return None
 
 
-def _rule(kind: type[Pass]) -> Rule:
+def _make_rule(kind: type[Pass]) -> Rule:
     name = kind.__name__
     module = kind.__module__.rpartition(".")[2]
     prefix = f"{name}/"

@@ -1,7 +1,7 @@
-"""How an engine is built: what allows INT8 and FP16, and how to get a log, for each way that people build.
+"""Build methods: how each allows INT8 and FP16, and how it prints a verbose log.
 
-The table is ``qdqtool/findings/ways.toml``. Findings, ``explain``, ``predict --for`` and the README read it; nothing
-else names the flags of another tool.
+The table is ``qdqtool/findings/ways.toml``. Findings, ``explain``, ``predict --for`` and the README read
+it. The flags of other tools are named there only.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 
 @record
-class Way:
-    """One way to build.
+class BuildMethod:
+    """A build method.
 
     Attributes:
-        name: As ``--for`` takes it.
-        title: In a sentence.
-        weak: What allows INT8 and FP16 up to TensorRT 10.
-        strong: What holds from TensorRT 11 on, where the ONNX types decide.
-        log: How to get a verbose log, for ``qdqtool verify``.
-        care: What else to know with a Q/DQ model.
-        source: Where that is from.
-        also: Other names that ``--for`` takes.
-        typed: What makes a network of TensorRT 10 strongly typed; empty where ``strong`` holds.
+        name: Name for ``--for``.
+        title: Name in a sentence.
+        weak: Settings that allow INT8 and FP16 up to TensorRT 10.
+        strong: Advice from TensorRT 11 on, where the ONNX types decide.
+        log: Setting for a verbose log, for ``qdqtool verify``.
+        care: Further advice for Q/DQ models.
+        source: Source of the entry.
+        also: Other names for ``--for``.
+        typed: Setting for a strongly typed network of TensorRT 10; empty if ``strong`` applies.
     """
 
     name: str
@@ -45,15 +45,13 @@ class Way:
     typed: str = ""
 
     def flags(self, target: str) -> str:
-        """What to give the builder for a target."""
-        chosen = target_named(target)
-        if not chosen.strongly_typed:
+        """Return the settings of the builder for a target."""
+        version = target_named(target)
+        if not version.strongly_typed:
             return self.weak
-        return (
-            self.strong
-            if not chosen.trtexec.precision_flags or chosen.is_rtx or not self.typed
-            else self.typed
-        )
+        if version.trtexec.precision_flags and not version.is_rtx and self.typed:
+            return self.typed
+        return self.strong
 
     def as_json(self, target: str) -> Json:
         return {
@@ -65,44 +63,49 @@ class Way:
         }
 
 
-WAYS: Mapping[str, Way] = LazyEntries(
+BUILD_METHODS: Mapping[str, BuildMethod] = LazyEntries(
     read_sections(Path(__file__).with_name("ways.toml")),
-    lambda name, given: make_entry(Way, {**given, "name": name}, name),
+    lambda name, fields: make_entry(BuildMethod, {**fields, "name": name}, name),
 )
 
 
-def way_named(name: str) -> Way:
-    """The way of that name.
+def find_build_method(name: str) -> BuildMethod:
+    """Return the build method of a name.
 
     Raises:
-        QdqtoolError: There is none.
+        QdqtoolError: The name is unknown.
     """
     text = name.strip().lower()
-    also = {other: way.name for way in WAYS.values() for other in way.also}
-    found = WAYS.get(also.get(text, text))
-    if found is None:
-        import difflib
+    aliases = {alias: method.name for method in BUILD_METHODS.values() for alias in method.also}
+    method = BUILD_METHODS.get(aliases.get(text, text))
+    if method is not None:
+        return method
+    import difflib
 
-        near = difflib.get_close_matches(text, WAYS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise QdqtoolError(
-            f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}",
-            code="unknown-choice",
-            parameter="way",
-        )
-    return found
+    similar = difflib.get_close_matches(text, BUILD_METHODS, n=1)
+    hint = f"did you mean {similar[0]}? " if similar else ""
+    raise QdqtoolError(
+        f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(BUILD_METHODS)}",
+        code="unknown-choice",
+        parameter="way",
+    )
 
 
-_JETPACK = ("10.3", "10.7")  # of JetPack 6, which puts trtexec where no shell looks for it
+_JETPACK = ("10.3", "10.7")  # of JetPack 6, whose trtexec is not on the path
 
 
 def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
-    """How trtexec of a target's version builds a model, with a log for ``qdqtool verify``.
+    """Return the trtexec command that builds a model and writes a log for ``qdqtool verify``.
 
-    From 11 on there are no precision flags, and none are allowed in a strongly typed network; weakly typed ones of 8 to
-    10 need ``--int8``, and ``--fp16`` for what is not quantized (release notes of 10.12: both are deprecated, as all of
-    weak typing is; 10.15 runs Q/DQ in INT8 without ``--int8``); ``half`` False leaves it out. The
-    listing is asked for from 8.2 on.
+    Strongly typed networks, and TensorRT 11 and later, have no precision flags. Weakly typed networks
+    of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the unquantized part. Both flags are
+    deprecated since 10.12 (release notes), and 10.15 runs Q/DQ in INT8 without ``--int8``. trtexec
+    lists the layers from 8.2 on.
+
+    Args:
+        target: The TensorRT version.
+        model: Path of the model.
+        half: Whether the unquantized part may run in FP16.
     """
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
@@ -115,8 +118,8 @@ def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
     return " ".join([*words, "> build.log 2>&1"])
 
 
-def trtexec_remark(target: Target) -> str:
-    """What to know of :func:`trtexec_command` for a target; empty where there is nothing."""
+def trtexec_advice(target: Target) -> str:
+    """Return advice about the trtexec command of a target; empty if there is none."""
     version = version_numbers(target.requested_version) or target.version
     if target.requested_version.startswith(_JETPACK):
         return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
@@ -130,17 +133,17 @@ def trtexec_remark(target: Target) -> str:
     return ""
 
 
-def fp16_words(way: str | None) -> tuple[str, str]:
-    """What FLAG-FP16 says: the consequence and the fix, in the words of a way, or of the usual ones."""
+def describe_float_flag(way: str | None) -> tuple[str, str]:
+    """Return the message and the fix of FLAG-FP16 for a build method; None stands for trtexec."""
     if way is not None:
-        chosen = WAYS[way]
+        method = BUILD_METHODS[way]
         return (
-            f"what is not quantized runs in FP32 unless {chosen.title} allows FP16 as well.",
-            f"{chosen.weak}.",
+            f"what is not quantized runs in FP32 unless {method.title} allows FP16 as well.",
+            f"{method.weak}.",
         )
     return (
         "what is not quantized runs in FP32 unless the builder gets --fp16 as well.",
-        f"{WAYS['trtexec'].weak} ... (--for gives them for {', '.join(w for w in WAYS if w != 'trtexec')}).",
+        f"{BUILD_METHODS['trtexec'].weak} ... (--for gives them for {', '.join(w for w in BUILD_METHODS if w != 'trtexec')}).",
     )
 
 
@@ -150,4 +153,4 @@ class FloatFlag(Refusal):
     rules = (FindingRule("FLAG-FP16"),)
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        return fp16_words(finding.way)
+        return describe_float_flag(finding.way)

@@ -19,7 +19,7 @@ from onnx import helper
 from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing.sandbox import Arrays, RunError
-from qdqtool.ir.bounds import joined_parts
+from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPar
     """
     output_parts: list[OutputPart] = []
     for output in dict.fromkeys(floats.outputs):
-        parts = joined_parts(floats, output)
+        parts = find_concat_parts(floats, output)
         if not 1 < len(parts) <= MAX_PARTS:
             continue
         try:

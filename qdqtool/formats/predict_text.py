@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from qdqtool.findings.obstacles import obstacles
 from qdqtool.findings.report import title_of
-from qdqtool.formats.output import Page, as_options
+from qdqtool.formats.output import TextPage, as_options
 from qdqtool.reasons.simulation import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts, keep_end
 
 if TYPE_CHECKING:
-    from qdqtool.findings.ways import Way
+    from qdqtool.findings.ways import BuildMethod
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
     from qdqtool.trt.targets import Target
@@ -37,7 +37,7 @@ def verdict(prediction: Prediction) -> str:
     s = prediction.summary()
     products = s["matrix_products"]
     outside, count = (
-        _outside(prediction),
+        _describe_outside(prediction),
         format_layer_counts(s["convolutions"] - _weighted_products(prediction), products),
     )
     forms = obstacles(prediction.findings)
@@ -52,18 +52,22 @@ def verdict(prediction: Prediction) -> str:
         return f"{outside}{count}: none in INT8, because the model has no Q/DQ; 'qdqtool insert' adds them{gain}"
     if forms and not s["int8"]:
         return f"{outside}{count}: none in INT8, because the model has {forms}"
-    parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
+    parts = (
+        [_format_types(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
+    )
     if products:
         parts.append(
             f"{format_count(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
             f"{s['matrix_products_float']} float"
         )
     if s["conversions"] is not None:
-        causes = ["Conv + activation + Add"] if _open(prediction) else []
+        causes = ["Conv + activation + Add"] if _open_assumptions(prediction) else []
         if any(r.uncertain or r.possible for r in prediction.regions):
             causes.append("how much Myelin takes in")
         open_choice = f", depending on {' and '.join(causes)}" if causes else ""
-        parts.append(format_count(_ranges(prediction)["conversions"], "conversion") + open_choice)
+        parts.append(
+            format_count(_summary_ranges(prediction)["conversions"], "conversion") + open_choice
+        )
         if kernels := _kernels(prediction):
             parts.append(f"{format_count(len(kernels), 'Q/DQ kernel')} of Myelin")
     said = "; ".join(parts)
@@ -80,9 +84,9 @@ def _weighted_products(prediction: Prediction) -> int:
     return sum(c.is_product for c in prediction.convolutions)
 
 
-def _types_of(prediction: Prediction) -> str:
+def _format_types(prediction: Prediction) -> str:
     """Convolutions by type, products aside: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float``."""
-    s = _ranges(prediction, [c for c in prediction.convolutions if c.is_product])
+    s = _summary_ranges(prediction, [c for c in prediction.convolutions if c.is_product])
     count = format_count(s["convolutions"], "convolution")
     if s["conversions"] is None or not s["int8"]:
         return f"{count}: {s['int8']} INT8, {s['float']} float"
@@ -90,12 +94,12 @@ def _types_of(prediction: Prediction) -> str:
     return f"{count}: {s['int8']} INT8{both}, {s['float']} float"
 
 
-def _open(prediction: Prediction) -> list[Assumption]:
+def _open_assumptions(prediction: Prediction) -> list[Assumption]:
     """What the user did not settle."""
     return [a for a in prediction.assumptions if not a.given]
 
 
-def _ranges(
+def _summary_ranges(
     prediction: Prediction, without: Sequence[ConvOutcome] = ()
 ) -> dict[str, int | str | None]:
     """The summary, with ranges (``1 to 7``) where it depends on what is assumed; ``without`` are not counted."""
@@ -115,7 +119,7 @@ def _ranges(
         summary,
         *(
             counted_as(total, c.int8, c.int8_to_int8, c.conversions)
-            for assumption in _open(prediction)
+            for assumption in _open_assumptions(prediction)
             for c in assumption.alternatives.values()
         ),
     ]
@@ -140,10 +144,10 @@ _MEANS = {"fused": "one layer with the convolution and activation", "apart": "a 
 
 def remarks(prediction: Prediction) -> list[str]:
     """What has to be known beside the verdict, one paragraph each: what is assumed, and what cannot be counted."""
-    return [*_assumptions(prediction), *_weak(prediction)]
+    return [*_describe_assumptions(prediction), *_describe_limits(prediction)]
 
 
-def _assumptions(prediction: Prediction) -> list[str]:
+def _describe_assumptions(prediction: Prediction) -> list[str]:
     """One paragraph for each: what decides, what each choice gives, and what is counted."""
     lines = []
     for a in prediction.assumptions:
@@ -172,7 +176,7 @@ def _assumptions(prediction: Prediction) -> list[str]:
     return lines
 
 
-def _outside(prediction: Prediction) -> str:
+def _describe_outside(prediction: Prediction) -> str:
     """What has to be known before the numbers: they do not cover FP8 and INT4."""
     types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
@@ -188,26 +192,26 @@ def render(
     layers: bool = False,
     trace: bool = False,
     time: TimeEstimate | None = None,
-    way: Way | None = None,
+    way: BuildMethod | None = None,
 ) -> str:
     """The whole answer: ``everything`` shows every convolution and every finding in full, ``layers`` lists those of the
     engine, ``trace`` TensorRT's own log lines; ``time`` is how long it takes on a GPU, ``way`` how it is to be built.
     """
-    page = Page(width, everything)
+    page = TextPage(width, everything)
     if time is not None:
         for sentence in decision(time):
             page.fill(sentence)
-        page.gap()
+        page.add_gap()
     page.fill(verdict(prediction))
     if time is not None:
-        _summary(page, time)
-    for text in _assumptions(prediction):
+        _add_summary(page, time)
+    for text in _describe_assumptions(prediction):
         page.fill(text, 2, "  ")
     proof = f": {prediction.target_evidence}" if prediction.target_evidence else ""
-    for text in (f"target {prediction.target}{proof}", *_weak(prediction)):
+    for text in (f"target {prediction.target}{proof}", *_describe_limits(prediction)):
         page.fill(text, 2, "  ")
     if way is not None:
-        page.line("", f"To build it with {way.title}")
+        page.add_lines("", f"To build it with {way.title}")
         for label, text in (
             ("flags", way.flags(prediction.target)),
             ("log", way.log),
@@ -216,8 +220,8 @@ def render(
         ):
             page.fill(f"{label}: {text}", 4, "  - ")
     if time is not None:
-        _details(page, time, prediction, layers=layers)
-    _findings(page, prediction)
+        _add_details(page, time, prediction, layers=layers)
+    _add_findings(page, prediction)
     # Convolutions that are not INT8 to INT8 and that no finding names: never silently left out.
     unexplained = [
         c
@@ -226,16 +230,18 @@ def render(
         and not (c.is_int8 if prediction.conversions is None else c.int8_in_int8_out)
     ]
     if unexplained:
-        _table(page, "Not INT8 to INT8, for a reason not known", unexplained, prediction.findings)
+        _add_table(
+            page, "Not INT8 to INT8, for a reason not known", unexplained, prediction.findings
+        )
     if everything:
-        _table(page, "Every convolution", prediction.convolutions, prediction.findings)
+        _add_table(page, "Every convolution", prediction.convolutions, prediction.findings)
     if layers:
-        _layers(page, prediction.layers)
+        _add_layers(page, prediction.layers)
     if trace:
         from qdqtool.trt.trace import render as line_of
 
-        page.line("", f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
-        page.line(*map(line_of, prediction.trace))
+        page.add_lines("", f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
+        page.add_lines(*map(line_of, prediction.trace))
     return str(page)
 
 
@@ -248,18 +254,18 @@ def has_int8(prediction: Prediction) -> bool:
     )
 
 
-def to_build(target: Target, model: str, width: int, *, half: bool = True) -> str:
+def format_build_command(target: Target, model: str, width: int, *, half: bool = True) -> str:
     """The command that builds a model, as one line to be pasted, and what to know of it below."""
-    from qdqtool.findings.ways import trtexec_command, trtexec_remark
+    from qdqtool.findings.ways import trtexec_advice, trtexec_command
 
-    page = Page(width)
-    page.line(f"build: {trtexec_command(target, model, half=half)}")
-    if remark := trtexec_remark(target):
+    page = TextPage(width)
+    page.add_lines(f"build: {trtexec_command(target, model, half=half)}")
+    if remark := trtexec_advice(target):
         page.fill(remark, 2, "  ")
     return str(page).rstrip()
 
 
-def _weak(prediction: Prediction) -> list[str]:
+def _describe_limits(prediction: Prediction) -> list[str]:
     """What the outcomes rest on where that is an assumption, and what is not counted."""
     lines = []
     weak = [c for c in prediction.convolutions if c.evidence == "assumed"]
@@ -274,22 +280,24 @@ def _weak(prediction: Prediction) -> list[str]:
     return lines
 
 
-def _findings(page: Page, prediction: Prediction) -> None:
+def _add_findings(page: TextPage, prediction: Prediction) -> None:
     notes: list[list[Finding]] = []
     ledger: list[Finding] = []
     products = {c.name for c in prediction.convolutions if c.is_product}
-    for same in _grouped(prediction.findings):
+    for same in _group_by_code(prediction.findings):
         if same[0].code in _LEDGER:
             ledger += same
         elif same[0].severity == Severity.INFO and not page.everything:
             notes.append(same)
         else:
-            _group(page, same, products)
+            _add_group(page, same, products)
     if ledger:
-        page.line("", f"Conversions that stay at run time ({len(ledger)})")
-    for finding in page.each(ledger, _LISTED, "    "):
+        page.add_lines("", f"Conversions that stay at run time ({len(ledger)})")
+    for finding in page.iterate_rows(ledger, _LISTED, "    "):
         page.fill(
-            finding.message + (f" [{_amount(finding.values)}]" if finding.values else ""), 4, "  - "
+            finding.message + (f" [{_format_amount(finding.values)}]" if finding.values else ""),
+            4,
+            "  - ",
         )
     if notes:
         nothing = any(f.code in ("NO-QDQ", "QOPERATOR") for f in prediction.findings)
@@ -300,7 +308,7 @@ def _findings(page: Page, prediction: Prediction) -> None:
         ]
         hidden = [same[0].code for same in notes if same not in shown]
         more = f"; {', '.join(hidden)} only there" if hidden else ""
-        page.heading(
+        page.add_heading(
             f"Notes (--all shows them in full{more})"
             if shown
             else f"Notes with --all: {', '.join(hidden)}"
@@ -310,8 +318,8 @@ def _findings(page: Page, prediction: Prediction) -> None:
             text = head.message if len(same) == 1 else f"{title_of(head.code)} ({len(same)} places)"
             page.fill(f"{head.code}: {text}", 4, "  - ")
     if kernels := _kernels(prediction):
-        page.heading(
-            f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}"
+        page.add_heading(
+            f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_format_names(kernels)}"
         )
 
 
@@ -319,7 +327,7 @@ def _findings(page: Page, prediction: Prediction) -> None:
 _EVERYWHERE = ("FLAG-FP16", "HEAD-SCORE")
 
 
-def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
     """The findings of each code, in the order in which each code first comes."""
     first: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in findings:
@@ -328,7 +336,7 @@ def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
 
 
-def _group(page: Page, same: list[Finding], products: set[str]) -> None:
+def _add_group(page: TextPage, same: list[Finding], products: set[str]) -> None:
     head = same[0]
     concerned = list(dict.fromkeys(n for f in same for n in f.convolutions))
     facts = [format_count(len(same), "place")] if len(same) > 1 else []
@@ -336,12 +344,12 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
         inside = sum(name in products for name in concerned)
         facts.append(format_layer_counts(len(concerned) - inside, inside))
     facts.append(str(head.evidence))
-    page.gap()
+    page.add_gap()
     from qdqtool.reasons.faults import describe_harm
 
     title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))
     page.fill(f"{title} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: ")
-    shown = page.shown(same, _SHOWN)
+    shown = page.first_rows(same, _SHOWN)
     fixes = {f.fix for f in same}
     for finding in shown:
         page.fill(finding.message, 4, "  - ")
@@ -350,7 +358,9 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
     rest = same[len(shown) :]
     if rest:
         page.fill(
-            f"and {len(rest)} more: {_names([f.node for f in rest], in_all=False)}", 4, "    "
+            f"and {len(rest)} more: {_format_names([f.node for f in rest], in_all=False)}",
+            4,
+            "    ",
         )
     if len(fixes) == 1 and head.fix:
         page.fill(head.fix, 4, "  > ")
@@ -359,11 +369,13 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
         page.fill(f"{command}tries that.", 4, "  > ")
 
 
-def _table(page: Page, title: str, rows: Sequence[ConvOutcome], findings: list[Finding]) -> None:
+def _add_table(
+    page: TextPage, title: str, rows: Sequence[ConvOutcome], findings: list[Finding]
+) -> None:
     """One row for each: types, name, what it takes in, and the codes of its errors and warnings."""
     signatures = [f"{' + '.join(c.inputs)} -> {c.output}" for c in rows]
     wide = max((len(s) for s in signatures), default=0)
-    page.line("", title)
+    page.add_lines("", title)
     for conv, signature in zip(rows, signatures, strict=True):
         concerned = [findings[i] for i in conv.findings if i < len(findings)]
         serious = dict.fromkeys(f.code for f in concerned if f.severity != Severity.INFO)
@@ -374,32 +386,32 @@ def _table(page: Page, title: str, rows: Sequence[ConvOutcome], findings: list[F
         page.fill(text, wide + 6, f"  {signature:<{wide}}  ")
 
 
-def _layers(page: Page, layers: list[EngineLayer]) -> None:
-    page.line("", f"Engine layers ({len(layers)})")
+def _add_layers(page: TextPage, layers: list[EngineLayer]) -> None:
+    page.add_lines("", f"Engine layers ({len(layers)})")
     for layer in layers:
         inputs, outputs = (
             ", ".join(str(t.precision) for t in ends) or "-"
             for ends in (layer.inputs, layer.outputs)
         )
-        page.line(
+        page.add_lines(
             *(
                 f"  Reformat: {c['from']} -> {c['to']}  {c['tensor']}  {c['ms']:.4f} ms"
                 for c in layer.layouts
             )
         )
-        page.line(
+        page.add_lines(
             f"  {layer.type}: {inputs} -> {outputs}  {layer.name}"
             + ("" if layer.ms is None else f"  {layer.ms:.4f} ms")
         )
 
 
-def _names(items: list[str], in_all: bool = True) -> str:
+def _format_names(items: list[str], in_all: bool = True) -> str:
     unique = [i for i in dict.fromkeys(items) if i]
     text = ", ".join(unique[:_SHOWN])
     return text if len(unique) <= _SHOWN else f"{text}, ..." + f" ({len(unique)} in all)" * in_all
 
 
-def _amount(values: int) -> str:
+def _format_amount(values: int) -> str:
     """A number of tensor elements: ``34.2 M values``."""
     for size, unit in ((1_000_000, " M"), (1_000, " k")):
         if values >= size:
@@ -444,17 +456,17 @@ def decision(time: TimeEstimate) -> list[str]:
     else:
         text = f"{gain.precision} is faster than {what}, which is {gain.value:.2f} times as fast"
     text += f" ({gain.low:.2f} to {gain.high:.2f}{'' if gain.is_sure else ', so that either may be faster'})"
-    if _says_costs(time) and (costs := _moving(time)):
+    if _decision_has_costs(time) and (costs := _describe_costs(time)):
         text += f": {costs}"
     return [*sentences, f"{text}."]
 
 
-def _says_costs(time: TimeEstimate) -> bool:
+def _decision_has_costs(time: TimeEstimate) -> bool:
     gain = time.gain_range
     return not time.is_float and gain is not None and gain.value < _MATTERS and time.gpu.has_int8
 
 
-def _moving(time: TimeEstimate) -> str:
+def _describe_costs(time: TimeEstimate) -> str:
     """What the conversions and changes of layout cost together; empty where there are none."""
     costs = [format_count(time.conversions, "conversion")] if time.conversions else []
     costs += [format_count(time.layouts, "layout change")] if time.layouts else []
@@ -465,28 +477,28 @@ def _moving(time: TimeEstimate) -> str:
     )
 
 
-def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
+def describe_gain(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
     """What ``insert`` says of its own result: the decision, and what makes it slow where it does not pay."""
     from qdqtool.timing.results import MIN_GAIN
 
-    page, gain = Page(width), time.gain_range
+    page, gain = TextPage(width), time.gain_range
     for sentence in decision(time):
         page.fill(sentence)
     if not time.gpu.has_int8:
         page.fill(f"warning: no INT8 on {time.gpu.name}: deploy the float model there")
     elif gain is None and not page.lines:
-        page.line(
+        page.add_lines(
             "no gain to say: the shapes of most layers are not known; export the model with fixed shapes"
         )
     elif gain is not None and gain.value < MIN_GAIN:
         page.fill(
             f"warning: not expected to be at least {MIN_GAIN:g} times as fast as {gain.precision} on "
-            f"{time.gpu.name}: {_slow(time, prediction, width)}"
+            f"{time.gpu.name}: {_explain_slowness(time, prediction, width)}"
         )
     return page.lines
 
 
-def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
+def _explain_slowness(time: TimeEstimate, prediction: Prediction, width: int) -> str:
     """What makes a placement slow: conversions and layouts, or kernels so small that starting them is most of it."""
     if 2 * time.launch_ms > time.total_ms:
         return (
@@ -498,7 +510,7 @@ def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
         key=lambda x: x.ms or 0.0,
         default=None,
     )
-    why = _moving(time) or "no kernel gains enough by INT8"
+    why = _describe_costs(time) or "no kernel gains enough by INT8"
     return (
         f"{why}; the slowest is {keep_end(slowest.name, width)}"
         if slowest is not None and time.conversions
@@ -506,7 +518,7 @@ def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
     )
 
 
-def summary(time: TimeEstimate) -> str:
+def time_summary(time: TimeEstimate) -> str:
     """The time, where it is, and its range."""
     batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
     how = "estimated" if time.calibration is None else "corrected by a measurement"
@@ -516,9 +528,9 @@ def summary(time: TimeEstimate) -> str:
     )
 
 
-def _summary(page: Page, time: TimeEstimate) -> None:
+def _add_summary(page: TextPage, time: TimeEstimate) -> None:
     """The time end to end, against the float network; what to know about the figures."""
-    texts = [summary(time)]
+    texts = [time_summary(time)]
     if time.is_float and time.best is not None:
         texts.append(
             f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
@@ -530,7 +542,9 @@ def _summary(page: Page, time: TimeEstimate) -> None:
         if time.layouts
         else []
     )
-    if moving and (page.everything or not _says_costs(time)):  # else the decision has said it
+    if moving and (
+        page.everything or not _decision_has_costs(time)
+    ):  # else the decision has said it
         texts.append(f"of which {', '.join(moving)}")
     if time.calibration:
         text = f"corrected by {time.calibration.source}: x{time.calibration.factor:.2f}"
@@ -545,43 +559,49 @@ def _summary(page: Page, time: TimeEstimate) -> None:
         page.fill(f"note: {as_options(note)}", 4, "  ")
 
 
-def _details(page: Page, time: TimeEstimate, prediction: Prediction, *, layers: bool) -> None:
+def _add_details(
+    page: TextPage, time: TimeEstimate, prediction: Prediction, *, layers: bool
+) -> None:
     """What each fix saves, where something is to be fixed; the slowest layers, where ``layers`` are asked for."""
     if page.everything or any(f.severity != Severity.INFO for f in prediction.findings):
-        _savings(page, time, prediction)
+        _add_savings(page, time, prediction)
     if not (page.everything or layers):
         return
     if time.kernels:
-        page.heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
-    for kernel in page.shown(time.kernels, _SLOWEST):
+        page.add_heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
+    for kernel in page.first_rows(time.kernels, _SLOWEST):
         name = kernel.name if page.everything else keep_end(kernel.title, page.width - 27)
         page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")
 
 
-def _savings(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
+def _add_savings(page: TextPage, time: TimeEstimate, prediction: Prediction) -> None:
     """What each fix saves, simulated or at most."""
     least = 0.0 if page.everything else _WORTH * time.total_ms
     together = [f for f in time.fixes if f.saves_ms > least]
     if together:
-        page.line("", "What qdqtool fix saves, by simulating the fixed network")
+        page.add_lines("", "What qdqtool fix saves, by simulating the fixed network")
     for fix in together:
         places = f"{len(fix.nodes)} places" if len(fix.nodes) > 1 else fix.nodes[0]
         page.fill(f"{', '.join(fix.codes)}  {places}", 16, f"  {format_ms(fix.saves_ms):>10}  ")
     simulated = {(code, node) for fix in time.fixes for code in fix.codes for node in fix.nodes}
-    fixes = saving([f for f in prediction.findings if (f.code, f.node) not in simulated], least)
+    fixes = find_savings(
+        [f for f in prediction.findings if (f.code, f.node) not in simulated], least
+    )
     if fixes:
-        page.line("", "What each fix saves at most, neighbours quantized (savings do not add up)")
-    shown = page.shown(fixes, _FIXES)
+        page.add_lines(
+            "", "What each fix saves at most, neighbours quantized (savings do not add up)"
+        )
+    shown = page.first_rows(fixes, _FIXES)
     for finding in shown:
         page.fill(
             f"{finding.code}  {finding.node}", 16, f"  {format_ms(finding.saves_ms or 0.0):>10}  "
         )
     if len(fixes) > len(shown):
         rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown) :])
-        page.line(f"  and {len(fixes) - len(shown)} more, {format_ms(rest)} together (--all)")
+        page.add_lines(f"  and {len(fixes) - len(shown)} more, {format_ms(rest)} together (--all)")
 
 
-def saving(findings: list[Finding], least: float) -> list[Finding]:
+def find_savings(findings: list[Finding], least: float) -> list[Finding]:
     """The findings whose fix saves time, the most first; one of a node and amount."""
     found = sorted(
         (f for f in findings if (f.saves_ms or 0.0) > least), key=lambda f: -(f.saves_ms or 0.0)
@@ -599,13 +619,13 @@ def format_ms(value: float, *, unit: bool = True) -> str:
 
 def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
     """The table of known GPUs."""
-    page = Page(width)
-    page.line(
+    page = TextPage(width)
+    page.add_lines(
         f"{'GPU':<27}{'CC':>5}{'SMs':>5}{'MHz':>6}{'GB/s':>7}{'L2 MB':>7}{'INT8':>7}{'FP16':>7}  INT8 by"
     )
     for gpu in gpus:
         tops = gpu.as_json()["tops"]
-        page.line(
+        page.add_lines(
             f"{gpu.name:<27}{gpu.cc:>5}{gpu.sms:>5}{gpu.clock:>6.0f}{gpu.bandwidth:>7g}{gpu.l2:>7g}"
             f"{tops['int8']:>7.0f}{tops['fp16']:>7.0f}  {gpu.rates.int8_path}"
         )
@@ -613,7 +633,7 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
             page.fill(
                 f"{gpu.evidence}: {gpu.source}; {gpu.rates.evidence}: {gpu.rates.source}", 4, "    "
             )
-    page.gap()
+    page.add_gap()
     page.fill(
         "INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; --sources "
         "shows where each figure comes from.",

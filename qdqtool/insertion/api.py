@@ -310,7 +310,7 @@ class _Inserter:
         )
 
     def check_outliers(self, scales: Sequence[GroupScale]) -> None:
-        """FindingReport scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
+        """Report scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
         if self._statistics is None:
             return
         quantizers = {q.tensor: q.node for q in self.result.quantized}
@@ -411,7 +411,7 @@ class _Inserter:
             result.notes.extend(notes)
 
     def check_layer_norms(self) -> None:
-        """FindingReport decomposed layer normalizations; the first one stands for all."""
+        """Report decomposed layer normalizations; the first one stands for all."""
         report = FindingReport(self._target.name)
         norms(View(self._model), report)
         findings = report.findings

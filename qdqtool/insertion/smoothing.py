@@ -30,7 +30,7 @@ from qdqtool.insertion.placement import Placement
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, channel_maxima
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import LayerKind, operator_of, rearranges, reduced_axes
+from qdqtool.ir.operators import LayerKind, operator_of, rearranges, reduction_axes
 from qdqtool.ir.qdq import QUANTIZABLE, SMOOTHED
 from qdqtool.ir.sizes import is_linear
 from qdqtool.patterns.layernorm import skip_identities
@@ -92,7 +92,7 @@ def smooth(
 ) -> tuple[list[ScaleMigration], Note]:
     """Move channel scales of activations into weights, in place.
 
-    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for
+    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.read_smoothed_tensors`), for
     ``predict``. The placement has to be chosen again.
 
     Args:
@@ -515,7 +515,7 @@ class _ScaleRegion:
             value = self._shapes.value(node.input(3)) if node.input(3) else None
             return value is not None and self._excludes_last_axis(node, value.reshape(-1).tolist())
         if node.op == "ReduceMean":
-            return self._excludes_last_axis(node, reduced_axes(self.model, node))
+            return self._excludes_last_axis(node, reduction_axes(self.model, node))
         if node.op == "Gather" or operator.cuts or operator.joins:
             return self._excludes_last_axis(node, [node.integer("axis", 0)])
         # A Reshape works row by row if the last axis has one size before and after.

@@ -1,7 +1,7 @@
 """Bounds of tensors that hold for every input, known from the operators alone.
 
-A Sigmoid writes values from 0 to 1 and a DequantizeLinear writes what its integers can express. Operators that only
-move values keep the bounds. Nothing here runs the network or reads data.
+A Sigmoid produces values from 0 to 1, and a DequantizeLinear values that its integers can express.
+Operators that only move values keep the bounds. Nothing here runs the network or reads data.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from qdqtool.types import Precision
 from qdqtool.util.records import record
 
 MAX_CONSTANT = 1 << 20  # values of a constant operand that are read for its bounds
-_MAX_HOPS = 200  # tensors between a quantizer and the parts of its Concat
+_MAX_TENSORS = 200  # between a quantizer and the parts of its Concat
 _MAX_STEPS = 16  # operators between a quantizer and its Concat
-_CODES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
+_INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
 @record
@@ -42,6 +42,7 @@ class Bounds:
     op: str
 
 
+_Rule = Callable[[Model, Node, dict[str, Bounds]], Bounds | None]
 _UNIT, _SIGNED, _POSITIVE = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
 _RANGES: dict[str, tuple[float, float]] = {
     "Sigmoid": _UNIT,
@@ -60,9 +61,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "Softplus": _POSITIVE,
     "LogSoftmax": (-math.inf, 0.0),
 }
-"""Operators whose results are bounded whatever they read."""
+"""Operators whose results are bounded for all inputs."""
 
-_KEEPING = frozenset(
+_BOUND_KEEPING = frozenset(
     ("Slice", "Split", "Tile", "MaxPool", "GlobalMaxPool", "GlobalAveragePool", "Gather")
     + ("GatherElements", "GatherND", "Expand", "ReduceMean", "ReduceMax", "ReduceMin", "TopK")
 )
@@ -70,104 +71,106 @@ _KEEPING = frozenset(
 
 
 def find_bounds(model: Model) -> dict[str, Bounds]:
-    """Return the bounds of all tensors that have some, kept with the model until it is edited."""
-    known: dict[str, Bounds] | None = model.cache.get("bounds")
-    if known is None:
-        known = model.cache["bounds"] = {}
+    """Return the bounds of all bounded tensors, cached until the model is edited."""
+    bounds: dict[str, Bounds] | None = model.cache.get("bounds")
+    if bounds is None:
+        bounds = model.cache["bounds"] = {}
         for node in model.ordered:
-            found = _bounds_of(model, node, known) if node.domain in DOMAINS else None
-            if found is not None:
+            node_bounds = _bound_node(model, node, bounds) if node.domain in DOMAINS else None
+            if node_bounds is not None:
                 outputs = node.outputs if node.op == "Split" else node.outputs[:1]
-                known.update(dict.fromkeys((t for t in outputs if t), found))
-    return known
+                bounds.update((tensor, node_bounds) for tensor in outputs if tensor)
+    return bounds
 
 
-def _bounds_of(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    own = _RANGES.get(node.op)
-    if own is not None:
-        before = known.get(node.input(0))
-        if node.op == "Relu" and before is not None:
-            return Bounds(max(before.low, 0.0), max(before.high, 0.0), before.node, before.op)
-        return Bounds(*own, node.name, node.op)
-    if node.op == "DequantizeLinear":
-        return _dequantized(model, node, known)
-    special = _SPECIAL.get(node.op)
-    if special is not None:
-        return special(model, node, known)
-    if node.op in _KEEPING or rearranges(node):
-        return known.get(node.input(0)) if _keeps_floats(model, node) else None
+def _bound_node(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    own_range = _RANGES.get(node.op)
+    if own_range is not None:
+        source = bounds.get(node.input(0))
+        if node.op == "Relu" and source is not None:
+            return Bounds(max(source.low, 0.0), max(source.high, 0.0), source.node, source.op)
+        return Bounds(*own_range, node.name, node.op)
+    rule = _RULES.get(node.op)
+    if rule is not None:
+        return rule(model, node, bounds)
+    if node.op in _BOUND_KEEPING or rearranges(node):
+        return bounds.get(node.input(0)) if _keeps_floats(model, node) else None
     return None
 
 
 def _keeps_floats(model: Model, node: Node) -> bool:
-    """Whether a Cast does not round to integers."""
     return node.op != "Cast" or qdq.precision_of(model.elem_type(node.output)).is_float
 
 
-def _dequantized(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    """Bounds of what a DQ writes: those of the quantized tensor, rounded, or all that its type holds."""
+def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    """Return the rounded bounds of the quantized tensor, or the range of the integer type."""
     params = qdq.read_params(model, node)
-    if not is_scalar(params):
-        return None
     q = model.producer(node.input(0))
-    before = known.get(q.input(0)) if q is not None and qdq.is_q(q) else None
-    if q is not None and before is not None and qdq.read_params(model, q).same_as(params):
-        rounded = quantized_range(params, before)
-        if rounded is not None and rounded[0] < rounded[1]:
-            step = float(params.scale[0]) if params.scale is not None else 0.0
-            cut = rounded[0] > before.low + step or rounded[1] < before.high - step
-            maker = (node.name, node.op) if cut else (before.node, before.op)
-            return Bounds(*rounded, *maker)
-        return before  # a quantizer downstream is judged by what it would read without this one
-    held = quantized_range(params, Bounds(-math.inf, math.inf, node.name, node.op))
-    return None if held is None else Bounds(*held, node.name, node.op)
+    source = bounds.get(q.input(0)) if q is not None and qdq.is_q(q) else None
+    if q is None or source is None or not qdq.read_params(model, q).same_as(params):
+        full_range = _quantize_range(params, -math.inf, math.inf)
+        return None if full_range is None else Bounds(*full_range, node.name, node.op)
+    scalars = read_scalars(params)
+    rounded = _quantize_range(params, source.low, source.high)
+    if scalars is None or rounded is None:
+        return None
+    low, high = rounded
+    if low >= high:
+        return source  # a quantizer downstream is judged by its input without this one
+    step = scalars[0]
+    if low > source.low + step or high < source.high - step:
+        return Bounds(low, high, node.name, node.op)
+    return Bounds(low, high, source.node, source.op)
 
 
 def find_constant_value(params: QuantParams, bounds: Bounds | None) -> float | None:
-    """Return the one value that a quantizer makes of every value within bounds; None if it tells some apart."""
+    """Return the value that a quantizer rounds all values within bounds to, None if several."""
     if bounds is None or bounds.low >= bounds.high:
         return None
-    ends = quantized_range(params, bounds)
+    ends = _quantize_range(params, bounds.low, bounds.high)
     return ends[0] if ends is not None and ends[0] == ends[1] else None
 
 
-def is_scalar(params: QuantParams) -> bool:
-    """Whether a quantizer has one known positive scale and one known zero point."""
-    scales, zeros = params.scales, params.zero_points
-    return (
-        scales is not None
-        and zeros is not None
-        and scales.values.size == zeros.values.size == 1
-        and scales.is_positive
-        and params.precision in _CODES
-    )
+def read_scalars(params: QuantParams) -> tuple[float, int] | None:
+    """Return scale and zero point of a quantizer that has one of each.
 
-
-def quantized_range(params: QuantParams, bounds: Bounds) -> tuple[float, float] | None:
-    """Return the least and greatest value that a Q and DQ make of a bounded tensor.
-
-    ONNX divides by the scale in float32, rounds half to even, adds the zero point and saturates. All of it is
-    monotone, so that the ends of the range decide. None if scale or zero point are not known.
+    None if they are unknown, if the scale is not positive, or if the type is not INT8 or UINT8.
     """
-    if not is_scalar(params) or params.scale is None or params.zero_point is None:
+    scales, zero_points = params.scales, params.zero_points
+    if scales is None or zero_points is None or params.precision not in _INTEGER_RANGES:
         return None
-    scale, zero = np.float32(params.scale[0]), float(params.zero_point[0])
-    least, greatest = _CODES[params.precision]
+    if not scales.values.size == zero_points.values.size == 1 or not scales.is_positive:
+        return None
+    return float(scales.values[0]), int(zero_points.values[0])
+
+
+def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float, float] | None:
+    """Return the least and greatest value that a Q and DQ produce from a bounded tensor.
+
+    ONNX divides by the scale in float32, rounds half to even, adds the zero point and saturates.
+    Each of these steps is monotone, so that the ends of the range decide.
+    """
+    scalars = read_scalars(params)
+    if scalars is None:
+        return None
+    scale, zero_point = scalars
+    least, greatest = _INTEGER_RANGES[params.precision]
     ends = []
-    for value in (bounds.low, bounds.high):
+    for value in (low, high):
         with np.errstate(over="ignore"):
-            code = np.rint(np.float32(value) / scale)
-        ends.append((min(max(float(code) + zero, least), greatest) - zero) * float(scale))
+            steps = float(np.rint(np.float32(value) / np.float32(scale)))
+        integer = min(max(steps + zero_point, least), greatest)
+        ends.append((integer - zero_point) * float(np.float32(scale)))
     return ends[0], ends[1]
 
 
-# Operators with rules of their own ---------------------------------------------------------------------------------
+# Rules of single operators ---------------------------------------------------------------------
 
 
-def _operand(model: Model, tensor: str, known: dict[str, Bounds]) -> Bounds | None:
-    """Bounds of a computed tensor, or those of a constant that is not too large."""
-    if tensor in known or not model.is_constant(tensor):
-        return known.get(tensor)
+def _bound_operand(model: Model, tensor: str, bounds: dict[str, Bounds]) -> Bounds | None:
+    """Return the bounds of a computed tensor, or of a constant that is not too large."""
+    if tensor in bounds or not model.is_constant(tensor):
+        return bounds.get(tensor)
     shape = model.constant_shape(tensor)
     if shape is None or not 0 < math.prod(shape) <= MAX_CONSTANT:
         return None
@@ -177,28 +180,27 @@ def _operand(model: Model, tensor: str, known: dict[str, Bounds]) -> Bounds | No
     return Bounds(float(value.min()), float(value.max()), "", "Constant")
 
 
-def _joined(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    """Bounds that hold all inputs (a Where's condition apart)."""
+def _bound_union(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    """Return bounds that hold for all inputs except a Where's condition."""
     tensors = node.inputs[1:] if node.op == "Where" else node.inputs
-    parts = [_operand(model, t, known) for t in tensors if t]
-    found = [p for p in parts if p is not None]
-    if not found or len(found) < len(parts):
+    operands = [_bound_operand(model, tensor, bounds) for tensor in tensors if tensor]
+    parts = [operand for operand in operands if operand is not None]
+    if not parts or len(parts) < len(operands):
         return None
-    greatest = max(found, key=lambda p: p.high)
-    return Bounds(min(p.low for p in found), greatest.high, greatest.node, greatest.op)
+    greatest = max(parts, key=lambda part: part.high)
+    return Bounds(min(part.low for part in parts), greatest.high, greatest.node, greatest.op)
 
 
-def _calculated(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    """Bounds of a sum, difference or product, by interval arithmetic, rounded as float32 does."""
+def _bound_arithmetic(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    """Return the bounds of a sum, difference or product, rounded as float32 is."""
     if len(node.inputs) != 2:
         return None
-    one, other = (_operand(model, t, known) for t in node.inputs)
-    if one is None or other is None:
+    left, right = (_bound_operand(model, tensor, bounds) for tensor in node.inputs)
+    if left is None or right is None:
         return None
-    ends = [
-        _OPERATIONS[node.op](a, b) for a in (one.low, one.high) for b in (other.low, other.high)
-    ]
-    if any(math.isnan(e) for e in ends):
+    operation = _OPERATIONS[node.op]
+    ends = [operation(a, b) for a in (left.low, left.high) for b in (right.low, right.high)]
+    if any(map(math.isnan, ends)):
         return None
     with np.errstate(over="ignore"):
         low, high = float(np.float32(min(ends))), float(np.float32(max(ends)))
@@ -212,104 +214,112 @@ _OPERATIONS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def _clipped(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    limits = [-math.inf, math.inf]
-    for position, name in ((1, "min"), (2, "max")):
-        value = model.constant(node.input(position)) if node.input(position) else None
-        given = node.attributes.get(name)
-        if value is not None and value.size == 1:
-            limits[position - 1] = float(value.reshape(-1)[0])
-        elif not node.input(position) and isinstance(given, float):
-            limits[position - 1] = given
-    before = known.get(node.input(0))
-    low, high = limits
-    if before is not None:
-        low, high = (min(max(v, low), high) for v in (before.low, before.high))
+def _read_number(model: Model, node: Node, position: int, attribute: str) -> float | None:
+    """Return a number that an input or an attribute states, None if missing or unknown."""
+    if node.input(position):
+        value = model.constant(node.input(position))
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+    number = node.attributes.get(attribute)
+    return number if isinstance(number, float) else None
+
+
+def _bound_clip(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    minimum = _read_number(model, node, 1, "min")
+    maximum = _read_number(model, node, 2, "max")
+    low = -math.inf if minimum is None else minimum
+    high = math.inf if maximum is None else maximum
+    source = bounds.get(node.input(0))
+    if source is not None:
+        low, high = (min(max(v, low), high) for v in (source.low, source.high))
     if math.isnan(low) or math.isnan(high) or (low, high) == (-math.inf, math.inf):
         return None
     return Bounds(low, high, node.name, node.op)
 
 
-def _with_zeros(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    """An average pooling, which may count zeros around the tensor."""
-    before = known.get(node.input(0))
-    return before and Bounds(min(before.low, 0.0), max(before.high, 0.0), before.node, before.op)
+def _bound_average_pool(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    """Return the bounds of an average pooling, which may include zeros of the padding."""
+    return _include_value(bounds.get(node.input(0)), 0.0)
 
 
-def _padded(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    before = known.get(node.input(0))
-    if before is None or str(node.attributes.get("mode", "constant")) != "constant":
-        return before
-    given = node.attributes.get("value", 0.0)
-    fill = float(given) if isinstance(given, float) else 0.0
-    if node.input(2):
-        value = model.constant(node.input(2))
-        if value is None or value.size != 1:
-            return None
-        fill = float(value.reshape(-1)[0])
-    if math.isnan(fill):
+def _bound_pad(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    source = bounds.get(node.input(0))
+    if source is None or str(node.attributes.get("mode", "constant")) != "constant":
+        return source
+    fill = _read_number(model, node, 2, "value")
+    if fill is None and not node.input(2):
+        fill = 0.0
+    return None if fill is None or math.isnan(fill) else _include_value(source, fill)
+
+
+def _include_value(bounds: Bounds | None, value: float) -> Bounds | None:
+    if bounds is None:
         return None
-    return Bounds(min(before.low, fill), max(before.high, fill), before.node, before.op)
+    return Bounds(min(bounds.low, value), max(bounds.high, value), bounds.node, bounds.op)
 
 
-def _resized(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds | None:
-    """Nearest and linear resizing stay within the bounds, cubic does not."""
+def _bound_resize(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
+    """Return the bounds of nearest and linear resizing; cubic resizing exceeds them."""
     mode = str(node.attributes.get("mode", "nearest"))
     crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    return known.get(node.input(0)) if mode in ("nearest", "linear") and not crops else None
+    return bounds.get(node.input(0)) if mode in ("nearest", "linear") and not crops else None
 
 
-_SPECIAL: dict[str, Callable[[Model, Node, dict[str, Bounds]], Bounds | None]] = {
-    "Concat": _joined,
-    "Where": _joined,
-    "Max": _joined,
-    "Min": _joined,
-    "Add": _calculated,
-    "Sub": _calculated,
-    "Mul": _calculated,
-    "Clip": _clipped,
-    "AveragePool": _with_zeros,
-    "Pad": _padded,
-    "Resize": _resized,
-    "Upsample": _resized,
+_RULES: dict[str, _Rule] = {
+    "DequantizeLinear": _bound_dequantizer,
+    "Concat": _bound_union,
+    "Where": _bound_union,
+    "Max": _bound_union,
+    "Min": _bound_union,
+    "Add": _bound_arithmetic,
+    "Sub": _bound_arithmetic,
+    "Mul": _bound_arithmetic,
+    "Clip": _bound_clip,
+    "AveragePool": _bound_average_pool,
+    "Pad": _bound_pad,
+    "Resize": _bound_resize,
+    "Upsample": _bound_resize,
 }
 
-# Parts ---------------------------------------------------------------------------------------------------------------
+# Parts of a Concat -----------------------------------------------------------------------------
 
 
-def joined_parts(model: Model, tensor: str) -> list[str]:
-    """Return the tensors that Concats join into a tensor, past what only moves all values and past Q/DQ pairs.
+def find_concat_parts(model: Model, tensor: str) -> list[str]:
+    """Return the tensors that Concats join into a tensor, or the tensor alone without a Concat.
 
-    The tensor alone if no Concat makes it.
+    Operators that only move values and Q/DQ pairs may lie between them.
     """
-    if not _passes_concat(model, tensor):
+    if not _has_concat_upstream(model, tensor):
         return [tensor]
     parts: list[str] = []
     stack, seen = [tensor], {tensor}
-    while stack and len(seen) <= _MAX_HOPS:
+    while stack and len(seen) <= _MAX_TENSORS:
         current = stack.pop()
-        node = model.producer(current)
-        if node is not None and operator_of(node).joins:
-            inputs = [t for t in node.inputs if t]
-        elif node is not None and (rearranges(node) or qdq.is_qdq(node)) and node.inputs:
-            inputs = [node.input(0)]
-        else:
-            inputs = []
-        if not inputs:
+        sources = _value_sources(model.producer(current))
+        if not sources:
             parts.append(current)
-        for name in reversed(inputs):
-            if name not in seen:
-                seen.add(name)
-                stack.append(name)
+        for source in reversed(sources):
+            if source not in seen:
+                seen.add(source)
+                stack.append(source)
     return parts
 
 
-def _passes_concat(model: Model, tensor: str) -> bool:
+def _value_sources(node: Node | None) -> list[str]:
+    """Return the tensors whose values a node joins, moves or quantizes."""
+    if node is None:
+        return []
+    if operator_of(node).joins:
+        return [tensor for tensor in node.inputs if tensor]
+    if rearranges(node) or qdq.is_qdq(node):
+        return [*node.inputs[:1]]
+    return []
+
+
+def _has_concat_upstream(model: Model, tensor: str) -> bool:
     for _ in range(_MAX_STEPS):
         node = model.producer(tensor)
-        if node is None or operator_of(node).joins:
-            return node is not None
-        if not (rearranges(node) or qdq.is_qdq(node)) or not node.inputs:
-            return False
-        tensor = node.input(0)
+        sources = _value_sources(node)
+        if operator_of(node).joins or not sources:
+            return bool(sources)
+        tensor = sources[0]
     return False

@@ -157,7 +157,7 @@ class ConstantEvaluator:
             name = stack.pop()
             if name in values:
                 continue
-            value = self._known_value(name)
+            value = self._value(name)
             if value is not None:
                 values[name] = value
                 continue
@@ -174,7 +174,7 @@ class ConstantEvaluator:
             self._positions = {n.index: i for i, n in enumerate(self.model.ordered)}
         return sorted(nodes, key=lambda node: self._positions[node.index])
 
-    def _known_value(self, tensor: str) -> _Array | None:
+    def _value(self, tensor: str) -> _Array | None:
         return self._cache[tensor] if tensor in self._cache else self.model.constant(tensor)
 
     def evaluate_node(

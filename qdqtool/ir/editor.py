@@ -21,8 +21,8 @@ from onnx import TensorProto
 from qdqtool.errors import ModelError
 from qdqtool.ir.graph import EDITED, Model, Node
 from qdqtool.ir.qdq import ParameterValues
-from qdqtool.proto.slim import without_large_weights
-from qdqtool.proto.subgraphs import captured_tensors, sort_topologically
+from qdqtool.proto.slim import strip_large_weights
+from qdqtool.proto.subgraphs import find_captured_tensors, sort_topologically
 from qdqtool.util import limits
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
@@ -337,7 +337,7 @@ class Editor:
             nodes.extend(self._after.get(node.index, ()))
         self._apply_aliases(nodes)
         consumed = set(self.model.consumers_by_tensor)
-        captured = self._captured()
+        captured = self._find_captured()
         pruned = self._prune(nodes, captured)
         ordered = sort_topologically(pruned, self._inputs_and_captured, self._outputs)
         self.model.replace_constants((), self._constants, self._changes_types)
@@ -431,7 +431,7 @@ class Editor:
         indexed = self._as_indexed(node)
         if indexed is None:
             message = _message(node)
-            return (*message.input, *captured_tensors(message))
+            return (*message.input, *find_captured_tensors(message))
         return (*indexed.inputs, *indexed.captured)
 
     def _drop_constants(self, consumed: set[str], captured: set[str]) -> None:
@@ -450,12 +450,12 @@ class Editor:
             _remove_named(graph.input, removed.__contains__)
         model.replace_constants(removed, {}, False)
 
-    def _captured(self) -> set[str]:
+    def _find_captured(self) -> set[str]:
         """Return the tensors that subgraphs read, after all renames."""
         tensors: set[str] = set()
         for node in self.model.nodes:
             if node.captured or node.index in self._touched:
-                tensors.update(captured_tensors(node.proto))
+                tensors.update(find_captured_tensors(node.proto))
         return tensors
 
     def _drop_stale_types(self) -> None:
@@ -489,7 +489,7 @@ def with_nodes(
     model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
 ) -> Model:
     """Return a variant of a model with more nodes and their constants, without large weights."""
-    proto = without_large_weights(model.proto)
+    proto = strip_large_weights(model.proto)
     proto.graph.node.extend(nodes)
     proto.graph.initializer.extend(constants)
     return Model(proto, sha256=EDITED, constants=model)

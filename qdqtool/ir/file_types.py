@@ -120,7 +120,7 @@ def recognize(name: str, head: bytes) -> FileType | None:
     return None
 
 
-def not_a_model(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
+def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
     """Return the error for a file that is not an ONNX model: what the file is, and what to do.
 
     Args:

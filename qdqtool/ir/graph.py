@@ -26,8 +26,13 @@ from qdqtool.errors import ModelError
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.shapes import NodeTypeCache, infer_types
-from qdqtool.proto.slim import without_large_weights
-from qdqtool.proto.subgraphs import STANDARD, captured_tensors, require_utf8, sort_topologically
+from qdqtool.proto.slim import strip_large_weights
+from qdqtool.proto.subgraphs import (
+    STANDARD,
+    find_captured_tensors,
+    require_utf8,
+    sort_topologically,
+)
 from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
@@ -105,7 +110,7 @@ class Node:
         except TypeError:  # bytes that are not UTF-8, which Model refuses
             self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
-            self.captured = tuple(captured_tensors(proto))
+            self.captured = tuple(find_captured_tensors(proto))
             self._attributes = None
         else:
             self.captured = ()
@@ -594,7 +599,7 @@ class Model:
         """Return a copy of an external tensor with its data, None if the file is missing."""
         if not self.base_dir:
             return None
-        location = external.location_of(proto)
+        location = external.read_location(proto)
         if external.path_of(proto, self.base_dir, self.path) is None:
             return None
         from onnx import checker, external_data_helper
@@ -669,7 +674,7 @@ class Model:
     def _infer_graph_types(self) -> dict[str, TensorType]:
         types = self._types = self._stated_types()
         read: dict[bytes, TensorType] = {}  # most tensors of a network share their types
-        for tensor, proto in (infer_types(without_large_weights(self.proto)) or {}).items():
+        for tensor, proto in (infer_types(strip_large_weights(self.proto)) or {}).items():
             if types.get(tensor, _UNKNOWN)[1] is None:
                 key = proto.SerializeToString()
                 if key not in read:
@@ -721,7 +726,9 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
     if not tensor.HasField("shape"):
         return int(tensor.elem_type), None
     shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-    return int(tensor.elem_type), shape if external.is_possible([d or 1 for d in shape]) else None
+    return int(tensor.elem_type), shape if external.are_possible_dims(
+        [d or 1 for d in shape]
+    ) else None
 
 
 def _hash_message(proto: onnx.ModelProto) -> str:

@@ -1,8 +1,9 @@
-"""One fact per operator: what TensorRT's network has for it, what a Q passes, what has weights, what is an activation.
+"""Facts about ONNX operators, in one table.
 
-The importer, placement, scale groups, fixing and the explanations read this table and keep no list of operators of
-their own (TensorRT-RTX is another compiler and keeps its rules in ``qdqtool/trt/rtx``). Facts are :class:`Case`
-objects, so that what rests on them says how well it is proven.
+Facts are the layer that TensorRT's parser creates, whether a Q moves past the operator, whether it
+has weights, and whether it is an activation. The importer, placement, scale groups and fixes read
+this table and keep no lists of operators of their own. TensorRT-RTX is another compiler; its rules
+are in ``qdqtool/trt/rtx``. Facts have a :class:`Case`, which says how well they are proven.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class LayerKind(StrEnum):
     RESIZE = "RESIZE"
     SOFTMAX = "SOFTMAX"
     IDENTITY = "IDENTITY"
-    COPY = "COPY"  # kQDQ: a Q or DQ that stays in the engine
-    SHAPE = "SHAPE"  # folded while parsing, or on the host: neither reads nor blocks a tensor
+    COPY = "COPY"  # kQDQ: a Q or DQ that remains in the engine
+    SHAPE = "SHAPE"  # folded while parsing, or runs on the host: neither reads nor blocks a tensor
     OTHER = "OTHER"
 
 
@@ -51,29 +52,27 @@ class QPassage:
     """A Q moves up past the operator, and a DQ down.
 
     Attributes:
-        case: How well that is known.
-        exact: Whether quantizing before or after gives the same numbers; if not, they differ by a step at most
-            (TensorRT goes by its list of operators, not by exactness).
-        when: The condition on the node; None for always.
-        condition: The condition in words, for explanations.
-        otherwise: Looked at where the condition is not met: another form of the operator, with evidence of its own.
+        case: Evidence.
+        exact: Whether quantizing before or after gives the same numbers. Otherwise they differ by
+            at most one step; TensorRT goes by its list of operators, not by exactness.
+        when: Condition on the node; None for always.
+        otherwise: Passage of another form of the operator, if the condition is not met.
     """
 
     case: Case
     exact: bool = True
     when: Callable[[Model, Node], bool] | None = None
-    condition: str = ""
     otherwise: QPassage | None = None
 
 
 @record
-class Activation:
-    """A pointwise function of one tensor that a convolution takes into its layer.
+class ActivationFunction:
+    """Pointwise function of one tensor that TensorRT fuses into a convolution.
 
     Attributes:
         type: TensorRT's activation type, as in its API.
-        case: How well the fusion behind a quantized convolution is known.
-        gate: Whether ``x * gate(x)`` is an activation as well (SiLU, HardSwish written out).
+        case: Evidence for the fusion into a quantized convolution.
+        gate: Whether ``x * gate(x)`` is an activation as well (decomposed SiLU, HardSwish).
     """
 
     type: str
@@ -83,11 +82,11 @@ class Activation:
 
 @record
 class WeightUse:
-    """The operator multiplies with weights, its second input, and computes in INT8 where both are quantized.
+    """Weights, the second input of an operator that runs in INT8 if both inputs are quantized.
 
     Attributes:
-        case: How well INT8 is known for it.
-        output_axis: The axis of the weights along which the outputs lie, from the node and the weights' rank.
+        case: Evidence that it runs in INT8.
+        output_axis: Output axis of the weights, from the node and the weights' rank.
     """
 
     case: Case
@@ -96,20 +95,20 @@ class WeightUse:
 
 @record
 class Operator:
-    """What is known about one ONNX operator.
+    """Facts about one ONNX operator.
 
     Attributes:
-        name: The operator's ONNX name.
-        kind: The layer that TensorRT's parser makes of it.
-        passage: Whether a Q moves up past it; None: it does not.
-        joins: All inputs are parts of the output (Concat): a Q behind it goes to each of them.
+        name: ONNX name.
+        kind: Layer that TensorRT's parser creates for it.
+        passage: How a Q moves up past it; None if it does not.
+        joins: All inputs are parts of the output (Concat): a Q after it moves to each input.
         cuts: Each output is a part of the input (Split, Slice).
-        activation: Set for a pointwise function that a convolution takes in.
-        weights: Set for what computes in INT8 with quantized weights.
+        activation: Set for a pointwise function that TensorRT fuses into a convolution.
+        weights: Set for an operator that runs in INT8 with quantized weights.
         operation: TensorRT's elementwise operation, for two operands.
-        averages: It mixes values: INT8 only between a DQ and a Q (the average poolings).
-        moves: A shuffle that changes the order of the values (the others only name the dimensions anew).
-        myelin: Only Myelin runs it; what is connected with it at the network's end goes there too.
+        averages: It mixes values (average pooling): INT8 only between a DQ and a Q.
+        moves: A shuffle that changes the order of the values; the others only change dimensions.
+        myelin: Only Myelin runs it, and connected layers at the network's end with it.
     """
 
     name: str
@@ -117,51 +116,63 @@ class Operator:
     passage: QPassage | None = None
     joins: bool = False
     cuts: bool = False
-    activation: Activation | None = None
+    activation: ActivationFunction | None = None
     weights: WeightUse | None = None
     operation: str = ""
     averages: bool = False
     moves: bool = False
     myelin: bool = False
 
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Evidence of the operator's facts."""
+        otherwise = self.passage and self.passage.otherwise
+        facts = (self.passage, otherwise, self.activation, self.weights)
+        return tuple(fact.case for fact in facts if fact is not None)
+
 
 YOLO = "yolo-resnet18-orin-trt8502"
 RESNET = "resnet18-qat-rtx2000-trt8510"
 YOLOV8 = "yolov8-orin-trt8412-excerpts"
-YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # counts of 10.14.1, all of which these rules give
+YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # counts of 10.14.1, all reproduced by these rules
 BEV_ORIN = "bevfusion-camera-orin-trt8502"
 BEV_86 = "bevfusion-camera-rtx3080ti-trt8600"
 MOBILENET = "mobilenetv2-titanrtx-qat-residual"
 
 
-# What a Q passes ------------------------------------------------------------------------------------------------
+# Operators that a Q passes -----------------------------------------------------------------------
 
 _GUIDE = "developer guide, Q/DQ propagation: operators that commute with quantization"
 
 
-def _listed(name: str) -> QPassage:
+def _documented_passage(name: str) -> QPassage:
     return QPassage(documented(f"q-past-{name.lower()}", f"A Q moves up past {name}.", _GUIDE))
 
 
-def _fill(model: Model, node: Node) -> float | None:
-    """What a Pad fills in; None where it copies, or where that is not known."""
+def _padding_value(model: Model, node: Node) -> float | None:
+    """Return the constant that a Pad inserts, None if it copies values or if it is unknown."""
     if str(node.attributes.get("mode", "constant")) != "constant":
         return None
     if not node.input(2):
         return None if node.attributes.get("value") else 0.0
     value = model.constant(node.input(2))
-    return None if value is None else float(value.flat[0]) if value.size else 0.0
+    if value is None:
+        return None
+    return float(value.flat[0]) if value.size else 0.0
 
 
 def fills_below(model: Model, node: Node) -> bool:
-    """Whether a Pad fills in what no reader looks at: less than everything, or below zero in front of maximum poolings.
+    """Return whether the values that a Pad inserts need no place in the range of its output.
 
-    What it fills in then has no part in a range: quantized it saturates, and is never the largest.
+    That is minus infinity, or a negative value if only maximum poolings read the output. Quantized,
+    it saturates and is never the maximum.
     """
-    value = _fill(model, node) if operator_of(node).kind == LayerKind.PADDING else None
+    if operator_of(node).kind != LayerKind.PADDING:
+        return False
+    value = _padding_value(model, node)
     if value is None or value >= 0:
         return False
-    return value == -math.inf or all(r.op == "MaxPool" for r in model.consumers(node.output))
+    return value == -math.inf or all(c.op == "MaxPool" for c in model.consumers(node.output))
 
 
 _RESIZE = QPassage(
@@ -172,7 +183,8 @@ _RESIZE = QPassage(
         f"{BEV_ORIN}:263",
         f"{BEV_86}:5199",
         YOLOV8N,
-        source="linear: Resize_724 and Resize_766 of the BEVFusion camera network, where numbers change by a step",
+        source="linear: Resize_724 and Resize_766 of the BEVFusion camera network, "
+        "where numbers change by a step",
     ),
     exact=False,
 )
@@ -182,19 +194,17 @@ ZERO_PAD = QPassage(
         "A Q moves up past a Pad with zeros.",
         "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
     ),
-    when=lambda model, node: _fill(model, node) == 0,
-    condition="pads with zeros",
+    when=lambda model, node: _padding_value(model, node) == 0,
     otherwise=QPassage(
         assumed(
             "q-past-copying-pad",
             "A Q moves up past a Pad that reflects, repeats or wraps.",
-            "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q passes slices; a log in "
-            "which a Q stays behind such a Pad would refute it",
+            "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q "
+            "passes slices; a log in which a Q stays behind such a Pad would refute it",
         ),
         when=lambda model, node: (
             str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
         ),
-        condition="reflects, repeats or wraps",
     ),
 )
 
@@ -207,22 +217,22 @@ INSERTED_SHUFFLE = QPassage(
     )
 )
 
-# What a convolution takes in ------------------------------------------------------------------------------------
+# Operators that a convolution absorbs ------------------------------------------------------------
 
 _POINTWISE = documented(
     "activation-pointwise",
     "A quantized convolution takes the activation behind it.",
-    "developer guide, fusions: pointwise operations behind a convolution; the names of fused SiLU in NVIDIA/TensorRT "
-    "issue 3385 (8.5.2 with Q/DQ)",
+    "developer guide, fusions: pointwise operations behind a convolution; the names of fused SiLU "
+    "in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ)",
     about=("Sigmoid",),
 )
 
 
 def _activation(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = False) -> Operator:
-    return Operator(name, LayerKind.ACTIVATION, activation=Activation(kind, case, gate))
+    return Operator(name, LayerKind.ACTIVATION, activation=ActivationFunction(kind, case, gate))
 
 
-# Weights --------------------------------------------------------------------------------------------------------
+# Weights -----------------------------------------------------------------------------------------
 
 _INT8_CONV = seen(
     "int8-convolution",
@@ -255,7 +265,8 @@ _INT8_GEMM = seen(
 _INT8_MATMUL = documented(
     "int8-matmul",
     "A MatMul with two quantized inputs computes in INT8.",
-    "developer guide: MatrixMultiply is quantizable; NVIDIA/TensorRT issue 4322 shows the Myelin kernel",
+    "developer guide: MatrixMultiply is quantizable; NVIDIA/TensorRT issue 4322 shows the Myelin "
+    "kernel",
     about=("MatMul",),
 )
 
@@ -298,7 +309,8 @@ _TABLE: tuple[Operator, ...] = (
         "LEAKY_RELU",
         seen(
             "activation-leaky-relu",
-            "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + PWN(...).",
+            "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + "
+            "PWN(...).",
             f"{YOLO}:5365",
             about=("LeakyRelu",),
         ),
@@ -332,9 +344,8 @@ _TABLE: tuple[Operator, ...] = (
             ("HardSwish", "HARD_SWISH"),
         )
     ),
-    Operator(
-        "PRelu"
-    ),  # a layer of its own (IParametricReLULayer); no build shows that a convolution takes it
+    # A layer of its own (IParametricReLULayer); no build shows that a convolution absorbs it.
+    Operator("PRelu"),
     # Elementwise
     *(
         Operator(name, LayerKind.ELEMENTWISE, operation=operation)
@@ -390,8 +401,8 @@ _TABLE: tuple[Operator, ...] = (
             assumed(
                 "q-past-globalmaxpool",
                 "A Q moves up past a GlobalMaxPool.",
-                "it becomes a max pooling, as GlobalAveragePool becomes an average one; a log in which a Q stays "
-                "behind it would refute it",
+                "it becomes a max pooling, as GlobalAveragePool becomes an average one; a log in "
+                "which a Q stays behind it would refute it",
             ),
         ),
     ),
@@ -400,7 +411,7 @@ _TABLE: tuple[Operator, ...] = (
         Operator(name, LayerKind.REDUCE)
         for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
     ),
-    # What moves values
+    # Operators that move values
     Operator("Pad", LayerKind.PADDING, passage=ZERO_PAD),
     Operator("Resize", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Upsample", LayerKind.RESIZE, passage=_RESIZE),
@@ -411,7 +422,8 @@ _TABLE: tuple[Operator, ...] = (
         passage=QPassage(
             seen(
                 "q-past-concat",
-                "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat runs in INT8.",
+                "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat "
+                "runs in INT8.",
                 f"{YOLO}:5227",
                 f"{YOLOV8}:167",
                 f"{BEV_ORIN}:321",
@@ -432,10 +444,9 @@ _TABLE: tuple[Operator, ...] = (
             )
         ),
     ),
-    Operator("Split", LayerKind.SLICE, cuts=True, passage=_listed("Split")),
-    Operator(
-        "Tile", LayerKind.SLICE
-    ),  # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
+    Operator("Split", LayerKind.SLICE, cuts=True, passage=_documented_passage("Split")),
+    # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
+    Operator("Tile", LayerKind.SLICE),
     Operator(
         "Flatten",
         LayerKind.SHUFFLE,
@@ -459,15 +470,19 @@ _TABLE: tuple[Operator, ...] = (
             )
         ),
     ),
-    Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_listed("Transpose")),
+    Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("Transpose")),
     *(
-        Operator(name, LayerKind.SHUFFLE, passage=_listed(name))
+        Operator(name, LayerKind.SHUFFLE, passage=_documented_passage(name))
         for name in ("Squeeze", "Unsqueeze")
     ),
-    Operator("DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_listed("DepthToSpace")),
-    Operator("SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_listed("SpaceToDepth")),
+    Operator(
+        "DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("DepthToSpace")
+    ),
+    Operator(
+        "SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("SpaceToDepth")
+    ),
     *(
-        Operator(name, LayerKind.IDENTITY, passage=_listed(name))
+        Operator(name, LayerKind.IDENTITY, passage=_documented_passage(name))
         for name in ("Identity", "Dropout")
     ),
     Operator(
@@ -477,15 +492,15 @@ _TABLE: tuple[Operator, ...] = (
             assumed(
                 "q-past-cast",
                 "A Q moves up past a Cast between float types.",
-                "the parser makes an Identity layer of it; a log of a half-precision export would show it",
+                "the parser makes an Identity layer of it; a log of a half-precision export would "
+                "show it",
             ),
             when=lambda model, node: all(
                 precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output)
             ),
-            condition="casts between float types",
         ),
     ),
-    # The rest
+    # All others
     Operator("Softmax", LayerKind.SOFTMAX),
     Operator("LogSoftmax", LayerKind.SOFTMAX),
     Operator("Shape", LayerKind.SHAPE),
@@ -544,60 +559,54 @@ _UNKNOWN = Operator("")
 
 
 def operator_of(node: Node | None) -> Operator:
-    """What is known about a node's operator; an empty entry for an operator that TensorRT's parser does not have."""
+    """Return the facts about a node's operator; empty if TensorRT's parser does not have it."""
     if node is None or node.domain not in DOMAINS:
         return _UNKNOWN
     return OPERATORS.get(node.op, _UNKNOWN)
 
 
-def case_of(name: str) -> Case:
-    """What an operator's one fact rests on: how a Q passes it, that it is an activation, or has weights."""
-    return cases_of(OPERATORS[name])[0]
-
-
-def cases_of(operator: Operator) -> tuple[Case, ...]:
-    """The cases that an operator's facts rest on."""
-    held = (
-        operator.passage,
-        operator.passage and operator.passage.otherwise,
-        operator.activation,
-        operator.weights,
-    )
-    return tuple(fact.case for fact in held if fact is not None)
+def find_case(name: str) -> Case:
+    """Return the evidence for an operator's main fact: its passage, activation or weights."""
+    return OPERATORS[name].cases[0]
 
 
 def passage(model: Model, node: Node | None) -> QPassage | None:
-    """How a Q passes a node, with the node's own condition (the Pad's value, the Cast's types) looked at."""
-    found = operator_of(node).passage
+    """Return how a Q passes a node; None if the node does not meet the conditions."""
+    candidate = operator_of(node).passage
     while (
-        found is not None
+        candidate is not None
         and node is not None
-        and found.when is not None
-        and not found.when(model, node)
+        and candidate.when is not None
+        and not candidate.when(model, node)
     ):
-        found = found.otherwise
-    return found
+        candidate = candidate.otherwise
+    return candidate
 
 
 def commuting_inputs(model: Model, node: Node | None) -> tuple[str, ...]:
-    """The inputs that a Q behind a node moves up to: all of a Concat's, the data input of others, none if it stays."""
+    """Return the inputs that a Q after a node moves to.
+
+    These are all inputs of a Concat, the data input of other operators, and none if a Q does not
+    pass the node.
+    """
     if node is None or passage(model, node) is None:
         return ()
     return tuple(t for t in node.inputs if t) if operator_of(node).joins else node.inputs[:1]
 
 
 def output_axis(node: Node, rank: int) -> int | None:
-    """The axis of a node's weights along which its outputs lie; None for an operator without weights."""
-    found = operator_of(node).weights
-    return None if found is None else found.output_axis(node, rank)
+    """Return the output axis of a node's weights, None for an operator without weights."""
+    weights = operator_of(node).weights
+    return None if weights is None else weights.output_axis(node, rank)
 
 
 def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
-    """The axis along which a node's weights get a scale each; None where one scale for all of them is safer.
+    """Return the axis along which a node's weights get one scale each, None for a single scale.
 
-    It is that of the outputs (NVIDIA's rule of one scale per output channel). A ConvTranspose gets one scale for all
-    where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
-    grouped: axis 1 of its weights counts the channels of one group only.
+    It is the output axis (NVIDIA's rule of one scale per output channel). A ConvTranspose gets a
+    single scale if the target is not known to support one per output
+    (``Target.transposed_per_channel``), or if it is grouped: axis 1 of its weights then counts the
+    channels of one group only.
     """
     if operator_of(node).kind == LayerKind.DECONVOLUTION and (
         not transposed_per_channel or node.integer("group", 1) != 1
@@ -607,29 +616,34 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
 
 
 def needs_own_dq(node: Node | None) -> bool:
-    """Whether a DQ reaches this operator only where nothing else reads the DQ.
+    """Return whether a DQ reaches this operator only if it has no other consumer.
 
-    TensorRT puts a shuffle in front of a matrix product. A DQ passes it, and before TensorRT 11 only one with a single
-    reader does (:class:`qdqtool.trt.passes.vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ`).
+    TensorRT puts a shuffle before a matrix product. Before TensorRT 11, a DQ passes it only if it
+    has a single consumer
+    (:class:`qdqtool.trt.passes.vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ`).
     """
     return operator_of(node).kind == LayerKind.MATRIX_MULTIPLY
 
 
 def is_pointwise(node: Node | None) -> bool:
-    """Whether each value that a node writes is made of the values at the same place: TensorRT joins such into PWN."""
+    """Return whether a node computes each value from the input values at the same place.
+
+    TensorRT fuses such nodes into a PWN layer.
+    """
     return operator_of(node).kind in _POINTWISE_KINDS
 
 
 def rearranges(node: Node | None) -> bool:
-    """Whether a node gives the same values another order, shape or float type, as Reshape and Cast do."""
+    """Return whether a node only changes order, shape or float type, as Reshape and Cast do."""
     return operator_of(node).kind in _REARRANGING
 
 
 def is_run_time(model: Model, tensor: str) -> bool:
-    """Whether a tensor is computed at run time: no constant, nor one that is only reshaped or cast.
+    """Return whether a tensor is computed at run time.
 
-    A constant operand (of a Div, Sub, Pow, Mul or Add) is no input of a layer: TensorRT takes it into the PWN
-    (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
+    Constants are not, also if they are reshaped or cast. A constant operand (of a Div, Sub, Pow,
+    Mul or Add) is not a layer's input: TensorRT fuses it into the PWN (``PWN(Constant + [Shuffle],
+    Pow)`` in a published listing).
     """
     while tensor and not model.is_constant(tensor):
         producer = model.producer(tensor)
@@ -640,11 +654,12 @@ def is_run_time(model: Model, tensor: str) -> bool:
 
 
 def pooling_type(model: Model, node: Node) -> str | None:
-    """The pooling that a reduction over height and width is turned into: ``AVERAGE``, ``MAX``, None for no pooling.
+    """Return the pooling that TensorRT makes of a reduction: ``AVERAGE``, ``MAX``, None for none.
 
-    GlobalAveragePool was seen so (resnet18-qat-rtx2000-trt8510). NVIDIA's guide documents the same of a Reduce that
-    averages over H and W and keeps its dimensions, which is what ReduceMean with ``keepdims=1`` becomes. A ReduceMax
-    over the width alone was one in a user's engine. With ``keepdims=0``, or over other axes, it stays a reduction.
+    GlobalAveragePool was seen so (resnet18-qat-rtx2000-trt8510). NVIDIA's guide documents the same
+    for a Reduce that averages over H and W and keeps its dimensions, as ReduceMean with
+    ``keepdims=1`` does. A ReduceMax over the width alone was one in a user's engine. With
+    ``keepdims=0``, or over other axes, it remains a reduction.
     """
     if node.op == "GlobalAveragePool":
         return "AVERAGE"
@@ -652,29 +667,29 @@ def pooling_type(model: Model, node: Node) -> str | None:
         return "MAX"
     if node.op not in ("ReduceMean", "ReduceMax") or not node.integer("keepdims", 1):
         return None
-    shape, given = model.shape(node.input(0)), reduced_axes(model, node)
-    if not shape or given is None:
+    shape, stated_axes = model.shape(node.input(0)), reduction_axes(model, node)
+    if not shape or stated_axes is None:
         return None
-    axes = sorted(a % len(shape) for a in given)
+    axes = sorted(axis % len(shape) for axis in stated_axes)
     spatial = list(range(2, len(shape)))
-    if node.op == "ReduceMax":
-        return "MAX" if axes and len(spatial) == 2 and set(axes) <= set(spatial) else None
-    return "AVERAGE" if spatial and axes == spatial else None
+    if node.op == "ReduceMean":
+        return "AVERAGE" if spatial and axes == spatial else None
+    return "MAX" if axes and len(spatial) == 2 and set(axes) <= set(spatial) else None
 
 
-def reduced_axes(model: Model, node: Node) -> list[int] | None:
-    """The axes of a reduction as they are written, by input or attribute; None where none are, or no integers."""
+def reduction_axes(model: Model, node: Node) -> list[int] | None:
+    """Return the axes of a reduction as written, by input or attribute; None if not stated."""
     if node.input(1):
         value = model.constant(node.input(1))
-        return (
-            [int(a) for a in value.reshape(-1)]
-            if value is not None and value.dtype.kind == "i"
-            else None
-        )
-    given = node.attributes.get("axes")
-    return given if isinstance(given, list) and all(isinstance(a, int) for a in given) else None
+        if value is None or value.dtype.kind != "i":
+            return None
+        return [int(axis) for axis in value.reshape(-1)]
+    axes = node.attributes.get("axes")
+    if isinstance(axes, list) and all(isinstance(axis, int) for axis in axes):
+        return axes
+    return None
 
 
 def is_sum(node: Node | None) -> bool:
-    """Whether a node adds tensors (a residual, or a bias where one of them is constant)."""
+    """Return whether a node adds tensors (a residual, or a bias if one of them is constant)."""
     return operator_of(node).operation == "SUM"

@@ -87,10 +87,10 @@ def keeps_float32(model: Model, node: Node, position: int) -> bool:
     It does if its type requires it, or if it is a constant without elements.
     """
     is_empty = 0 in (model.constant_shape(node.input(position)) or ())
-    return is_empty or position in (_float32_inputs_of(model, node) or ())
+    return is_empty or position in (_node_float32_inputs(model, node) or ())
 
 
-def _float32_inputs_of(model: Model, node: Node) -> frozenset[int] | None:
+def _node_float32_inputs(model: Model, node: Node) -> frozenset[int] | None:
     return float32_inputs(node.op, max(model.opset, HALF_OPSET), len(node.outputs))
 
 
@@ -202,7 +202,7 @@ def _reads_only_dqs(model: Model, node: Node) -> bool:
 
 
 def _can_be_half(model: Model, node: Node) -> bool:
-    if node.domain not in STANDARD or _float32_inputs_of(model, node) is None:
+    if node.domain not in STANDARD or _node_float32_inputs(model, node) is None:
         return False
     if not _has_float_types(model, node):
         return False

@@ -412,11 +412,11 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
         if is_computed_product(model, node):
             return node
         if is_pointwise(node) or _moves_values(node):
-            queue.extend(t for t in _computed_inputs(model, node) if t not in queue)
+            queue.extend(t for t in _run_time_inputs(model, node) if t not in queue)
     return None
 
 
-def _computed_inputs(model: Model, node: Node) -> list[str]:
+def _run_time_inputs(model: Model, node: Node) -> list[str]:
     return [t for t in node.inputs if t and not model.is_constant(t)]
 
 
@@ -552,13 +552,15 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
                 continue
             coordinates.update(tensor for tensor in node.outputs if tensor)
             if not is_producer and is_pointwise(node):
-                layers.producers |= _combined_producers(model, inputs, coordinates)
+                layers.producers |= _find_combined_producers(model, inputs, coordinates)
         if len(layers.producers) == count:
             break
     return coordinates
 
 
-def _combined_producers(model: Model, operands: tuple[str, ...], coordinates: set[str]) -> set[int]:
+def _find_combined_producers(
+    model: Model, operands: tuple[str, ...], coordinates: set[str]
+) -> set[int]:
     """Return the layers that alone produce an operand which is combined with coordinates."""
     producers: set[int] = set()
     if len(operands) > 1:

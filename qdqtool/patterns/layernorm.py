@@ -17,7 +17,7 @@ import onnx
 
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.operators import is_run_time, operator_of, rearranges, reduced_axes
+from qdqtool.ir.operators import is_run_time, operator_of, rearranges, reduction_axes
 from qdqtool.ir.qdq import FLOATS, is_dq, is_q, read_params
 from qdqtool.ir.sizes import contraction
 from qdqtool.proto.subgraphs import DOMAINS
@@ -226,7 +226,7 @@ def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
     if not is_run_time(model, square.input(0)):
         return True
     tensor = _skip_casts(model, square.input(0))
-    shape, axes = model.shape(tensor), _summed_axes(model, square, sums)
+    shape, axes = model.shape(tensor), _find_summed_axes(model, square, sums)
     if shape is None or not axes:
         return False
     count = _axes_size(shape, axes)
@@ -240,10 +240,10 @@ def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
     return smallest**2 / mean_count > _FP16_MIN and count * largest**2 < _FP16_MAX
 
 
-def _summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
+def _find_summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
     axes = set(_self_product_axes(model, square))
     for reduction in sums or [square]:
-        axes.update(reduced_axes(model, reduction) or ())
+        axes.update(reduction_axes(model, reduction) or ())
     return axes
 
 
@@ -274,11 +274,11 @@ def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     if node is None or node.domain not in DOMAINS:
         return None
     if is_dq(node):
-        return _dequantized_magnitudes(model, node)
+        return _dq_magnitudes(model, node)
     if node.op in _AT_MOST_ONE:
         return 1.0, 1.0
     if node.op == "Clip":
-        return _clipped_magnitudes(model, node)
+        return _clip_magnitudes(model, node)
     gains, last_size = _gain_range(model, node), (model.shape(tensor) or (None,))[-1]
     if gains is None or last_size is None:
         return None
@@ -289,7 +289,7 @@ def _keeps_magnitude(node: Node | None) -> bool:
     return _is(node, *_NOT_LARGER) or is_q(node) or rearranges(node) or operator_of(node).cuts
 
 
-def _dequantized_magnitudes(model: Model, dq: Node) -> tuple[float, float] | None:
+def _dq_magnitudes(model: Model, dq: Node) -> tuple[float, float] | None:
     params = read_params(model, dq)
     if params.scale is None or not params.scale.size or params.precision != Precision.INT8:
         return None
@@ -297,7 +297,7 @@ def _dequantized_magnitudes(model: Model, dq: Node) -> tuple[float, float] | Non
     return float(params.scale.min()), steps * float(params.scale.max())
 
 
-def _clipped_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
+def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
     magnitudes: list[float] = []
     for position, name in ((1, "min"), (2, "max")):
         tensor = clip.input(position)
@@ -341,7 +341,7 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
     scale, bias = _optional_constant(model, norm.scale), _optional_constant(model, norm.bias)
-    sizes = _normalized_sizes(model, norm, scale)
+    sizes = _layer_norm_sizes(model, norm, scale)
     if sizes is None:
         return None
     if not _fits(norm.scale, scale, sizes) or not _fits(norm.bias, bias, sizes):
@@ -382,7 +382,7 @@ def _is_used_inside(model: Model, norm: DecomposedLayerNorm) -> bool:
     return False
 
 
-def _normalized_sizes(
+def _layer_norm_sizes(
     model: Model, norm: DecomposedLayerNorm, scale: _Array | None
 ) -> list[int] | None:
     """Return the sizes of the normalized axes, from the scale if the tensor's are unknown."""
@@ -482,11 +482,11 @@ def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
     variance = _variance_nodes(model, root.input(0))
     if not variance:
         return None
-    candidate = _Candidate(model, root, variance)
+    candidate = _NormCandidate(model, root, variance)
     return candidate.build() if candidate.divides_input() else None
 
 
-class _Candidate:
+class _NormCandidate:
     """The nodes around the root of a mean of squares, by their role.
 
     Attributes:
@@ -504,7 +504,7 @@ class _Candidate:
         self.variance = variance
         square = variance[0]
         self.centered = _producer(model, square.input(0), "Sub")
-        self.mean = _subtracted_mean(model, self.centered)
+        self.mean = _find_subtracted_mean(model, self.centered)
         first = square if self.mean is None or self.centered is None else self.centered
         self.input = _skip_casts(model, first.input(0))
         self.roots, self.products = _root_and_products(model, root)
@@ -571,7 +571,7 @@ class _Candidate:
         """Return the means and differences that center the input, each once."""
         if self.mean is None:
             return []
-        means = [_subtracted_mean(self.model, difference) for difference in self.differences]
+        means = [_find_subtracted_mean(self.model, difference) for difference in self.differences]
         nodes = (self.mean, self.centered, *means, *self.differences)
         return list(dict.fromkeys(node for node in nodes if node is not None))
 
@@ -601,7 +601,7 @@ class _Candidate:
         """Return whether a product divides the input minus its mean by the root."""
         difference = self.differences[0]
         sources = {_skip_casts(self.model, node.input(0)) for node in (*means, difference)}
-        if sources != {self.input} or _subtracted_mean(self.model, difference) is None:
+        if sources != {self.input} or _find_subtracted_mean(self.model, difference) is None:
             return False
         return _divides_by_root(self.model, product, self.roots)
 
@@ -613,7 +613,7 @@ def _factors_with_constant(model: Model, tensor: str) -> list[str]:
     return factors if any(not is_run_time(model, factor) for factor in factors) else []
 
 
-def _subtracted_mean(model: Model, difference: Node | None) -> Node | None:
+def _find_subtracted_mean(model: Model, difference: Node | None) -> Node | None:
     """Return the ReduceMean of a tensor that a Sub subtracts from the same tensor."""
     if difference is None:
         return None
@@ -701,7 +701,7 @@ def _axes_from_end(model: Model, reduction: Node) -> tuple[int, ...] | None:
     """Return the axes of a reduction that keeps dimensions, counted from the end."""
     if not reduction.integer("keepdims", 1):
         return None
-    axes, shape = reduced_axes(model, reduction), model.shape(reduction.input(0))
+    axes, shape = reduction_axes(model, reduction), model.shape(reduction.input(0))
     if not axes:
         return None
     if any(axis >= 0 for axis in axes):

@@ -111,7 +111,7 @@ class View:
         Below opset 13 ONNX has no axis, and TensorRT's parser uses 0.
         """
         params = self.params(node)
-        if params.per_channel and not params.has_axis and self.model.opset < 13:
+        if params.is_per_channel and not params.has_axis and self.model.opset < 13:
             return 0
         return params.axis
 

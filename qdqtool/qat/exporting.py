@@ -145,15 +145,14 @@ def export(
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        reason = f"the exported model is not valid: {_first_line(error)}"
+        reason = f"the exported model is not valid: {str(error).splitlines()[0]}"
         raise ModelError(reason, os.fspath(path), code="invalid-model") from error
     try:
         result = twin.compare(proto, tolerance)
     except ModelError as error:
-        reason = _first_line(error)
         if tolerance < UNCHECKED_TOLERANCE:
-            raise _add_path(error, f"{reason}; nothing was written", path) from error
-        message = f"{os.fspath(path)}: {reason}; written all the same"
+            raise _add_path(error, f"{error}; nothing was written", path) from error
+        message = f"{os.fspath(path)}: {error}; written all the same"
         warnings.warn(message, UserWarning, stacklevel=2)
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
     if metadata:
@@ -207,10 +206,6 @@ def _prepare_call(model: nn.Module, sample: Any) -> NetworkCall:
     return call.to_device("cpu").map(
         lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
 
 
 def _add_path(error: ModelError, reason: str, path: str | os.PathLike[str]) -> ModelError:

@@ -135,11 +135,13 @@ def calibrate(
             )
     result = Calibration([], statistics.batches, statistics.images)
     device = device_of(network)
-    for references in _group_by_quantizer(members.values()):
-        names = tuple(q.name for q in references)
+    groups: dict[nn.Module, tuple[str, ...]] = defaultdict(tuple)
+    for q in members.values():
+        groups[q.quantizer] += (q.name,)
+    for quantizer, names in groups.items():
         scale, notes = choose_scale(ScaleGroup(names, names, names), statistics.tensors, choice)
         amax = torch.tensor(scale.scale * LEVELS, dtype=torch.float32, device=device)
-        set_amax(references[0].quantizer, amax)
+        set_amax(quantizer, amax)
         result.scales.append(scale)
         result.warnings.extend(notes)
     if result.images < FEW_IMAGES:
@@ -207,16 +209,6 @@ def _select_quantizers(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Qu
         site = QuantizerSite(q.owner, *next(calls, ("input", 0, 0)))
         members.setdefault((id(q.quantizer), tensors.get(site, q.name)), q)
     return {(id(q.module), q.attribute): q for q in members.values()}
-
-
-def _group_by_quantizer(
-    references: Iterable[QuantizerReference],
-) -> list[list[QuantizerReference]]:
-    """Return lists of references to one quantizer, which tied tensors share."""
-    groups: dict[int, list[QuantizerReference]] = defaultdict(list)
-    for q in references:
-        groups[id(q.quantizer)].append(q)
-    return list(groups.values())
 
 
 def _is_distributed() -> bool:

@@ -1,6 +1,6 @@
-"""One HTML page about a model: what TensorRT makes of it, as a picture, tables and plots.
+"""One HTML page about a model: TensorRT's outcome as graph, tables and plots.
 
-Data flows one way: results of the other rooms (:mod:`qdqtool.reporting.nodes`) -> plain dataclasses
-(:mod:`qdqtool.reporting.data`), made by one module for each part of the page -> template and assets
-(:mod:`qdqtool.reporting.page`). Nothing is worked out here that another room has worked out.
+Data flows one way. Results of other packages become dataclasses (:mod:`qdqtool.reporting.data`),
+which one module for each part of the page creates. The template and assets
+(:mod:`qdqtool.reporting.page`) show them. This package computes no results of its own.
 """

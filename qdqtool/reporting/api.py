@@ -33,10 +33,10 @@ class Report:
     """A finished page.
 
     Attributes:
-        page: What it shows.
-        html: The page, one file without any reference to another one.
-        output: Where :meth:`save` wrote it; empty before.
-        read: The files that were read, none of which :meth:`save` overwrites.
+        page: Contents of the page.
+        html: The page, one file that refers to no other.
+        output: Path that :meth:`save` wrote to; empty before.
+        read: Files that were read. :meth:`save` overwrites none of them.
     """
 
     page: data.PageContents
@@ -45,16 +45,17 @@ class Report:
     read: InputFiles | None = None
 
     def __repr__(self) -> str:
-        return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
+        output = f", {self.output}" if self.output else ""
+        return f"Report({len(self.html.encode()) / 1e6:.2f} MB{output})"
 
     @property
     def ok(self) -> bool:
-        """Whether it shows nothing to look at: no error or warning, and a build, where given, that agrees."""
+        """Whether there are no errors or warnings, and the build, if there is one, agrees."""
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the page, atomically.
+        """Write the page, atomically.
 
         Raises:
             QdqtoolError: ``path`` was read, its folder is missing, or it cannot be written.
@@ -64,6 +65,7 @@ class Report:
         self.output = os.fspath(path)
 
     def as_json(self) -> Json:
+        """Return the summary that ``--format json`` prints."""
         page = self.page
         return {
             "schema": REPORT_SCHEMA,
@@ -131,28 +133,23 @@ def collect(
     model: ModelSource | Model, *builds: str | os.PathLike[str] | Build, inputs: ReportInputs
 ) -> data.PageContents:
     """Return the contents of the page; errors are those of :func:`report`."""
-    before, gpu = inputs.before, inputs.gpu
-    if gpu.clock is not None and gpu.gpu is None and not builds:
+    options = inputs.gpu
+    if options.clock is not None and options.gpu is None and not builds:
         raise QdqtoolError("`clock` needs `gpu`", code="missing-argument", parameter="gpu")
     build = load_build(builds) if builds else None
-    chosen = choose_gpu(build, gpu)
-    subject = analyze_model(model, inputs, chosen, build)
-    collector = ModelCollector(subject, "after" if before is not None else "model")
-    page = data.PageContents(TOOL_VERSION, collector.run())
-    page.model.time = sections.collect_time(subject)
-    draw(collector)
+    gpu = choose_gpu(build, options)
+    subject = analyze_model(model, inputs, gpu, build)
+    collector = ModelCollector(subject, "model" if inputs.before is None else "after")
+    page = data.PageContents(TOOL_VERSION, _collect_model(collector))
     sections.add_weights(collector)
-    other = None
-    if before is not None:
-        other = analyze_model(before, inputs, chosen, None, subject.target)
-        _require_same_network(other, subject)
-        earlier = ModelCollector(other, "before")
-        page.before = earlier.run()
-        page.before.time = sections.collect_time(other)
-        draw(earlier)
-        _compare(page.model, page.before)
-    page.groups = sections.collect_scale_groups(collector, other)
-    page.parts = sections.collect_parts(subject, other)
+    before = None
+    if inputs.before is not None:
+        before = analyze_model(inputs.before, inputs, gpu, None, subject.target)
+        _require_same_network(before, subject)
+        page.before = _collect_model(ModelCollector(before, "before"))
+        _add_outcomes_before(page.model, page.before)
+    page.groups = sections.collect_scale_groups(collector, before)
+    page.parts = sections.collect_parts(subject, before)
     page.parts_note = sections.describe_parts(subject, page.parts)
     page.unlisted = sections.collect_unlisted_rows(subject)
     page.roof = sections.collect_roofline(subject)
@@ -164,18 +161,26 @@ def collect(
     return page
 
 
+def _collect_model(collector: ModelCollector) -> data.ModelContents:
+    contents = collector.collect()
+    contents.time = sections.collect_time(collector.subject)
+    draw(collector)
+    return contents
+
+
 def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
-    """Compares the shapes of both models' weights, whatever their nodes are called.
+    """Compare the shapes of both models' weights; names of nodes may differ.
 
     Raises:
-        DataError: Fewer than half of the larger model's layers with weights have their like in the other.
+        DataError: Fewer than half of the larger model's weights have a shape that the other has.
     """
-    mine, other = _weight_shapes(after), _weight_shapes(before)
-    common, larger = (mine & other).total(), max(mine.total(), other.total())
+    shapes, earlier_shapes = _weight_shapes(after), _weight_shapes(before)
+    common = (shapes & earlier_shapes).total()
+    larger = max(shapes.total(), earlier_shapes.total())
     if 2 * common < larger:
         raise DataError(
-            f"it is another network: {common} of {larger} convolutions have weights of a shape that is "
-            f"also in {after.model.path or 'the model'}; give the model before Q/DQ",
+            f"it is another network: {common} of {larger} convolutions have weights of a shape "
+            f"that is also in {after.model.path or 'the model'}; give the model before Q/DQ",
             before.model.path or "the model before",
             code="different-models",
             parameter="before",
@@ -183,17 +188,19 @@ def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
 
 
 def _weight_shapes(subject: ReportSubject) -> Counter[tuple[int, ...]]:
-    shapes = (
-        subject.model.constant_shape(subject.view.weights(n).source)
-        for n in subject.model.nodes
-        if n.op in WEIGHTED
-    )
-    return Counter(tuple(sorted(shape)) for shape in shapes if shape)
+    """Count the shapes of weights, their dimensions in ascending order."""
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for node in subject.model.nodes:
+        if node.op in WEIGHTED:
+            shape = subject.model.constant_shape(subject.view.weights(node).source)
+            if shape:
+                shapes[tuple(sorted(shape))] += 1
+    return shapes
 
 
-def _compare(model: data.ModelContents, before: data.ModelContents) -> None:
-    """Writes into convolutions and layers what they were before, by the ONNX node's name."""
-    convs = {c.name: c for c in before.convs}
+def _add_outcomes_before(model: data.ModelContents, before: data.ModelContents) -> None:
+    """Add the earlier outcome and time to convolutions and layers, by the ONNX node's name."""
+    convs = {conv.name: conv for conv in before.convs}
     for conv in model.convs:
         earlier = convs.get(conv.name)
         if earlier is None:

@@ -1,7 +1,8 @@
 """Contents of the page as dataclasses; their fields are the JSON inside the page.
 
-Indices (``node``, ``layer``, ``finding`` ...) are positions in the lists of the :class:`ModelContents` that they belong
-to, -1 for none. Milliseconds, bytes and multiply-accumulates (MACs) are None if they are not known.
+Indices (``node``, ``layer``, ``finding`` ...) are positions in the lists of the
+:class:`ModelContents` that they belong to, -1 for none. Milliseconds, bytes and
+multiply-accumulates (MACs) are None if they are not known.
 """
 
 from __future__ import annotations

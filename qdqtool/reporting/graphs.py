@@ -1,6 +1,6 @@
-"""The drawings of a model: its ONNX graph with fused layers as boxes, its modules, and the engine that is predicted.
+"""Drawings of a model: its ONNX graph with fused layers as boxes, its modules, and its engine.
 
-Q and DQ are no boxes: they are marks on the edges that they lie on, and those that stay in the engine are conversions.
+Q and DQ are marks on edges, not boxes. The page highlights those that are conversions at run time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import heapq
 import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from qdqtool.buildlog import layout
 from qdqtool.ir import qdq
@@ -20,315 +21,329 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import ModelCollector, choose_paint
 from qdqtool.reporting.page import display_name, shorten_name, strip_operator
-from qdqtool.types import BYTES, Precision
+from qdqtool.types import BYTES, EngineLayer, Precision
 from qdqtool.util import limits
 from qdqtool.util.text import format_count
 
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
-MOST_MODULES, FEW = 40, 12  # boxes of the overview, and boxes that are no reason to divide a module
+MAX_MODULES = 40  # boxes of the overview
+MIN_SPLIT = 12  # boxes up to which a module is never split
 NAME_WIDTH = 33  # characters of a name in a box
-_MOST_EDGES = 4 * limits.DRAWN_POINTS  # between layers, those that are drawn as one included
-_MOST_MARKS = 64  # Q and DQ on one edge
+_MAX_EDGES = 4 * limits.DRAWN_POINTS  # between layers, including those that are drawn as one
+_MAX_MARKS = 64  # Q and DQ on one edge
 _TABLES = "The tables below hold every node."
 
 
 def draw(collector: ModelCollector) -> None:
-    """Writes the drawings into the collector's model."""
-    boxes, edges = _OnnxDrawing(collector).run()
-    collector.model.onnx = _lay_out(boxes, edges)
-    collector.model.modules = data.GraphDrawing(*_draw_modules(collector.model.nodes, boxes, edges))
-    if collector.model.layers:
-        found = _engine(collector)
-        collector.model.engine = (
-            _lay_out(*found)
-            if found
-            else data.GraphDrawing(
-                why=f"The layers of the engine have more than {_MOST_EDGES:,} edges, too many for a picture. {_TABLES}"
-            )
+    """Add the drawings to the collector's model."""
+    model = collector.model
+    boxes, edges = _OnnxDrawing(collector).build()
+    model.onnx = _lay_out(boxes, edges)
+    model.modules = _draw_modules(model.nodes, boxes, edges)
+    if not model.layers:
+        model.engine.why = (
+            f"{model.target} names no layers of its engine; "
+            "the ONNX graph shows the outcome of each node."
         )
+        return
+    engine = _EngineDrawing(collector)
+    if engine.build():
+        model.engine = _lay_out(engine.boxes, engine.edges)
     else:
-        collector.model.engine.why = f"{collector.model.target} names no layers of its engine; the ONNX graph shows the outcome of each node."
-
-
-# Layout -----------------------------------------------------------------------------------------------------------
+        model.engine.why = (
+            f"The layers of the engine have more than {_MAX_EDGES:,} edges, "
+            f"too many for a picture. {_TABLES}"
+        )
 
 
 def _lay_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
-    """Gives boxes and edges their places; boxes are in an order in which makers come first."""
+    """Assign coordinates to boxes, which are in topological order, and to edges."""
     fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
     for box in boxes:
+        border = HEADER + PADDING if box.role == "fused" else 0.0
         box.w = BOX_WIDTH
-        box.h = fixed.get(box.role) or sum(box.heights) + (
-            HEADER + PADDING if box.role == "fused" else 0.0
-        )
-    width, height, why = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
-    return (
-        data.GraphDrawing(why=f"{why}. {_TABLES}")
-        if why
-        else data.GraphDrawing(boxes, edges, width, height)
-    )
+        box.h = fixed.get(box.role) or sum(box.heights) + border
+    width, height, problem = layout.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
+    if problem:
+        return data.GraphDrawing(why=f"{problem}. {_TABLES}")
+    return data.GraphDrawing(boxes, edges, width, height)
 
 
-# The ONNX graph ---------------------------------------------------------------------------------------------------
+def _end_box(role: str, tensor: str, precision: Precision) -> data.Box:
+    """Return the box of an input or output of the network."""
+    title = shorten_name(tensor, NAME_WIDTH)
+    return data.Box(role, title, str(precision), choose_paint(precision), -1, [])
+
+
+# The ONNX graph -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorOrigin:
+    """A tensor before its Q and DQ.
+
+    Attributes:
+        tensor: The tensor.
+        producer: Position of the node that produces it, None if it is an input.
+        marks: The Q and DQ after it, in the order of the data.
+    """
+
+    tensor: str
+    producer: int | None
+    marks: list[data.EdgeMark]
 
 
 class _OnnxDrawing:
     """Boxes are fused layers and single nodes; edges are the tensors between them.
 
     Attributes:
-        nodes: Those that are drawn, with their places.
-        home: Place of a node to that of the first node of its box.
-        sources: For each node what it reads: the tensor, the place of the node that makes it (None: an input), and the
-            Q and DQ between, makers first.
+        nodes: Positions of the drawn nodes, and the nodes.
+        first_nodes: Position of each node, mapped to that of the first node in its box.
+        origins: Origins of the inputs of each node.
     """
 
     def __init__(self, collector: ModelCollector) -> None:
         self.collector = collector
+        self.model = collector.model
         self.index = collector.subject.model
-        self.nodes = [(collector.place[n.index], n) for n in collector.drawn()]
-        first: dict[int, int] = {}
-        self.home: dict[int, int] = {}
-        for place, _ in self.nodes:
-            layer = collector.model.nodes[place].layer
-            self.home[place] = first.setdefault(layer, place) if layer >= 0 else place
-        self.sources = {place: self._sources(node) for place, node in self.nodes}
+        self.nodes = [(collector.positions[n.index], n) for n in collector.drawable_nodes()]
+        first_of_layer: dict[int, int] = {}
+        self.first_nodes: dict[int, int] = {}
+        for position, _ in self.nodes:
+            layer = self.model.nodes[position].layer
+            first = first_of_layer.setdefault(layer, position) if layer >= 0 else position
+            self.first_nodes[position] = first
+        self.origins = {position: self._find_origins(node) for position, node in self.nodes}
 
-    def run(self) -> tuple[list[data.Box], list[data.Edge]]:
-        order = self._order()
-        stuck = set(self.home.values()) - set(order)
-        if stuck:  # a box that waits for itself is none
-            self.home.update({place: place for place, first in self.home.items() if first in stuck})
-            order = self._order()
+    def build(self) -> tuple[list[data.Box], list[data.Edge]]:
+        order = self._sort_boxes()
+        cyclic = set(self.first_nodes.values()) - set(order)
+        if cyclic:  # a layer that depends on its own output is drawn as single nodes
+            for position, first in self.first_nodes.items():
+                if first in cyclic:
+                    self.first_nodes[position] = position
+            order = self._sort_boxes()
         members: dict[int, list[int]] = defaultdict(list)
-        for place, _ in self.nodes:
-            members[self.home[place]].append(place)
+        for position, _ in self.nodes:
+            members[self.first_nodes[position]].append(position)
         boxes: list[data.Box] = []
-        number: dict[str | int, int] = {}  # of an input by its name, of a box by its first node
-        for name in self.index.inputs:
-            if any(
-                n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.consumers(name)
-            ):
-                number[name] = len(boxes)
-                boxes.append(_end_box("input", name, self._tensor_precision(name)))
-        for key in order:
-            number[key] = len(boxes)
-            boxes.append(self._box(members[key]))
-        edges = self._edges(boxes, number)
-        self._types(boxes, edges)
+        numbers: dict[str | int, int] = {}  # of an input by its name, of a box by its first node
+        for name in filter(self._has_consumer, self.index.inputs):
+            numbers[name] = len(boxes)
+            boxes.append(_end_box("input", name, self._tensor_precision(name)))
+        for first in order:
+            numbers[first] = len(boxes)
+            boxes.append(self._node_box(members[first]))
+        edges = self._connect_nodes(numbers)
+        edges += self._add_outputs(boxes, numbers)
+        self._set_precisions(boxes, edges)
         return boxes, edges
 
-    def _order(self) -> list[int]:
-        """Boxes, makers first; those on a circle are missing."""
-        links = [
-            (self.home[maker], self.home[place])
-            for place, sources in self.sources.items()
-            for _, maker, _ in sources
-            if maker is not None
-        ]
-        return _sort_topologically(
-            dict.fromkeys(self.home.values(), 0), [(a, b) for a, b in links if a != b]
+    def _has_consumer(self, tensor: str) -> bool:
+        return any(
+            node.index in self.collector.positions or qdq.is_qdq(node)
+            for node in self.index.consumers(tensor)
         )
 
-    def _sources(self, node: OnnxNode) -> list[tuple[str, int | None, list[data.EdgeMark]]]:
-        found: list[tuple[str, int | None, list[data.EdgeMark]]] = []
-        for name in dict.fromkeys(t for t in (*node.inputs, *node.captured) if t):
-            tensor, maker, marks = self._origin(name)
-            if (
-                maker.index in self.collector.place
-                if maker is not None
-                else tensor in self.index.inputs
-            ):
-                found.append(
-                    (tensor, None if maker is None else self.collector.place[maker.index], marks)
-                )
-        return found
+    def _sort_boxes(self) -> list[int]:
+        """Return the first nodes of boxes in topological order, without cycles."""
+        links = []
+        for position, origins in self.origins.items():
+            target = self.first_nodes[position]
+            for origin in origins:
+                if origin.producer is not None and self.first_nodes[origin.producer] != target:
+                    links.append((self.first_nodes[origin.producer], target))
+        return _sort_topologically(dict.fromkeys(self.first_nodes.values(), 0), links)
 
-    def _origin(self, tensor: str) -> tuple[str, OnnxNode | None, list[data.EdgeMark]]:
-        """What a tensor is in front of its Q and DQ: the tensor, its maker, and what was passed, makers first."""
+    def _find_origins(self, node: OnnxNode) -> list[_TensorOrigin]:
+        tensors = dict.fromkeys(t for t in (*node.inputs, *node.captured) if t)
+        origins = map(self._find_origin, tensors)
+        return [o for o in origins if o.producer is not None or o.tensor in self.index.inputs]
+
+    def _find_origin(self, tensor: str) -> _TensorOrigin:
         marks: list[data.EdgeMark] = []
-        maker = self.index.producer(tensor)
-        while maker is not None and qdq.is_qdq(maker) and len(marks) < _MOST_MARKS:
-            stays = maker.name in self.collector.conversion_names
-            marks.append(
-                data.EdgeMark(display_name(maker.name), "Q" if qdq.is_q(maker) else "DQ", stays)
-            )
-            tensor = maker.input(0)
-            maker = self.index.producer(tensor)
-        return tensor, maker, marks[::-1]
+        producer = self.index.producer(tensor)
+        while producer is not None and qdq.is_qdq(producer) and len(marks) < _MAX_MARKS:
+            is_conversion = producer.name in self.collector.conversion_names
+            kind = "Q" if qdq.is_q(producer) else "DQ"
+            marks.append(data.EdgeMark(display_name(producer.name), kind, is_conversion))
+            tensor = producer.input(0)
+            producer = self.index.producer(tensor)
+        position = None if producer is None else self.collector.positions.get(producer.index)
+        return _TensorOrigin(tensor, position, marks[::-1])
 
-    def _box(self, places: list[int]) -> data.Box:
-        model = self.collector.model
-        nodes = [model.nodes[p] for p in places]
+    def _node_box(self, positions: list[int]) -> data.Box:
+        nodes = [self.model.nodes[p] for p in positions]
         main = next((n for n in nodes if n.conv >= 0), nodes[-1])
-        layer = model.layers[main.layer] if main.layer >= 0 else None
-        decides = model.convs[main.conv] if main.conv >= 0 else layer
-        alone = len(places) == 1
+        layer = self.model.layers[main.layer] if main.layer >= 0 else None
+        outcome = self.model.convs[main.conv] if main.conv >= 0 else layer
+        single = len(positions) == 1
         return data.Box(
-            "node" if alone else "fused",
-            shorten_name(strip_operator(main.name, main.op), NAME_WIDTH),
-            layer.type if layer else "",
-            choose_paint(decides.precision) if decides is not None else data.OTHER,
-            main.layer,
-            places,
-            heights=[WEIGHTED_ROW if alone or n.op in WEIGHTED else ROW for n in nodes],
+            role="node" if single else "fused",
+            title=shorten_name(strip_operator(main.name, main.op), NAME_WIDTH),
+            note=layer.type if layer else "",
+            paint=choose_paint(outcome.precision) if outcome is not None else data.OTHER,
+            layer=main.layer,
+            rows=positions,
+            heights=[WEIGHTED_ROW if single or n.op in WEIGHTED else ROW for n in nodes],
         )
 
     def _tensor_precision(self, tensor: str) -> Precision:
         return qdq.precision_of(self.index.elem_type(tensor))
 
-    def _edges(self, boxes: list[data.Box], number: dict[str | int, int]) -> list[data.Edge]:
+    def _edge(self, source: int, target: int, tensor: str, marks: list[data.EdgeMark]) -> data.Edge:
+        """Return an edge whose precision is not known yet."""
+        shape = self.collector.format_shape(tensor)
+        return data.Edge(source, target, display_name(tensor), "", "", marks, shape)
+
+    def _connect_nodes(self, numbers: dict[str | int, int]) -> list[data.Edge]:
+        """Return the edges between boxes, one for each tensor and pair of boxes."""
         edges: dict[tuple[int, int, str], data.Edge] = {}
-        for place, sources in self.sources.items():
-            target = number.get(self.home[place])
-            for tensor, maker, marks in sources:
-                source = number.get(tensor if maker is None else self.home[maker])
+        for position, origins in self.origins.items():
+            target = numbers.get(self.first_nodes[position])
+            for origin in origins:
+                source = self._find_box(origin, numbers)
                 if source is None or target is None or source >= target:
                     continue
-                edge = data.Edge(
-                    source,
-                    target,
-                    display_name(tensor),
-                    "",
-                    "",
-                    marks,
-                    self.collector.shape(tensor),
-                )
-                known = edges.setdefault((source, target, tensor), edge)
-                if known is not edge and len(marks) > len(known.marks):
-                    known.marks = marks
-        for name in self.index.outputs:
-            tensor, node, marks = self._origin(name)
-            made_at = self.collector.place.get(node.index) if node is not None else None
-            source = number.get(self.home[made_at]) if made_at is not None else None
-            if source is not None:
-                edges[source, len(boxes), name] = data.Edge(
-                    source,
-                    len(boxes),
-                    display_name(tensor),
-                    "",
-                    "",
-                    marks,
-                    self.collector.shape(tensor),
-                )
-                boxes.append(_end_box("output", name, self._tensor_precision(name)))
+                new = self._edge(source, target, origin.tensor, origin.marks)
+                edge = edges.setdefault((source, target, origin.tensor), new)
+                if len(new.marks) > len(edge.marks):
+                    edge.marks = new.marks
         return list(edges.values())
 
-    def _types(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
-        """What flows along each edge in the engine: what the maker's layer writes; past views, what came in."""
-        model = self.collector.model
-        into: dict[int, list[data.Edge]] = defaultdict(list)
+    def _find_box(self, origin: _TensorOrigin, numbers: dict[str | int, int]) -> int | None:
+        """Return the number of the box that a tensor comes from."""
+        if origin.producer is None:
+            return numbers.get(origin.tensor)
+        return numbers.get(self.first_nodes[origin.producer])
+
+    def _add_outputs(self, boxes: list[data.Box], numbers: dict[str | int, int]) -> list[data.Edge]:
+        """Add boxes for the outputs of the network, and return the edges to them."""
+        edges = []
+        for name in self.index.outputs:
+            origin = self._find_origin(name)
+            source = None if origin.producer is None else self._find_box(origin, numbers)
+            if source is not None:
+                edges.append(self._edge(source, len(boxes), origin.tensor, origin.marks))
+                boxes.append(_end_box("output", name, self._tensor_precision(name)))
+        return edges
+
+    def _set_precisions(self, boxes: list[data.Box], edges: list[data.Edge]) -> None:
+        """Set the data type of each edge in the engine."""
+        incoming: dict[int, list[data.Edge]] = defaultdict(list)
         for edge in edges:
-            into[edge.target].append(edge)
+            incoming[edge.target].append(edge)
         written: dict[int, str] = {}
         for number, box in enumerate(boxes):
-            for edge in into[number]:
+            for edge in incoming[number]:
                 edge.precision = written.get(edge.source, "UNKNOWN")
                 edge.paint = choose_paint(edge.precision)
-            conv = next(
-                (model.convs[model.nodes[p].conv] for p in box.rows if model.nodes[p].conv >= 0),
-                None,
-            )
-            kinds = [
-                self._tensor_precision(t)
-                for p in box.rows[-1:]
-                for t in self.index.nodes[model.nodes[p].index].outputs[:1]
-            ]
-            if box.role == "input":
-                written[number] = box.note
-            elif box.layer >= 0 and model.layers[box.layer].outputs:
-                written[number] = model.layers[box.layer].outputs[0][1]
-            elif conv is not None:
-                written[number] = conv.output
-            elif kinds and not kinds[0].is_float and kinds[0] != Precision.UNKNOWN:
-                written[number] = str(kinds[0])
-            else:
-                sources = [e.precision for e in into[number] if e.precision != "UNKNOWN"]
-                written[number] = sources[0] if sources else "UNKNOWN"
-                if box.role == "node" and box.paint == data.OTHER and sources:
-                    box.paint = choose_paint(written[number])
+            precision = self._output_precision(box)
+            if precision is None:  # such as a view, which has the type of its input
+                inputs = [e.precision for e in incoming[number] if e.precision != "UNKNOWN"]
+                precision = inputs[0] if inputs else "UNKNOWN"
+                if box.role == "node" and box.paint == data.OTHER and inputs:
+                    box.paint = choose_paint(precision)
+            written[number] = precision
+
+    def _output_precision(self, box: data.Box) -> str | None:
+        """Return the data type that a box writes, None if only its inputs determine it."""
+        if box.role == "input":
+            return box.note
+        if box.layer >= 0 and self.model.layers[box.layer].outputs:
+            return self.model.layers[box.layer].outputs[0][1]
+        nodes = [self.model.nodes[p] for p in box.rows]
+        for node in nodes:
+            if node.conv >= 0:
+                return self.model.convs[node.conv].output
+        outputs = self.index.nodes[nodes[-1].index].outputs if nodes else []
+        if not outputs:
+            return None
+        precision = self._tensor_precision(outputs[0])
+        return None if precision.is_float or precision == Precision.UNKNOWN else str(precision)
 
 
-def _end_box(role: str, tensor: str, precision: Precision) -> data.Box:
-    return data.Box(
-        role, shorten_name(tensor, NAME_WIDTH), str(precision), choose_paint(precision), -1, []
-    )
-
-
-# The overview -----------------------------------------------------------------------------------------------------
+# The overview -------------------------------------------------------------------------------------
 
 
 def _draw_modules(
     nodes: Sequence[data.NodeEntry], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
-) -> tuple[list[data.Box], list[data.Edge]]:
-    """The boxes of the ONNX graph by module, as the names in the model have it: ``/model.4/m.0/cv1/conv/Conv``.
+) -> data.GraphDrawing:
+    """Combine the boxes of the ONNX graph by module.
 
-    A module is a stretch of boxes that follow each other and begin with the same part of a path, so that no module
-    waits for itself; where names have no path, equal stretches. The page arranges them for the width that it has.
+    The names of nodes determine the modules (``/model.4/m.0/cv1/conv/Conv``). A module is a run of
+    consecutive boxes with the same path, so that no module depends on itself. Names without a path
+    give runs of equal length. The page arranges the modules for its own width.
     """
-    # As the nodes are in the file where that is possible: exporters write module after module.
+    # In the order of the file if that is possible: exporters write module after module.
     places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
     order = _sort_topologically(places, [(e.source, e.target) for e in edges])
     inner = [b for b in order if boxes[b].rows]
-    most = max(FEW, len(inner) // 6)
-    made: list[data.Box] = []
-    number: dict[int, int] = {}
-    stretches = [("", [b]) for b in order if boxes[b].role == "input"]
-    stretches += _split_modules(
-        {b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}, most
+    paths = {b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}
+    inputs, outputs = (
+        [("", [b]) for b in order if boxes[b].role == role] for role in ("input", "output")
     )
-    stretches += [("", [b]) for b in order if boxes[b].role == "output"]
-    several = Counter(title for title, _ in stretches)
+    modules = [*inputs, *_split_modules(paths, max(MIN_SPLIT, len(inner) // 6)), *outputs]
+    repeated = Counter(title for title, _ in modules)
     seen: Counter[str] = Counter()
-    for title, members in stretches:
-        number.update(dict.fromkeys(members, len(made)))
-        if not boxes[members[0]].rows:
-            made.append(dataclasses.replace(boxes[members[0]]))
+    module_boxes: list[data.Box] = []
+    numbers: dict[int, int] = {}
+    for title, members in modules:
+        numbers.update(dict.fromkeys(members, len(module_boxes)))
+        member_boxes = [boxes[b] for b in members]
+        if not member_boxes[0].rows:
+            module_boxes.append(dataclasses.replace(member_boxes[0]))
             continue
-        rows = [n for b in members for n in boxes[b].rows]
         seen[title] += 1
-        if not title:
-            title = " to ".join(
-                dict.fromkeys(shorten_name(nodes[n].name, 14) for n in (rows[0], rows[-1]))
-            )
-        elif several[title] > 1:
+        if title and repeated[title] > 1:
             title = f"{title} ({seen[title]})"
-        paints = {boxes[b].paint for b in members} - {data.OTHER}
-        made.append(
-            data.Box(
-                "module",
-                shorten_name(title, NAME_WIDTH),
-                format_count(len(rows), "node"),
-                paints.pop() if len(paints) == 1 else data.OTHER,
-                -1,
-                rows,
-            )
-        )
+        module_boxes.append(_module_box(title, member_boxes, nodes))
+    return data.GraphDrawing(module_boxes, _join_edges(edges, numbers))
+
+
+def _module_box(
+    title: str, members: Sequence[data.Box], nodes: Sequence[data.NodeEntry]
+) -> data.Box:
+    rows = [n for box in members for n in box.rows]
+    if not title:
+        ends = [shorten_name(nodes[n].name, 14) for n in (rows[0], rows[-1])]
+        title = " to ".join(dict.fromkeys(ends))
+    paints = {box.paint for box in members} - {data.OTHER}
+    return data.Box(
+        role="module",
+        title=shorten_name(title, NAME_WIDTH),
+        note=format_count(len(rows), "node"),
+        paint=paints.pop() if len(paints) == 1 else data.OTHER,
+        layer=-1,
+        rows=rows,
+    )
+
+
+def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[data.Edge]:
+    """Join the edges between each pair of modules; marks are conversions only."""
     joined: dict[tuple[int, int], data.Edge] = {}
     for edge in edges:
-        ends = number[edge.source], number[edge.target]
-        known = joined.get(ends)
-        if ends[0] == ends[1]:
+        source, target = numbers[edge.source], numbers[edge.target]
+        if source == target:
             continue
-        if known is None:
-            joined[ends] = dataclasses.replace(
-                edge,
-                source=ends[0],
-                target=ends[1],
-                marks=[m for m in edge.marks if m.stays],
-                points=[],
+        conversions = [mark for mark in edge.marks if mark.stays]
+        if (source, target) not in joined:
+            joined[source, target] = dataclasses.replace(
+                edge, source=source, target=target, marks=conversions, points=[]
             )
             continue
-        known.marks = list(dict.fromkeys([*known.marks, *(m for m in edge.marks if m.stays)]))
-        if known.tensor != edge.tensor and not known.tensor.endswith(" …"):
-            known.tensor, known.shape = f"{known.tensor} …", ""
-        if known.paint != edge.paint:
-            known.paint = data.FLOAT
-    return made, list(joined.values())
+        common = joined[source, target]
+        common.marks = list(dict.fromkeys([*common.marks, *conversions]))
+        if common.tensor != edge.tensor and not common.tensor.endswith(" …"):
+            common.tensor, common.shape = f"{common.tensor} …", ""
+        if common.paint != edge.paint:
+            common.paint = data.FLOAT
+    return list(joined.values())
 
 
 def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
-    """Keys of ``places``, makers first, otherwise by place; those on a circle are missing."""
+    """Return the keys of ``places``, producers first, otherwise by place, without cycles."""
     sorter = graphlib.TopologicalSorter(dict.fromkeys(places, ()))
     for source, target in links:
         sorter.add(target, source)
@@ -345,122 +360,141 @@ def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]
     return order
 
 
-def _split_modules(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[int]]]:
-    """Boxes that follow each other by the shortest beginning of their paths that leaves at most ``most`` together."""
+def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, list[int]]]:
+    """Split boxes, which are in order, into runs with a common path.
+
+    Each path is as short as possible for at most ``limit`` boxes with the same path.
+    """
+    depth = _choose_depths(paths, limit)
+    runs: list[tuple[str, list[int]]] = []
+    for box, path in paths.items():
+        title = "/".join(path[: depth[box]])
+        if not runs or runs[-1][0] != title or (not title and len(runs[-1][1]) >= limit):
+            runs.append((title, []))
+        runs[-1][1].append(box)
+    while len(runs) > MAX_MODULES:  # join the two neighbors that are smallest together
+        sizes = [len(members) for _, members in runs]
+        i = min(range(len(runs) - 1), key=lambda i: sizes[i] + sizes[i + 1])
+        (first, first_members), (second, second_members) = runs[i : i + 2]
+        runs[i : i + 2] = [(_join_titles(first, second), first_members + second_members)]
+    return runs
+
+
+def _choose_depths(paths: dict[int, list[str]], limit: int) -> dict[int, int]:
+    """Return the number of parts of each box's path that its module has."""
     depth = dict.fromkeys(paths, 1)
     while True:
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for box, path in paths.items():
             groups[tuple(path[: depth[box]])].append(box)
         large = [
-            m for m in groups.values() if len(m) > most and any(len(paths[b]) > depth[b] for b in m)
+            members
+            for members in groups.values()
+            if len(members) > limit and any(len(paths[b]) > depth[b] for b in members)
         ]
-        if not large or len(groups) >= MOST_MODULES:
-            break
+        if not large or len(groups) >= MAX_MODULES:
+            return depth
         for box in max(large, key=len):
             depth[box] += 1
-    found: list[tuple[str, list[int]]] = []
-    for box, path in paths.items():
-        title = "/".join(path[: depth[box]])
-        if not found or found[-1][0] != title or (not title and len(found[-1][1]) >= most):
-            found.append((title, []))
-        found[-1][1].append(box)
-    while len(found) > MOST_MODULES:  # the two neighbours that are smallest together become one
-        at = min(range(len(found) - 1), key=lambda i: len(found[i][1]) + len(found[i + 1][1]))
-        names = [t for t, _ in found[at : at + 2] if t]
-        common = os.path.commonpath(names) if names else ""
-        if not common and names:
-            common = f"{names[0].partition(' to ')[0]} to {names[-1].rpartition(' to ')[2]}"
-        found[at : at + 2] = [(common, found[at][1] + found[at + 1][1])]
-    return found
 
 
-# The engine -------------------------------------------------------------------------------------------------------
+def _join_titles(first: str, second: str) -> str:
+    titles = [title for title in (first, second) if title]
+    if not titles:
+        return ""
+    common = os.path.commonpath(titles)
+    return common or f"{titles[0].partition(' to ')[0]} to {titles[-1].rpartition(' to ')[2]}"
 
 
-def _engine(collector: ModelCollector) -> tuple[list[data.Box], list[data.Edge]] | None:
-    """Boxes are the layers; a conversion with one reader is a mark on the edge to it. None for too many edges.
+# The engine ---------------------------------------------------------------------------------------
 
-    Layers that share memory (an eliminated Concat) are joined each with each, so that edges go with the square.
+
+@dataclass(frozen=True, slots=True)
+class _TensorSource:
+    """A box that writes a tensor, and the conversions between them."""
+
+    box: int
+    precision: str
+    marks: tuple[data.EdgeMark, ...] = ()
+
+
+@dataclass
+class _EngineDrawing:
+    """Boxes are the layers of the engine; conversions are marks on edges.
+
+    Layers that share memory (an eliminated Concat) are joined each with each, so that the number of
+    edges is quadratic.
     """
-    model, index = collector.model, collector.subject.model
-    layers = collector.subject.prediction.layers
-    boxes: list[data.Box] = []
-    edges: list[data.Edge] = []
-    makers: dict[str, list[tuple[int, list[data.EdgeMark], str]]] = {}
-    ends: dict[str, int] = {}
-    read: set[str] = set()
 
-    def sources(tensor: str, precision: str) -> list[tuple[int, list[data.EdgeMark], str]]:
-        found = makers.get(tensor)
-        if found is None:
-            if tensor not in ends:
-                ends[tensor] = len(boxes)
-                boxes.append(_end_box("input", tensor, Precision(precision)))
-            return [(ends[tensor], [], precision)]
-        return found
+    collector: ModelCollector
+    boxes: list[data.Box] = field(default_factory=list)
+    edges: list[data.Edge] = field(default_factory=list)
+    sources: dict[str, list[_TensorSource]] = field(default_factory=dict)
+    inputs: dict[str, _TensorSource] = field(default_factory=dict)
+    consumed: set[str] = field(default_factory=set)
 
-    count = 0
-    for number, layer in enumerate(layers):
-        count += sum(len(makers.get(t.tensor, ())) for t in layer.inputs)
-        if count > _MOST_EDGES:
-            return None
-        ways = [
-            (t.tensor, way) for t in layer.inputs for way in sources(t.tensor, str(t.precision))
+    def build(self) -> bool:
+        """Create boxes and edges, and return whether the edges are few enough to be drawn."""
+        count = 0
+        for number, layer in enumerate(self.collector.subject.prediction.layers):
+            count += sum(len(self.sources.get(t.tensor, ())) for t in layer.inputs)
+            if count > _MAX_EDGES:
+                return False
+            self._add_layer(number, layer)
+        network_outputs = (n for n in self.collector.subject.model.outputs if n in self.sources)
+        unused = (tensor for tensor in self.sources if tensor not in self.consumed)
+        for name in dict.fromkeys([*network_outputs, *unused]):
+            box = len(self.boxes)
+            precision = Precision(self.sources[name][-1].precision)
+            self.boxes.append(_end_box("output", name, precision))
+            for source in self.sources[name]:
+                self._add_edge(box, name, source)
+        return True
+
+    def _add_layer(self, number: int, layer: EngineLayer) -> None:
+        sources = [
+            (t.tensor, source)
+            for t in layer.inputs
+            for source in self._find_sources(t.tensor, str(t.precision))
         ]
-        read.update(t.tensor for t in layer.inputs)
+        self.consumed.update(t.tensor for t in layer.inputs)
         if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
-            out = layer.outputs[0]
-            mark = data.EdgeMark(
-                display_name(layer.name), "Q" if out.precision in BYTES else "DQ", True
-            )
-            for _, (source, marks, _precision) in ways:
-                makers.setdefault(out.tensor, []).append(
-                    (source, [*marks, mark][-_MOST_MARKS:], str(out.precision))
-                )
-            continue
-        place = len(boxes)
-        row = model.layers[number]
-        boxes.append(
-            data.Box(
-                "layer",
-                shorten_name(row.title, NAME_WIDTH),
-                row.type,
-                choose_paint(row.precision),
-                number,
-                row.nodes,
+            output = layer.outputs[0]
+            kind = "Q" if output.precision in BYTES else "DQ"
+            mark = data.EdgeMark(display_name(layer.name), kind, True)
+            for _, source in sources:
+                marks = (*source.marks, mark)[-_MAX_MARKS:]
+                converted = _TensorSource(source.box, str(output.precision), marks)
+                self.sources.setdefault(output.tensor, []).append(converted)
+            return
+        box = len(self.boxes)
+        entry = self.collector.model.layers[number]
+        title = shorten_name(entry.title, NAME_WIDTH)
+        paint = choose_paint(entry.precision)
+        self.boxes.append(data.Box("layer", title, entry.type, paint, number, entry.nodes))
+        for tensor, source in dict.fromkeys(sources):
+            self._add_edge(box, tensor, source)
+        for t in layer.outputs:
+            self.sources.setdefault(t.tensor, []).append(_TensorSource(box, str(t.precision)))
+
+    def _find_sources(self, tensor: str, precision: str) -> list[_TensorSource]:
+        """Return the sources of a tensor; a tensor that no layer writes is an input."""
+        if tensor in self.sources:
+            return self.sources[tensor]
+        if tensor not in self.inputs:
+            self.inputs[tensor] = _TensorSource(len(self.boxes), precision)
+            self.boxes.append(_end_box("input", tensor, Precision(precision)))
+        return [dataclasses.replace(self.inputs[tensor], precision=precision)]
+
+    def _add_edge(self, box: int, tensor: str, source: _TensorSource) -> None:
+        self.edges.append(
+            data.Edge(
+                source=source.box,
+                target=box,
+                tensor=display_name(tensor),
+                precision=source.precision,
+                paint=choose_paint(source.precision),
+                marks=list(source.marks),
+                shape=self.collector.format_shape(tensor),
             )
         )
-        for tensor, source, passed, precision in dict.fromkeys(
-            (t, way[0], tuple(way[1]), way[2]) for t, way in ways
-        ):
-            edges.append(
-                data.Edge(
-                    source,
-                    place,
-                    display_name(tensor),
-                    precision,
-                    choose_paint(precision),
-                    list(passed),
-                    collector.shape(tensor),
-                )
-            )
-        for t in layer.outputs:
-            makers.setdefault(t.tensor, []).append((place, [], str(t.precision)))
-    for name in dict.fromkeys(
-        [*(n for n in index.outputs if n in makers), *(t for t in makers if t not in read)]
-    ):
-        boxes.append(_end_box("output", name, Precision(makers[name][-1][2])))
-        for source, marks, precision in makers[name]:
-            edges.append(
-                data.Edge(
-                    source,
-                    len(boxes) - 1,
-                    display_name(name),
-                    precision,
-                    choose_paint(precision),
-                    marks,
-                    collector.shape(name),
-                )
-            )
-    return boxes, edges

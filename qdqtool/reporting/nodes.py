@@ -1,14 +1,15 @@
-"""A model's nodes, layers, convolutions, findings and log lines, each pointing at the others."""
+"""Nodes, layers, convolutions, findings and log lines of a model, pointing at each other."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build
@@ -31,6 +32,7 @@ from qdqtool.reporting.page import (
     strip_operator,
 )
 from qdqtool.timing import gpus, model_variants
+from qdqtool.timing.built_engine import find_build_gpu
 from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.gpu_checks import gpu_findings
 from qdqtool.timing.gpus import Gpu
@@ -41,15 +43,17 @@ from qdqtool.trt import trace
 from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
+from qdqtool.types import BYTES, EngineLayer, Event, Precision, Prediction
+from qdqtool.verification.api import verify_model
 from qdqtool.verification.layer_mapping import trt_name
 from qdqtool.verification.result import Verification
+from qdqtool.verification.times import float_precision, is_cuda_graph
 
-MOST_LINES = 60  # of the optimizer's log, for one node
-MOST_SERVED = 400  # nodes that one Q or DQ serves; a network has a dozen
-MOST_PASSED = 64  # Q and DQ on the way to them
-MOST_ATTRIBUTES = 12  # of one node
-_LABELS = {
+MAX_NODE_LINES = 60  # lines of the optimizer's log that one node shows
+MAX_SERVED_NODES = 400  # nodes that consume one Q or DQ; a network has a dozen
+MAX_QUANTIZERS_PASSED = 64  # Q and DQ between a quantizer and these nodes
+MAX_ATTRIBUTES = 12  # attributes that one node shows
+_ATTRIBUTE_LABELS = {
     "kernel_shape": "Kernel",
     "strides": "Stride",
     "group": "Groups",
@@ -59,7 +63,7 @@ _LABELS = {
 
 
 def choose_paint(precision: Precision | str) -> str:
-    """How a precision is drawn."""
+    """Return the color class of a precision: ``int8``, ``float`` or ``other``."""
     value = Precision(precision)
     if value.is_float:
         return data.FLOAT
@@ -67,11 +71,13 @@ def choose_paint(precision: Precision | str) -> str:
 
 
 class ModelCollector:
-    """Makes :class:`data.ModelContents` of a subject.
+    """Collects the contents of the page about one model.
 
     Attributes:
-        model: What is made.
-        place: Index of a drawn ONNX node to its place in ``model.nodes``.
+        model: The contents.
+        positions: Position in ``model.nodes`` of each drawn node, by its index in the ONNX graph.
+        conversion_names: Names of the Q and DQ that are conversions at run time. A copy that
+            TensorRT moved (``..._clone_1``) has the name of the quantizer in the model.
     """
 
     def __init__(self, subject: ReportSubject, label: str) -> None:
@@ -92,27 +98,27 @@ class ModelCollector:
             remarks=[display_message(line) for line in remarks(prediction)],
             compute_capabilities=prediction.compute_capabilities,
         )
-        self.place: dict[int, int] = {}
+        self.positions: dict[int, int] = {}
         self._case_positions: dict[str, int] = {}
         self._by_name = {n.name: n for n in subject.model.nodes}
-        #: Names of the Q and DQ that stay; of a copy that moved (``..._clone_1``) that of the one in the model.
         self.conversion_names = frozenset(
             self._original_name(n) for n in prediction.conversion_nodes
         )
 
-    def run(self) -> data.ModelContents:
-        self._nodes()
-        self._layers()
-        self._convolutions()
-        self._findings()
-        self._conversions()
-        self._lines()
+    def collect(self) -> data.ModelContents:
+        """Fill and return the contents; the drawings, weights and the time are added later."""
+        self._add_nodes()
+        self._add_layers()
+        self._add_convolutions()
+        self._add_findings()
+        self._add_conversions()
+        self._add_lines()
         return self.model
 
-    # Nodes ----------------------------------------------------------------------------------------------------
+    # Nodes ----------------------------------------------------------------------------------------
 
-    def drawn(self) -> list[OnnxNode]:
-        """The nodes that are drawn, in topological order."""
+    def drawable_nodes(self) -> list[OnnxNode]:
+        """Return the nodes that are drawn, in topological order."""
         constants = self.subject.view.constants
         return [
             n
@@ -120,239 +126,234 @@ class ModelCollector:
             if not is_qdq(n) and n.outputs and not all(not o or o in constants for o in n.outputs)
         ]
 
-    def _nodes(self) -> None:
+    def _add_nodes(self) -> None:
         index = self.subject.model
-        for node in self.drawn():
-            self.place[node.index] = len(self.model.nodes)
+        for node in self.drawable_nodes():
+            self.positions[node.index] = len(self.model.nodes)
             self.model.nodes.append(
                 data.NodeEntry(
                     name=display_name(node.name),
                     op=display_name(node.op, 60),
                     index=node.index,
-                    shape=self.shape(node.output),
+                    shape=self.format_shape(node.output),
                     inputs=[display_name(t) for t in node.inputs if t and not index.is_constant(t)],
                     outputs=[display_name(t) for t in node.outputs if t],
-                    scales=self._scales(node),
-                    attributes=self._attributes(node),
+                    scales=self._collect_scales(node),
+                    attributes=self._collect_attributes(node),
                 )
             )
 
-    def shape(self, tensor: str) -> str:
-        """``1x64x80x80``; an empty string where it is not known."""
+    def format_shape(self, tensor: str) -> str:
+        """Return a shape such as ``1x64x80x80``, ``""`` if it is not known."""
         shape = self.subject.view.shape(tensor) if tensor else None
         return "x".join("?" if d is None or d < 0 else str(d) for d in shape) if shape else ""
 
-    def _attributes(self, node: OnnxNode) -> list[list[str]]:
-        """What a node carries; of a convolution also what ONNX leaves out where it is usual."""
-        found: dict[str, Any] = {}
+    def _collect_attributes(self, node: OnnxNode) -> list[list[str]]:
+        """Return names and values; those of a convolution include defaults that ONNX omits."""
+        values: dict[str, Any] = {}
         if node.op in WEIGHTED:
-            weights = (
-                self.subject.model.constant_shape(self.subject.view.weights(node).source) or ()
-            )
-            found["Weights shape"] = weights
-            if "Conv" in node.op and len(weights) > 2:
-                found |= {
-                    "kernel_shape": weights[2:],
-                    "strides": [1] * (len(weights) - 2),
-                    "group": 1,
-                }
+            source = self.subject.view.weights(node).source
+            weights = self.subject.model.constant_shape(source) or ()
+            values["Weights shape"] = weights
+            spatial = weights[2:]
+            if "Conv" in node.op and spatial:
+                values |= {"kernel_shape": spatial, "strides": [1] * len(spatial), "group": 1}
         with contextlib.suppress(ValueError):  # an attribute of a type that ONNX does not know
-            found |= node.attributes
+            values |= node.attributes
         texts = {
-            _LABELS.get(n, n): _format_attribute(value, ", " if n == "pads" else "x")
-            for n, value in found.items()
-        }
-        return [
-            [display_name(name, 60), text]
-            for name, text in list(texts.items())[:MOST_ATTRIBUTES]
-            if text
-        ]
-
-    def _scales(self, node: OnnxNode) -> list[data.NodeScale]:
-        view, index = self.subject.view, self.subject.model
-        found = []
-        for position, tensor in enumerate(node.inputs):
-            maker = index.producer(tensor)
-            if node.op in WEIGHTED and position == 1 and tensor in view.constants:
-                quantizer = view.weights(node).first_quantizer
-                if quantizer is not None:
-                    found.append(self._scale("weights", quantizer))
-                continue
-            if maker is None or not is_dq(maker) or tensor in view.constants:
-                continue
-            q = index.producer(maker.input(0))
-            where = (
-                "input"
-                if position == 0
-                else "weights"
-                if node.op in WEIGHTED and position == 1
-                else "other input"
+            _ATTRIBUTE_LABELS.get(name, name): _format_attribute(
+                value, ", " if name == "pads" else "x"
             )
-            found.append(self._scale(where, q if q is not None and is_q(q) else maker))
-        readers = (r for t in node.outputs if t for r in dict.fromkeys(index.consumers(t)))
-        return [*found, *(self._scale("output", r) for r in readers if is_q(r))]
+            for name, value in values.items()
+        }
+        rows = list(texts.items())[:MAX_ATTRIBUTES]
+        return [[display_name(name, 60), text] for name, text in rows if text]
 
-    def _scale(self, where: str, quantizer: OnnxNode) -> data.NodeScale:
+    def _collect_scales(self, node: OnnxNode) -> list[data.NodeScale]:
+        scales = []
+        for position in range(len(node.inputs)):
+            quantizer = self._find_input_quantizer(node, position)
+            if quantizer is not None:
+                scales.append(self._describe_scale(_input_role(node, position), quantizer))
+        for tensor in filter(None, node.outputs):
+            for consumer in dict.fromkeys(self.subject.model.consumers(tensor)):
+                if is_q(consumer):
+                    scales.append(self._describe_scale("output", consumer))
+        return scales
+
+    def _find_input_quantizer(self, node: OnnxNode, position: int) -> OnnxNode | None:
+        """Return the Q that an input goes through; its DQ if there is no Q."""
+        view, index = self.subject.view, self.subject.model
+        tensor = node.inputs[position]
+        if tensor in view.constants:
+            is_weights = _input_role(node, position) == "weights"
+            return view.weights(node).first_quantizer if is_weights else None
+        dq = index.producer(tensor)
+        if dq is None or not is_dq(dq):
+            return None
+        q = index.producer(dq.input(0))
+        return q if q is not None and is_q(q) else dq
+
+    def _describe_scale(self, where: str, quantizer: OnnxNode) -> data.NodeScale:
         params = self.subject.view.params(quantizer)
-        scale, zero = params.scale, params.zero_point
-        zeros = (
-            "unknown"
-            if zero is None
-            else "0"
-            if not zero.size
-            else (str(int(zero[0])) if (zero == zero[0]).all() else "several")
-        )
-        least = most = None
+        scale = params.scale
+        low = high = None
         if scale is not None and scale.size and np.isfinite(scale).all():
-            least, most = round_digits(scale.min(), 6), round_digits(scale.max(), 6)
+            low, high = round_digits(scale.min(), 6), round_digits(scale.max(), 6)
         return data.NodeScale(
-            where,
-            display_name(quantizer.input(0)),
-            display_name(quantizer.name),
-            str(params.precision),
-            least,
-            most,
-            0 if scale is None else int(scale.size),
-            zeros,
-            self._is_conversion(quantizer),
+            where=where,
+            tensor=display_name(quantizer.input(0)),
+            quantizer=display_name(quantizer.name),
+            precision=str(params.precision),
+            scale=low,
+            highest=high,
+            channels=0 if scale is None else int(scale.size),
+            zero_point=_format_zero_point(params.zero_point),
+            stays=self._is_conversion(quantizer),
         )
 
     def _original_name(self, name: str) -> str:
-        """The ONNX name behind a name that TensorRT may have given to a copy."""
+        """Return the name of the ONNX node of which TensorRT may have made a copy."""
         return name if name in self._by_name else base_name(name)
 
     def _is_conversion(self, quantizer: OnnxNode) -> bool:
-        """Whether it, or a DQ that reads it, is a conversion."""
-        index = self.subject.model
+        """Return whether a quantizer, or a DQ that consumes it, is a conversion at run time."""
         return quantizer.name in self.conversion_names or any(
-            is_dq(r) and r.name in self.conversion_names for r in index.consumers(quantizer.output)
+            is_dq(consumer) and consumer.name in self.conversion_names
+            for consumer in self.subject.model.consumers(quantizer.output)
         )
 
     def find_nodes(self, names: Iterable[str]) -> list[int]:
-        """Drawn nodes by ONNX name; of a Q or DQ those that it serves."""
-        found: dict[int, None] = {}
+        """Return drawn nodes by ONNX name; for a Q or DQ the nodes that it serves."""
+        positions: dict[int, None] = {}
         for name in names:
             node = self._by_name.get(self._original_name(name))
             if node is None:
                 continue
-            if node.index in self.place:
-                found[self.place[node.index]] = None
+            if node.index in self.positions:
+                positions[self.positions[node.index]] = None
             elif is_qdq(node):
-                found.update(dict.fromkeys(self._find_served_nodes(node)))
-        return list(found)
+                positions.update(dict.fromkeys(self._find_served_nodes(node)))
+        return list(positions)
 
     def find_first_node(self, names: Iterable[str]) -> int:
-        """The first of them; -1 for none."""
+        """Return the first of these nodes, -1 for none."""
         return next(iter(self.find_nodes(names)), -1)
 
     def _find_served_nodes(self, quantizer: OnnxNode) -> list[int]:
-        """The drawn nodes that read a Q or DQ; the one that makes what it reads where none does."""
+        """Return the drawn consumers of a Q or DQ; the producer of its input if there is none."""
         index = self.subject.model
-        found: list[int] = []
+        served: list[int] = []
         waiting, seen = [quantizer], {quantizer.index}
-        while waiting and len(found) < MOST_SERVED:
-            for reader in index.consumers(waiting.pop().output)[:MOST_SERVED]:
-                if reader.index in self.place:
-                    found.append(self.place[reader.index])
-                elif is_qdq(reader) and reader.index not in seen and len(seen) < MOST_PASSED:
-                    seen.add(reader.index)
-                    waiting.append(reader)
-        maker = index.producer(quantizer.input(0))
-        if not found and maker is not None and maker.index in self.place:
-            found.append(self.place[maker.index])
-        return found
+        while waiting and len(served) < MAX_SERVED_NODES:
+            for consumer in index.consumers(waiting.pop().output)[:MAX_SERVED_NODES]:
+                if consumer.index in self.positions:
+                    served.append(self.positions[consumer.index])
+                elif (
+                    is_qdq(consumer)
+                    and consumer.index not in seen
+                    and len(seen) < MAX_QUANTIZERS_PASSED
+                ):
+                    seen.add(consumer.index)
+                    waiting.append(consumer)
+        if served:
+            return served
+        producer = index.producer(quantizer.input(0))
+        if producer is None or producer.index not in self.positions:
+            return []
+        return [self.positions[producer.index]]
 
-    # Layers and convolutions ----------------------------------------------------------------------------------
+    # Layers and convolutions ----------------------------------------------------------------------
 
-    def _layers(self) -> None:
-        subject = self.subject
-        layers = subject.prediction.layers
-        rows = (
-            match_profile_rows(layers, subject.build.profile_rows)
-            if subject.build
-            else [None] * len(layers)
-        )
-        for number, (layer, row) in enumerate(zip(layers, rows, strict=True)):
-            mine = [
-                self.place[n.index]
-                for n in map(self._by_name.get, layer.nodes)
-                if n is not None and n.index in self.place
-            ]
-            for place in mine:
-                if self.model.nodes[place].layer < 0:
-                    self.model.nodes[place].layer = number
-            work = subject.work[number] if subject.work else None
-            work = None if work is None or work.kind in ("unknown", "nothing") else work
+    def _add_layers(self) -> None:
+        layers = self.subject.prediction.layers
+        for number, layer in enumerate(layers):
+            nodes = self._find_layer_nodes(layer)
+            for position in nodes:
+                self._set_layer(position, number)
             self.model.layers.append(
                 data.LayerEntry(
                     name=display_name(layer.name),
-                    title=self._layer_title(layer, mine),
+                    title=self._layer_title(layer, nodes),
                     type=layer.type,
                     kind=time_kind(layer),
                     precision=str(compute_precision(layer)),
                     inputs=[[display_name(t.tensor), str(t.precision)] for t in layer.inputs],
                     outputs=[[display_name(t.tensor), str(t.precision)] for t in layer.outputs],
-                    nodes=mine,
+                    nodes=nodes,
                     findings=[],
-                    at=self._main_node(mine) if mine else self.find_first_node(layer.nodes),
+                    at=self._main_node(nodes) if nodes else self.find_first_node(layer.nodes),
                     ms=layer.ms,
-                    macs=None if work is None else round(work.macs),
-                    bytes=None if work is None else round(work.bytes_moved),
-                    measured=None if row is None else round(row.ms, 5),
                 )
             )
+        for entry, work in zip(self.model.layers, self.subject.work, strict=False):
+            if work.kind not in ("unknown", "nothing"):
+                entry.macs, entry.bytes = round(work.macs), round(work.bytes_moved)
+        if self.subject.build is not None:
+            rows = match_profile_rows(layers, self.subject.build.profile_rows)
+            for entry, row in zip(self.model.layers, rows, strict=True):
+                entry.measured = None if row is None else round(row.ms, 5)
+        # A convolution and the addition after it may have the title of one module.
+        titles = Counter(entry.title for entry in self.model.layers)
+        for entry in self.model.layers:
+            if titles[entry.title] > 1 and entry.nodes:
+                entry.title += f" ({self.model.nodes[self._main_node(entry.nodes)].op})"
 
-        several = Counter(layer.title for layer in self.model.layers)
-        for (
-            made
-        ) in self.model.layers:  # a convolution and the addition behind it, both of one module
-            if several[made.title] > 1 and made.nodes:
-                made.title += f" ({self.model.nodes[self._main_node(made.nodes)].op})"
+    def _find_layer_nodes(self, layer: EngineLayer) -> list[int]:
+        nodes = (self._by_name.get(name) for name in layer.nodes)
+        return [
+            self.positions[n.index] for n in nodes if n is not None and n.index in self.positions
+        ]
 
-    def _main_node(self, mine: list[int]) -> int:
-        """The node that people know a layer by: its convolution, else its last."""
-        return next((p for p in mine if self.model.nodes[p].op in WEIGHTED), mine[-1])
+    def _set_layer(self, position: int, layer: int) -> None:
+        """Assign a layer to a node that has none."""
+        if self.model.nodes[position].layer < 0:
+            self.model.nodes[position].layer = layer
 
-    def _layer_title(self, layer: EngineLayer, mine: list[int]) -> str:
-        if not mine:
+    def _main_node(self, nodes: list[int]) -> int:
+        """Return the node that identifies a layer: its convolution, else its last node."""
+        return next((n for n in nodes if self.model.nodes[n].op in WEIGHTED), nodes[-1])
+
+    def _layer_title(self, layer: EngineLayer, nodes: list[int]) -> str:
+        if not nodes:
             return display_name(layer.name)
-        node = self.model.nodes[self._main_node(mine)]
-        weighted = sum(self.model.nodes[p].op in WEIGHTED for p in mine)
+        node = self.model.nodes[self._main_node(nodes)]
+        weighted = sum(self.model.nodes[n].op in WEIGHTED for n in nodes)
         return strip_operator(node.name, node.op) + (f" (+{weighted - 1})" if weighted > 1 else "")
 
-    def _convolutions(self) -> None:
-        layer_place: dict[str, int] = {}
+    def _add_convolutions(self) -> None:
+        layer_numbers: dict[str, int] = {}
         for number, layer in enumerate(self.subject.prediction.layers):
-            layer_place.setdefault(layer.name, number)
+            layer_numbers.setdefault(layer.name, number)
         for conv in self.subject.prediction.convolutions:
-            node = self.place.get(conv.index, -1)
-            at = layer_place.get(conv.layer or "", -1)
+            node = self.positions.get(conv.index, -1)
+            number = layer_numbers.get(conv.layer or "", -1)
             if node >= 0:
                 self.model.nodes[node].conv = len(self.model.convs)
-                if at >= 0:
-                    self.model.nodes[node].layer = at
+                if number >= 0:
+                    self.model.nodes[node].layer = number
             self.model.convs.append(
                 data.ConvolutionEntry(
-                    node,
-                    display_name(conv.name),
-                    conv.op,
-                    conv.weights,
-                    str(conv.precision),
-                    [str(p) for p in conv.inputs],
-                    str(conv.output),
-                    str(conv.evidence),
-                    at,
-                    [display_name(n) for n in conv.fused],
-                    list(conv.findings),
-                    [self._add_case(name) for name in conv.cases],
+                    node=node,
+                    name=display_name(conv.name),
+                    op=conv.op,
+                    weights=conv.weights,
+                    precision=str(conv.precision),
+                    inputs=[str(p) for p in conv.inputs],
+                    output=str(conv.output),
+                    evidence=str(conv.evidence),
+                    layer=number,
+                    fused=[display_name(n) for n in conv.fused],
+                    findings=list(conv.findings),
+                    cases=[self._add_case(name) for name in conv.cases],
                 )
             )
             if conv.layer:  # a node that its layer lists under another name
-                for place in self.find_nodes(conv.fused):
-                    if self.model.nodes[place].layer < 0:
-                        self.model.nodes[place].layer = at
+                for position in self.find_nodes(conv.fused):
+                    self._set_layer(position, number)
 
     def _add_case(self, name: str) -> int:
+        """Return the position of a case, which is added on first use."""
         if name not in self._case_positions:
             self._case_positions[name] = len(self.model.cases)
             case = cases().get(name)
@@ -365,113 +366,141 @@ class ModelCollector:
             )
         return self._case_positions[name]
 
-    # Findings, conversions, lines -----------------------------------------------------------------------------
+    # Findings, conversions, lines -----------------------------------------------------------------
 
-    def _findings(self) -> None:
-        by_conv = {
-            c.name: self.place.get(c.index, -1) for c in self.subject.prediction.convolutions
-        }
-        for finding in self.subject.prediction.findings:
-            at = self.find_nodes([finding.node])
-            concerned = [p for p in (by_conv.get(n, -1) for n in finding.convolutions) if p >= 0]
-            nodes = list(dict.fromkeys([*at, *concerned]))
-            for place in nodes:
-                node = self.model.nodes[place]
+    def _add_findings(self) -> None:
+        prediction = self.subject.prediction
+        by_convolution = {c.name: self.positions.get(c.index, -1) for c in prediction.convolutions}
+        for finding in prediction.findings:
+            concerned = [by_convolution.get(name, -1) for name in finding.convolutions]
+            nodes = list(
+                dict.fromkeys([*self.find_nodes([finding.node]), *(p for p in concerned if p >= 0)])
+            )
+            for position in nodes:
+                node = self.model.nodes[position]
                 node.findings.append(finding.id)
                 if node.layer >= 0 and finding.id not in self.model.layers[node.layer].findings:
                     self.model.layers[node.layer].findings.append(finding.id)
             self.model.findings.append(
                 data.FindingEntry(
-                    finding.id,
-                    finding.code,
-                    title_of(finding.code),
-                    str(finding.severity),
-                    display_name(finding.node),
-                    display_message(finding.message),
-                    display_message(finding.fix),
-                    str(finding.evidence),
-                    nodes[0] if nodes else -1,
-                    nodes,
-                    finding.values,
-                    finding.saves_ms,
-                    finding.automatic,
+                    id=finding.id,
+                    code=finding.code,
+                    title=title_of(finding.code),
+                    severity=str(finding.severity),
+                    at=display_name(finding.node),
+                    message=display_message(finding.message),
+                    fix=display_message(finding.fix),
+                    evidence=str(finding.evidence),
+                    node=nodes[0] if nodes else -1,
+                    nodes=nodes,
+                    values=finding.values,
+                    saves_ms=finding.saves_ms,
+                    automatic=finding.automatic,
                 )
             )
 
-    def _conversions(self) -> None:
-        layers = [
-            (i, one)
-            for i, one in enumerate(self.subject.prediction.layers)
-            if one.type == "Conversion"
-        ]
-        by_node = {name: i for i, one in layers for name in one.nodes} | {
-            one.name: i for i, one in layers
-        }  # clones
-        found: dict[str, list[int]] = {}
-        for finding in self.subject.prediction.findings:
-            found.setdefault(finding.node, []).append(finding.id)
-        for name in self.subject.prediction.conversion_nodes:
-            layer = by_node.get(name, -1)
-            row = self.model.layers[layer] if layer >= 0 else None
-            tensor, from_ = row.inputs[0] if row and row.inputs else ("", "")
-            self.model.conversions.append(
-                data.ConversionEntry(
-                    display_name(name),
-                    self.find_first_node([name]),
-                    layer,
-                    from_,
-                    row.outputs[0][1] if row and row.outputs else "",
-                    tensor,
-                    sorted(i for n in {name, self._original_name(name)} for i in found.get(n, ())),
-                    row.ms if row else None,
-                    row.measured if row else None,
-                )
+    def _add_conversions(self) -> None:
+        prediction = self.subject.prediction
+        layer_numbers = self._find_conversion_layers()
+        findings: dict[str, list[int]] = defaultdict(list)
+        for finding in prediction.findings:
+            findings[finding.node].append(finding.id)
+        for name in prediction.conversion_nodes:
+            number = layer_numbers.get(name, -1)
+            own_findings: list[int] = []
+            for node in {name, self._original_name(name)}:
+                own_findings += findings.get(node, ())
+            entry = data.ConversionEntry(
+                name=display_name(name),
+                node=self.find_first_node([name]),
+                layer=number,
+                from_="",
+                to="",
+                tensor="",
+                findings=sorted(own_findings),
             )
+            if number >= 0:
+                layer = self.model.layers[number]
+                entry.ms, entry.measured = layer.ms, layer.measured
+                if layer.inputs:
+                    entry.tensor, entry.from_ = layer.inputs[0]
+                if layer.outputs:
+                    entry.to = layer.outputs[0][1]
+            self.model.conversions.append(entry)
 
-    def _lines(self) -> None:
-        """Each line of the log belongs to the nodes that it names; of a Q or DQ to those that it serves."""
-        index = self.subject.model
-        by_trt = {trt_name(n): n.name for n in index.nodes}
-        owner: dict[str, list[int]] = {}
-        for node in (n for n in index.nodes if n.op in WEIGHTED and n.index in self.place):
-            source = self.subject.view.weights(node).source
-            owner.setdefault(source, []).append(self.place[node.index])
-        spoken = LogNameParser([*by_trt, *owner])
+    def _find_conversion_layers(self) -> dict[str, int]:
+        """Return the number of each conversion layer by its name and those of its nodes."""
+        layers = enumerate(self.subject.prediction.layers)
+        conversions = [(i, layer) for i, layer in layers if layer.type == "Conversion"]
+        by_node = {name: i for i, layer in conversions for name in layer.nodes}
+        return by_node | {layer.name: i for i, layer in conversions}  # a copy has its own name
+
+    def _add_lines(self) -> None:
+        """Add the lines of the log to the nodes that they name or whose quantizer they name."""
+        by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
+        consumers = self._find_weight_consumers()
+        parser = LogNameParser([*by_trt_name, *consumers])
         for event in self.subject.prediction.trace:
             if event.kind == trace.RUNNING:
                 continue
-            names = dict.fromkeys([*spoken.parse(event.subject), *spoken.parse(event.object)])
-            places = dict.fromkeys(
-                p for n in names for p in (*owner.get(n, ()), *self.find_nodes([by_trt.get(n, n)]))
-            )
-            wanted = [p for p in places if len(self.model.nodes[p].lines) < MOST_LINES]
-            if not wanted:
-                continue
-            for place in wanted:
-                self.model.nodes[place].lines.append(len(self.model.lines))
-            text = trace.render(event)
-            if event.pass_name and not text.startswith(event.pass_name):
-                text = f"{event.pass_name}: {text}"
-            self.model.lines.append(
-                data.TraceLine(
-                    display_name(text, 700), self._add_case(event.case) if event.case else -1
-                )
-            )
+            positions: dict[int, None] = {}
+            for name in dict.fromkeys([*parser.parse(event.subject), *parser.parse(event.object)]):
+                positions.update(dict.fromkeys(consumers.get(name, ())))
+                positions.update(dict.fromkeys(self.find_nodes([by_trt_name.get(name, name)])))
+            nodes = [self.model.nodes[p] for p in positions]
+            nodes = [node for node in nodes if len(node.lines) < MAX_NODE_LINES]
+            for node in nodes:
+                node.lines.append(len(self.model.lines))
+            if nodes:
+                self._add_line(event)
+
+    def _add_line(self, event: Event) -> None:
+        text = trace.render(event)
+        if event.pass_name and not text.startswith(event.pass_name):
+            text = f"{event.pass_name}: {text}"
+        case = self._add_case(event.case) if event.case else -1
+        self.model.lines.append(data.TraceLine(display_name(text, 700), case))
+
+    def _find_weight_consumers(self) -> dict[str, list[int]]:
+        """Return the drawn nodes that use each weights tensor."""
+        consumers: dict[str, list[int]] = defaultdict(list)
+        for node in self.subject.model.nodes:
+            if node.op in WEIGHTED and node.index in self.positions:
+                source = self.subject.view.weights(node).source
+                consumers[source].append(self.positions[node.index])
+        return consumers
 
 
-def _format_attribute(value: Any, joint: str) -> str:
-    """An attribute's value; an empty string of tensors and graphs."""
+def _input_role(node: OnnxNode, position: int) -> str:
+    if position == 0:
+        return "input"
+    return "weights" if node.op in WEIGHTED and position == 1 else "other input"
+
+
+def _format_zero_point(zero_point: npt.NDArray[Any] | None) -> str:
+    if zero_point is None:
+        return "unknown"
+    if not zero_point.size:
+        return "0"
+    return str(int(zero_point[0])) if (zero_point == zero_point[0]).all() else "several"
+
+
+def _format_attribute(value: Any, separator: str) -> str:
+    """Return the value of an attribute as text, ``""`` for tensors and graphs."""
     if isinstance(value, str):
         return display_name(value, 80)
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if isinstance(value, list | tuple) and value and isinstance(value[0], int | float):
-        return display_name(joint.join(_format_attribute(v, joint) for v in value[:16]), 80)
+        return display_name(separator.join(_format_attribute(v, separator) for v in value[:16]), 80)
     return ""
 
 
 def time_kind(layer: EngineLayer) -> str:
-    """``conversion``, ``copy``, ``int8`` or ``float``: how a layer's time is counted."""
+    """Return the part of the time that a layer counts to.
+
+    That is ``conversion``, ``copy``, ``int8`` or ``float``.
+    """
     if layer.type == "Conversion":
         return "conversion"
     if layer.type in ("Reformat", "NoOp"):
@@ -480,26 +509,27 @@ def time_kind(layer: EngineLayer) -> str:
 
 
 def compute_precision(layer: EngineLayer) -> Precision:
-    """The data type of the layer's data input; of its output where it has none."""
+    """Return the data type of a layer's first input, of its output if it has no input."""
     ends = layer.inputs or layer.outputs
     return ends[0].precision if ends else Precision.UNKNOWN
 
 
-# The model as it is looked at ---------------------------------------------------------------------------------------
+# Analysis of a model ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class ReportSubject:
-    """A model with what is known about it.
+    """A model and the results about it.
 
     Attributes:
         model: The index of the ONNX model.
-        prediction: What TensorRT makes of it; findings and layers carry times where a GPU is known.
-        target: Which TensorRT, as it builds for that GPU.
+        prediction: The prediction; with a GPU its findings and layers have times.
+        target: The target, for the GPU if there is one.
         time: The estimate, None without a GPU.
-        verification: The prediction compared with a build, None without one.
+        verification: The prediction compared with the build, None without a build.
         build: The build.
-        work: What each predicted layer compute_precision and moves, in the prediction's order; empty where layers have no names.
+        work: Work of each predicted layer; empty if the target names no layers.
+        view: The model as patterns see it.
     """
 
     model: Model
@@ -520,11 +550,16 @@ def analyze_model(
     inputs: ReportInputs,
     gpu: Gpu | None,
     build: Build | None,
-    settled: Target | None = None,
+    target: Target | None = None,
 ) -> ReportSubject:
-    """Predict for a model, verify it if there is a build, and estimate the time if there is a GPU.
+    """Predict for a model, verify it if there is a build, estimate the time if there is a GPU.
 
-    ``settled`` is the target as it builds for the GPU, if that is known.
+    Args:
+        source: The model.
+        inputs: The user's options.
+        gpu: GPU to estimate the time on.
+        build: Build to compare with; its target replaces `target`.
+        target: Target for the GPU. None: the one of `inputs`.
 
     Raises:
         ModelError: The model cannot be read.
@@ -533,50 +568,53 @@ def analyze_model(
     model = load(source)
     verification = None
     if build is not None:
-        from qdqtool.verification.api import verify_model
-
-        verification, on = verify_model(model, build, inputs.target, inputs.gpu)
+        verification, target = verify_model(model, build, inputs.target, inputs.gpu)
         assert verification.prediction is not None
         prediction = verification.prediction
     else:
-        on = settled or target_named(inputs.target or DEFAULT_TARGET)
-        on = on if settled or gpu is None else on.with_capability(gpu.cc, gpu.name)
-        prediction = predict(model, on, assume=inputs.assume)
-    time = None
+        if target is None:
+            target = target_named(inputs.target or DEFAULT_TARGET)
+            target = target if gpu is None else target.with_capability(gpu.cc, gpu.name)
+        prediction = predict(model, target, assume=inputs.assume)
+    subject = ReportSubject(model, prediction, target, verification=verification, build=build)
     if gpu is not None:
-        gpu = gpus.restrict_to_target(on, gpu)
-        from qdqtool.verification.times import float_precision, is_cuda_graph
-
-        float_type = float_precision(build) if build else gpu.float_type
-        settled_on = apply_assumptions(on, inputs.assume)
-        graph = build is not None and is_cuda_graph(build)
-        time = estimate(model, prediction, gpu, settled_on, float_type=float_type, cuda_graph=graph)
-        prediction.time = time.as_json()
-        prediction.compute_capabilities = on.capability_names or [gpu.cc]
-        prediction.findings += gpu_findings(prediction, gpu, model)
-    subject = ReportSubject(model, prediction, on, time, verification, build)
-    subject.work = _work(subject)
+        _estimate_time(subject, gpu, inputs.assume)
+    subject.work = _estimate_work(subject)
     return subject
 
 
-def _work(subject: ReportSubject) -> list[LayerWork]:
-    """The work of the layers: what the estimate used, or the same in FP16 where nobody asked for a time."""
-    layers = subject.prediction.layers
+def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] | None) -> None:
+    model, prediction, target = subject.model, subject.prediction, subject.target
+    build = subject.build
+    gpu = gpus.restrict_to_target(target, gpu)
+    subject.time = estimate(
+        model,
+        prediction,
+        gpu,
+        apply_assumptions(target, assume),
+        float_type=float_precision(build) if build else gpu.float_type,
+        cuda_graph=build is not None and is_cuda_graph(build),
+    )
+    prediction.time = subject.time.as_json()
+    prediction.compute_capabilities = target.capability_names or [gpu.cc]
+    prediction.findings += gpu_findings(prediction, gpu, model)
+
+
+def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
+    """Return the work of the layers; without an estimate of the time, that of FP16."""
     workload = subject.time.workload if subject.time is not None else None
     if workload is None:
-        shaped, _ = model_variants.resolve_inputs(subject.model, 1)
-        workload = predict_workload(shaped, subject.prediction)
-    return workload.layers if len(workload.layers) == len(layers) else []
+        model, _ = model_variants.resolve_inputs(subject.model, 1)
+        workload = predict_workload(model, subject.prediction)
+    return workload.layers if len(workload.layers) == len(subject.prediction.layers) else []
 
 
 def choose_gpu(build: Build | None, options: GpuOptions) -> Gpu | None:
-    """Return the GPU that was named, or that the build ran on.
+    """Return the GPU that the options name or that the build ran on.
 
     Raises:
-        QdqtoolError: It is unknown.
+        QdqtoolError: The GPU is unknown.
     """
     if build is not None:
-        from qdqtool.timing.built_engine import find_build_gpu
-
         return find_build_gpu(build, options.gpu, options.clock)
     return gpus.choose_gpu(options.gpu, options.clock) if options.gpu is not None else None

@@ -7,9 +7,9 @@ JavaScript to every page, bokeh 1 MB that needs ``unsafe-eval`` or inline styles
 matplotlib have no dark scheme and cannot be clicked. Cytoscape or d3 would have to be copied into
 this repository.
 
-Safety: names come from untrusted files. The template escapes everything. The data is encoded so that
-it cannot end its element. Scripts write text and never markup. A content security policy allows only
-the page's own script and style, by their hashes.
+Safety: names come from untrusted files. The template escapes everything. The data is encoded so
+that it cannot end its element. Scripts write text and never markup. A content security policy
+allows only the page's own script and style, by their hashes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Sections of the page that are beside the prediction: a build, a tuning, calibration statistics, weights."""
+"""Sections of the page next to the prediction: builds, tuning, calibration statistics, weights."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,6 @@ from qdqtool.insertion.scales import LEVELS, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, output_axis
 from qdqtool.ir.qdq import is_qdq
-from qdqtool.patterns.view import View
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, time_kind
 from qdqtool.reporting.page import display_message, display_name, round_digits
@@ -33,64 +33,35 @@ from qdqtool.verification.times import is_timed, measured_time
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
+    from qdqtool.buildlog.agreement import BuildFacts
     from qdqtool.buildlog.types import ProfileRow
+    from qdqtool.patterns.view import View
+    from qdqtool.verification.result import Verification
 
 
-_Kind = TypeVar("_Kind", dict[str, Any], list[Any])
+_Container = TypeVar("_Container", dict[str, Any], list[Any])
 MAX_MISMATCHES = 500
 
 
 def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
-    """What the build confirms, and every mismatch with the node that it is about."""
+    """Return how the prediction and the build agree, None without a build."""
     result = collector.subject.verification
     if result is None:
         return None
     build = result.build
-    version = (
-        f"TensorRT {build.tensorrt}"
-        if build.tensorrt
-        else "a TensorRT that does not state its version"
-    )
-    where = f" on {build.device}" if build.device else ""
-    files = ", ".join(display_name(f, 120) for f in build.files)
-    conv, layers, conversions = result.convolutions, result.layers, result.conversions
-    rows = [
-        [
-            "convolutions",
-            str(conv.agree),
-            str(conv.total),
-            f"{conv.unknown} not stated by the build"
-            if conv.unknown
-            else "data types of inputs and output, and what each layer took in",
-        ]
-    ]
-    if layers.total:
-        rows.append(["engine layers", str(layers.agree), str(layers.total), "name and data types"])
-    if conversions.built is not None and conversions.predicted is not None:
-        rows.append(
-            [
-                "conversions",
-                str(min(conversions.built, conversions.predicted)),
-                str(max(conversions.built, conversions.predicted)),
-                f"{conversions.predicted} predicted, {conversions.built} built",
-            ]
-        )
-    rows += [
-        [name, str(counts.agree), str(counts.built), f"{counts.predicted} predicted"]
-        for name, counts in (("pass lines", result.trace), ("slice and copy lines", result.copies))
-        if counts.built
-    ]
-    mismatches, notes = result.mismatches[:MAX_MISMATCHES], [str(note) for note in result.notes]
-    if left := len(result.mismatches) - len(mismatches):
-        notes.append(f"{left} more mismatches (qdqtool verify --format json lists them all)")
-    found = data.BuildAgreement(
-        f"{version}{display_name(where, 120)} ({files or build.source})",
-        verdict(result),
-        exit_code(result, True) == 0,
-        result.complete,
-        [display_message(m) for m in build.missing],
-        rows,
-        [
+    mismatches = result.mismatches[:MAX_MISMATCHES]
+    notes = [str(note) for note in result.notes]
+    omitted = len(result.mismatches) - len(mismatches)
+    if omitted:
+        notes.append(f"{omitted} more mismatches (qdqtool verify --format json lists them all)")
+    agreement = data.BuildAgreement(
+        build=_describe_build(build),
+        verdict=verdict(result),
+        ok=exit_code(result, True) == 0,
+        complete=result.complete,
+        missing=[display_message(m) for m in build.missing],
+        rows=_agreement_rows(result),
+        mismatches=[
             [
                 str(m.kind),
                 display_name(m.name),
@@ -99,61 +70,65 @@ def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
             ]
             for m in mismatches
         ],
-        [collector.find_first_node([m.name]) for m in mismatches],
-        [display_message(n) for n in notes],
+        mismatch_nodes=[collector.find_first_node([m.name]) for m in mismatches],
+        notes=[display_message(n) for n in notes],
     )
     if result.times is not None:
-        found.measured_ms = result.times["built_ms"]
-        found.measured_from = result.times["built_from"]
-        found.predicted_ms = result.times["predicted_ms"]
-    elif (timed := collector.subject.build) is not None and is_timed(
-        timed
-    ):  # on which GPU is not known
-        found.measured_ms, found.measured_from = measured_time(timed)
-    return found
+        agreement.measured_ms = result.times["built_ms"]
+        agreement.measured_from = result.times["built_from"]
+        agreement.predicted_ms = result.times["predicted_ms"]
+    elif collector.subject.build is not None and is_timed(collector.subject.build):
+        # The GPU is unknown.
+        agreement.measured_ms, agreement.measured_from = measured_time(collector.subject.build)
+    return agreement
 
 
-# The Pareto front of ``qdqtool tune``; what is in its file is data of unknown origin --------------------------------
+def _describe_build(build: BuildFacts) -> str:
+    version = "a TensorRT that does not state its version"
+    if build.tensorrt:
+        version = f"TensorRT {build.tensorrt}"
+    device = display_name(f" on {build.device}", 120) if build.device else ""
+    files = ", ".join(display_name(f, 120) for f in build.files)
+    return f"{version}{device} ({files or build.source})"
 
-_GIVE = "give what 'qdqtool tune --format json' wrote"
-MOST_POINTS, MOST_SITES = 2_000, 5_000
+
+def _agreement_rows(result: Verification) -> list[list[str]]:
+    conv, layers, conversions = result.convolutions, result.layers, result.conversions
+    remark = "data types of inputs and output, and what each layer took in"
+    if conv.unknown:
+        remark = f"{conv.unknown} not stated by the build"
+    rows = [["convolutions", str(conv.agree), str(conv.total), remark]]
+    if layers.total:
+        rows.append(["engine layers", str(layers.agree), str(layers.total), "name and data types"])
+    built, predicted = conversions.built, conversions.predicted
+    if built is not None and predicted is not None:
+        remark = f"{predicted} predicted, {built} built"
+        rows.append(["conversions", str(min(built, predicted)), str(max(built, predicted)), remark])
+    for name, counts in (("pass lines", result.trace), ("slice and copy lines", result.copies)):
+        if counts.built:
+            remark = f"{counts.predicted} predicted"
+            rows.append([name, str(counts.agree), str(counts.built), remark])
+    return rows
+
+
+# The Pareto front of ``qdqtool tune``; the contents of the file are untrusted ---------------------
+
+_EXPECTED_FILE = "give what 'qdqtool tune --format json' wrote"
+MAX_POINTS, MAX_SITES, MAX_NOTES = 2_000, 5_000, 50
 
 
 def read_tuning(path: str | os.PathLike[str], model: Model) -> data.TuningPlot:
-    """Reads what ``qdqtool tune --format json`` or ``--result`` wrote about a model.
+    """Read the result of ``qdqtool tune`` (``--format json`` or ``--result``) for a model.
 
     Raises:
-        DataError: The file is missing, is something else, is about another network (fewer than half of the nodes that
-            it names are in ``model``), or a field that a plot needs is damaged.
+        DataError: The file is missing, is something else, is about another network (fewer than half
+            of the nodes that it names are in ``model``), or a field that a plot needs is damaged.
     """
-    from qdqtool.tuning.result import SCHEMA
-
     name = os.fspath(path)
+    result = _read_tuning_file(path)
     try:
-        found = parse_json(read_input(path, limits.JSON_FILE, error=DataError))
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"is not JSON ({str(error)[:80]}); {_GIVE}",
-            name,
-            code="wrong-format",
-            parameter="tuning",
-        ) from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise DataError(
-            f"its schema is not {SCHEMA}; {_GIVE}", name, code="wrong-format", parameter="tuning"
-        )
-    try:
-        named = {str(n) for s in _list(found.get("sites")) for n in _list(_object(s).get("nodes"))}
-        known = sum(node.name in named for node in model.nodes)
-        if 2 * known < len(named):
-            raise DataError(
-                f"{known} of the {len(named)} nodes that it names are in "
-                f"{model.path or 'the model'}; it is the tuning of another network",
-                name,
-                code="different-models",
-                parameter="tuning",
-            )
-        return _read(found)
+        _require_tuning_of(model, result, name)
+        return _parse_tuning(result)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again",
@@ -163,92 +138,134 @@ def read_tuning(path: str | os.PathLike[str], model: Model) -> data.TuningPlot:
         ) from None
 
 
-def _read(found: dict[str, Any]) -> data.TuningPlot:
-    metric, goal, cost = (_object(found.get(k)) for k in ("metric", "goal", "cost"))
-    front = [_object(p) for p in _list(found["front"])][:MOST_POINTS]
+def _read_tuning_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    from qdqtool.tuning.result import SCHEMA
+
+    name = os.fspath(path)
+    try:
+        result = parse_json(read_input(path, limits.JSON_FILE, error=DataError))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"is not JSON ({str(error)[:80]}); {_EXPECTED_FILE}",
+            name,
+            code="wrong-format",
+            parameter="tuning",
+        ) from None
+    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+        raise DataError(
+            f"its schema is not {SCHEMA}; {_EXPECTED_FILE}",
+            name,
+            code="wrong-format",
+            parameter="tuning",
+        )
+    return result
+
+
+def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
+    """Check that most of the nodes in a result are in the model."""
+    sites = [_as_object(site) for site in _as_list(result.get("sites"))]
+    names = {str(node) for site in sites for node in _as_list(site.get("nodes"))}
+    common = sum(node.name in names for node in model.nodes)
+    if 2 * common < len(names):
+        raise DataError(
+            f"{common} of the {len(names)} nodes that it names are in "
+            f"{model.path or 'the model'}; it is the tuning of another network",
+            path,
+            code="different-models",
+            parameter="tuning",
+        )
+
+
+def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
+    metric, goal = _as_object(result.get("metric")), _as_object(result.get("goal"))
+    front = [_as_object(p) for p in _as_list(result["front"])][:MAX_POINTS]
     if not front:
         raise ValueError("its front is empty")
-    others = [_object(p) for p in _list(found.get("others"))][:MOST_POINTS]
-    # What was tried but not judged has no metric to draw it at.
-    unjudged = sum(p.get("metric") is None for p in others)
-    others = [p for p in others if p.get("metric") is not None]
-    chosen = _object(found.get("chosen"))
-    timed = all(_optional(p.get("ms")) is not None for p in front)
-    with_cost = all(_optional(p.get("cost")) is not None for p in front)
-    if timed:
-        axis = "estimated milliseconds" + (
-            f" on {display_name(str(found['gpu']), 60)}" if found.get("gpu") else ""
-        )
-    else:
-        axis = display_message(
-            str(cost.get("sentence") or "convolutions left float, and conversions")
-        )
-    points = []
-    for on_front, listed in ((True, front), (False, others)):
-        for number, p in enumerate(listed):
-            x = (
-                _number(p["ms"])
-                if timed and p.get("ms") is not None
-                else _number(p["cost"])
-                if with_cost
-                else _number(p.get("conversions", 0)) - _number(p.get("int8", 0))
-            )
-            is_chosen = on_front and chosen.get("index", -1) == p.get("index", number)
-            points.append(
-                data.TuningPoint(
-                    display_name(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120),
-                    x,
-                    _number(p["metric"]),
-                    _optional(p.get("low")),
-                    _optional(p.get("high")),
-                    _count(p.get("int8")),
-                    _count(p.get("conversions")),
-                    _optional(p.get("ms")),
-                    is_chosen,
-                    on_front,
-                )
-            )
-    if chosen and not any(p.chosen for p in points):
-        match = [
-            p
-            for p in points
-            if (p.int8, p.conversions, p.metric)
-            == (
-                _count(chosen.get("int8")),
-                _count(chosen.get("conversions")),
-                _optional(chosen.get("metric")),
-            )
-        ]
-        for point in match[:1]:
-            point.chosen = True
-    float_metric = _optional(metric.get("float"))
-    keep = _optional(goal.get("keep"))
+    others = [_as_object(p) for p in _as_list(result.get("others"))][:MAX_POINTS]
+    judged = [p for p in others if p.get("metric") is not None]
+    unjudged = len(others) - len(judged)
+    is_timed_front = all(_as_optional_number(p.get("ms")) is not None for p in front)
+    has_costs = all(_as_optional_number(p.get("cost")) is not None for p in front)
+    points = [
+        _parse_point(p, on_front, is_timed_front, has_costs)
+        for on_front, listed in ((True, front), (False, judged))
+        for p in listed
+    ]
+    _mark_chosen(_as_object(result.get("chosen")), front, points)
+    float_metric = _as_optional_number(metric.get("float"))
+    keep = _as_optional_number(goal.get("keep"))
+    notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
+    texts = [display_message(str(note)) for note in notes]
+    if unjudged:
+        texts.insert(0, f"{unjudged} more were tried and not judged; they are not drawn")
     return data.TuningPlot(
-        display_name(str(metric.get("name") or "metric"), 80),
-        display_message(str(metric.get("sentence") or "")),
-        axis,
-        points,
-        float_metric,
-        keep * float_metric if keep is not None and float_metric is not None else None,
-        _optional(goal.get("budget_ms")),
-        goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
-        [_site(_object(s)) for s in _list(found.get("sites"))[:MOST_SITES]],
-        [
-            *(
-                [f"{unjudged} more were tried and not judged; they are not drawn"]
-                if unjudged
-                else []
-            ),
-            *(
-                display_message(str(n))
-                for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50]
-            ),
-        ],
+        metric=display_name(str(metric.get("name") or "metric"), 80),
+        sentence=display_message(str(metric.get("sentence") or "")),
+        axis=_axis_label(result, is_timed_front),
+        points=points,
+        float_metric=float_metric,
+        keep=keep * float_metric if keep is not None and float_metric is not None else None,
+        budget=_as_optional_number(goal.get("budget_ms")),
+        reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
+        sites=[_format_site(_as_object(s)) for s in _as_list(result.get("sites"))[:MAX_SITES]],
+        notes=texts,
     )
 
 
-def _site(site: dict[str, Any]) -> list[str]:
-    loss, ms = _optional(site.get("loss")), _optional(site.get("ms"))
+def _axis_label(result: dict[str, Any], is_timed_front: bool) -> str:
+    cost = _as_object(result.get("cost"))
+    if not is_timed_front:
+        default = "convolutions left float, and conversions"
+        return display_message(str(cost.get("sentence") or default))
+    gpu = f" on {display_name(str(result['gpu']), 60)}" if result.get("gpu") else ""
+    return f"estimated milliseconds{gpu}"
+
+
+def _parse_point(
+    point: dict[str, Any], on_front: bool, is_timed_front: bool, has_costs: bool
+) -> data.TuningPoint:
+    if is_timed_front and point.get("ms") is not None:
+        x = _as_number(point["ms"])
+    elif has_costs:
+        x = _as_number(point["cost"])
+    else:
+        x = _as_number(point.get("conversions", 0)) - _as_number(point.get("int8", 0))
+    name = point.get("name") or f"{point.get('int8', '?')} INT8"
+    return data.TuningPoint(
+        name=display_name(str(name), 120),
+        x=x,
+        metric=_as_number(point["metric"]),
+        low=_as_optional_number(point.get("low")),
+        high=_as_optional_number(point.get("high")),
+        int8=_as_optional_count(point.get("int8")),
+        conversions=_as_optional_count(point.get("conversions")),
+        ms=_as_optional_number(point.get("ms")),
+        chosen=False,
+        on_front=on_front,
+    )
+
+
+def _mark_chosen(
+    chosen: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
+) -> None:
+    """Mark the chosen configuration, by its index on the front or by its numbers."""
+    for number, (parsed, point) in enumerate(zip(front, points, strict=False)):
+        point.chosen = chosen.get("index", -1) == parsed.get("index", number)
+    if not chosen or any(point.chosen for point in points):
+        return
+    numbers = (
+        _as_optional_count(chosen.get("int8")),
+        _as_optional_count(chosen.get("conversions")),
+        _as_optional_number(chosen.get("metric")),
+    )
+    for point in points:
+        if (point.int8, point.conversions, point.metric) == numbers:
+            point.chosen = True
+            return
+
+
+def _format_site(site: dict[str, Any]) -> list[str]:
+    loss, ms = _as_optional_number(site.get("loss")), _as_optional_number(site.get("ms"))
     return [
         *(display_name(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
         "" if loss is None else f"{loss:.4g}",
@@ -257,184 +274,194 @@ def _site(site: dict[str, Any]) -> list[str]:
     ]
 
 
-def _object(value: Any) -> dict[str, Any]:
-    return _of(dict, value, "an object")
+def _as_object(value: Any) -> dict[str, Any]:
+    return _as_container(dict, value, "an object")
 
 
-def _list(value: Any) -> list[Any]:
-    return _of(list, value, "a list")
+def _as_list(value: Any) -> list[Any]:
+    return _as_container(list, value, "a list")
 
 
-def _of(kind: type[_Kind], value: Any, what: str) -> _Kind:
-    """A value of a type; an empty one where there is none."""
+def _as_container(kind: type[_Container], value: Any, description: str) -> _Container:
+    """Return a value of a type, empty for None."""
     if not isinstance(value, kind | None):
-        raise TypeError(f"{what} is something else")
+        raise TypeError(f"{description} is something else")
     return kind() if value is None else value
 
 
-def _number(value: Any) -> float:
+def _as_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{str(value)[:30]!r} is not a number")
     return float(value)
 
 
-def _optional(value: Any) -> float | None:
-    return None if value is None else _number(value)
+def _as_optional_number(value: Any) -> float | None:
+    return None if value is None else _as_number(value)
 
 
-def _count(value: Any) -> int | None:
-    return None if value is None else int(_number(value))
+def _as_optional_count(value: Any) -> int | None:
+    return None if value is None else int(_as_number(value))
 
 
-# Histograms beside the ranges of the model, and those that each method would choose ---------------------------------
+# Histograms with the ranges of the model and of each method ---------------------------------------
 
 BINS = 96
-_EQUAL = 0.01  # two ranges that differ by less are shown as one
+_SAME_RANGE = 0.01  # relative difference up to which two ranges are shown as one
 
 
 def read_histograms(
     path: str | os.PathLike[str], collector: ModelCollector
 ) -> tuple[list[data.ValueHistogram], str]:
-    """The histograms of the tensors that the model quantizes, in graph order, and a sentence about the data.
+    """Return histograms of the tensors that the model quantizes, in graph order.
+
+    The second result is a sentence about the calibration data.
 
     Raises:
-        DataError: The cache is missing or damaged, or of another model: most of its tensors are not there.
+        DataError: The cache is missing or damaged, or of another model: most of its tensors are
+            not in this one.
     """
     from calibration.cache import load_statistics
 
     statistics = load_statistics(path)
     record_input(path)
     view = collector.subject.view
-    wanted = [(q, q.input(0)) for q in view.activation_qs]
-    known = [(q, tensor) for q, tensor in wanted if tensor in statistics]
-    there = sum(t in view.model.producers or t in view.model.inputs for t in statistics)
-    if not known or 2 * there < len(statistics):
+    quantizers: dict[str, Node] = {}  # the first one of each tensor
+    for q in view.activation_qs:
+        quantizers.setdefault(q.input(0), q)
+    calibrated = [tensor for tensor in quantizers if tensor in statistics]
+    common = sum(t in view.model.producers or t in view.model.inputs for t in statistics)
+    if not calibrated or 2 * common < len(statistics):
+        count = sum(q.input(0) in statistics for q in view.activation_qs)
         raise DataError(
-            f"{there} of its {len(statistics)} tensors are in the model, which quantizes "
-            f"{len(known)} of them; it is the cache of another model ('qdqtool insert --calib-cache' writes it)",
+            f"{common} of its {len(statistics)} tensors are in the model, which quantizes {count} "
+            "of them; it is the cache of another model ('qdqtool insert --calib-cache' writes it)",
             os.fspath(path),
             code="different-models",
             parameter="calib_cache",
         )
-    found: dict[str, data.ValueHistogram] = {}
-    for q, tensor in track(known, "Ranges of each method"):
-        if tensor in found:
-            continue
+    histograms = []
+    for tensor in track(calibrated, "Ranges of each method"):
+        q = quantizers[tensor]
         scale = view.params(q).scale
-        chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
-        found[tensor] = _histogram(
-            statistics[tensor], tensor, q.name, collector.find_first_node([q.name]), chosen
+        amax = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
+        histogram = _collect_histogram(statistics[tensor], amax)
+        histogram.tensor, histogram.quantizer = display_name(tensor), display_name(q.name)
+        histogram.node = collector.find_first_node([q.name])
+        histograms.append(histogram)
+    sentence = f"{len(histograms)} tensors over {statistics.images} images"
+    missing = len(quantizers) - len(histograms)
+    if missing > 0:
+        sentence += (
+            f"; {missing} quantized tensors take their range from others of their scale group"
         )
-    missing = len({t for _, t in wanted}) - len(found)
-    others = (
-        f"; {missing} quantized tensors take their range from others of their scale group"
-        if missing > 0
-        else ""
-    )
-    return list(found.values()), f"{len(found)} tensors over {statistics.images} images{others}"
+    return histograms, sentence
 
 
-def _histogram(
-    stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None
-) -> data.ValueHistogram:
+def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data.ValueHistogram:
+    """Return the histogram of a tensor, without names; ``amax`` is the range of the model."""
     from calibration.methods import METHODS, amax_of, clipped_fraction
 
-    if chosen is not None and not (np.isfinite(chosen) and chosen > 0):
-        chosen = None
-    elif chosen is not None and abs(chosen - stats.absmax) < 1e-5 * stats.absmax:
-        chosen = stats.absmax  # a scale is a float32: what it lost is no clipping
-    methods = []
-    for name in METHODS if stats.count else ():
-        amax = amax_of(stats, name)
-        methods.append(
-            data.MethodRange(
-                name, round_digits(amax, 5), round_digits(clipped_fraction(stats, amax), 5)
-            )
-        )
-    nearest = (
-        []
-        if chosen is None
-        else [m.name for m in methods if abs(m.amax - chosen) <= _EQUAL * chosen]
+    histogram = data.ValueHistogram(
+        tensor="",
+        quantizer="",
+        node=-1,
+        absmax=round_digits(statistics.absmax, 5),
+        minimum=0.0,
+        maximum=0.0,
+        values=statistics.count,
+        counts=[0] * BINS,
+        chosen=None,
+        clipped=None,
+        nearest=[],
+        methods=[],
     )
-    counts = stats.linear(BINS).counts if stats.count and stats.absmax > 0 else np.zeros(BINS)
-    least, most = (stats.minimum, stats.maximum) if stats.count else (0.0, 0.0)
-    return data.ValueHistogram(
-        display_name(tensor),
-        display_name(quantizer),
-        node,
-        round_digits(stats.absmax, 5),
-        round_digits(least, 5),
-        round_digits(most, 5),
-        stats.count,
-        [round(float(c)) for c in counts],
-        None if chosen is None else round_digits(chosen, 5),
-        None if chosen is None else round_digits(clipped_fraction(stats, chosen), 5),
-        nearest,
-        methods,
-    )
+    if statistics.count:
+        histogram.minimum = round_digits(statistics.minimum, 5)
+        histogram.maximum = round_digits(statistics.maximum, 5)
+        for name in METHODS:
+            value = amax_of(statistics, name)
+            clipped = round_digits(clipped_fraction(statistics, value), 5)
+            histogram.methods.append(data.MethodRange(name, round_digits(value, 5), clipped))
+        if statistics.absmax > 0:
+            histogram.counts = [round(float(c)) for c in statistics.linear(BINS).counts]
+    if amax is None or not (math.isfinite(amax) and amax > 0):
+        return histogram
+    if abs(amax - statistics.absmax) < 1e-5 * statistics.absmax:
+        amax = statistics.absmax  # the difference is the rounding of a float32 scale, not clipping
+    histogram.chosen = round_digits(amax, 5)
+    histogram.clipped = round_digits(clipped_fraction(statistics, amax), 5)
+    histogram.nearest = [
+        m.name for m in histogram.methods if abs(m.amax - amax) <= _SAME_RANGE * amax
+    ]
+    return histogram
 
 
-# Ranges of weights by output channel --------------------------------------------------------------------------------
+# Ranges of weights by output channel --------------------------------------------------------------
 
-MOST_CHANNELS = 4096  # of one convolution; of more the plot would show nothing
-MOST_VALUES = 300_000_000  # of one constant
+MAX_CHANNELS = 4096  # of one convolution; a plot of more shows nothing
+MAX_VALUES = 300_000_000  # of one constant
 
 
 def add_weights(collector: ModelCollector) -> None:
-    """Writes the ranges of every convolution with quantized weights into the collector's model."""
+    """Add the ranges of every convolution with quantized weights to the collector's model."""
     subject, model = collector.subject, collector.model
-    for node in (
-        n for n in subject.model.ordered if n.op in WEIGHTED and n.index in collector.place
-    ):
-        found = _ranges(subject.view, node)
-        if found is None:
+    for node in subject.model.ordered:
+        if node.op not in WEIGHTED or node.index not in collector.positions:
             continue
-        place = collector.place[node.index]
-        model.nodes[place].weights = len(model.weights)
-        largest, holds = ([round_digits(v, 4) for v in values.tolist()] for values in found[:2])
-        model.weights.append(
-            data.WeightRanges(place, display_name(node.name), found[2], largest, holds)
-        )
+        position = collector.positions[node.index]
+        ranges = _collect_weight_ranges(subject.view, node)
+        if ranges is not None:
+            ranges.node = position
+            model.nodes[position].weights = len(model.weights)
+            model.weights.append(ranges)
 
 
-def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str] | None:
-    """Largest magnitudes [channels], ranges [channels] (or [1] of one scale), and the shape as text."""
+def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
+    """Return the ranges of quantized weights, None if they cannot be shown by channel."""
     weights = view.weights(node)
     quantizer = weights.first_quantizer
-    if quantizer is None or weights.before:
+    shape = view.model.constant_shape(weights.source)
+    if quantizer is None or weights.before or weights.after or not shape:
         return None
     scale = view.params(quantizer).scale
-    shape = view.model.constant_shape(weights.source)
-    if scale is None or not scale.size or not shape or not np.isfinite(scale).all():
-        return None
-    if math.prod(shape) > MOST_VALUES or scale.size > MOST_CHANNELS:
-        return None
     axis = output_axis(node, len(shape))
-    if (
-        weights.after
-        or axis is None
-        or not -len(shape) <= axis < len(shape)
-        or shape[axis] > MOST_CHANNELS
-    ):
+    if scale is None or not scale.size or not np.isfinite(scale).all():
         return None
-    largest = np.zeros(0)
+    if axis is None or not -len(shape) <= axis < len(shape):
+        return None
+    if math.prod(shape) > MAX_VALUES or max(scale.size, shape[axis]) > MAX_CHANNELS:
+        return None
+    largest = _largest_magnitudes(view.model, weights.source, axis)
+    if weights.q is None and largest.size:  # the constant holds integers
+        matches = scale.size in (1, largest.size)
+        largest = largest * scale if matches else np.zeros(0)
+    if not np.isfinite(largest).all():
+        largest = np.zeros(0)
+    return data.WeightRanges(
+        node=-1,
+        name=display_name(node.name),
+        shape="x".join(map(str, shape)),
+        largest=[round_digits(v, 4) for v in largest.tolist()],
+        holds=[round_digits(v, 4) for v in (scale.astype(np.float64) * LEVELS).tolist()],
+    )
+
+
+def _largest_magnitudes(model: Model, tensor: str, axis: int) -> npt.NDArray[Any]:
+    """Return the largest magnitude along an axis, [] if the file of the values is missing."""
     try:
-        values = view.model.constant(weights.source)
-    except QdqtoolError:  # its file is missing: the scales are known all the same
-        values = None
-    if values is not None and values.size:
-        others = tuple(i for i in range(values.ndim) if i != axis % len(shape))
-        largest = np.abs(values.astype(np.float32)).max(axis=others)
-        if weights.q is None:  # stored integers
-            largest = largest * (scale if scale.size in (1, largest.size) else float("nan"))
-        if not np.isfinite(largest).all():
-            largest = np.zeros(0)
-    return largest, scale.astype(np.float64) * LEVELS, "x".join(map(str, shape))
+        values = model.constant(tensor)
+    except QdqtoolError:
+        return np.zeros(0)
+    if values is None or not values.size:
+        return np.zeros(0)
+    others = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
+    largest: npt.NDArray[Any] = np.abs(values.astype(np.float32)).max(axis=others)
+    return largest
 
 
-# Where the time goes, the roofline, and the scale groups ------------------------------------------------------------
+# Parts of the time, the roofline, and the scale groups --------------------------------------------
 
-MOST_ROWS = 50  # of a profile that no predicted layer stands for
+MAX_ROWS = 50  # of a profile that match no predicted layer
 PARTS = {
     "int8": ("INT8 layers", "convolutions and other layers that compute in INT8"),
     "float": ("Float layers", "layers that compute in a floating-point type"),
@@ -453,128 +480,132 @@ PARTS = {
 
 
 def collect_time(subject: ReportSubject) -> data.EngineTime | None:
-    """The estimate as the page shows it."""
+    """Return the estimate for the page, None without a GPU."""
     time = subject.time
     if time is None:
         return None
     return data.EngineTime(
-        time.gpu.name,
-        time.gpu.clock,
-        time.total_ms,
-        time.low_ms,
-        time.high_ms,
-        time.conversions_ms,
-        [as_options(note) for note in time.notes],
-        decision(time),
+        gpu=time.gpu.name,
+        clock=time.gpu.clock,
+        total=time.total_ms,
+        low=time.low_ms,
+        high=time.high_ms,
+        conversions=time.conversions_ms,
+        notes=[as_options(note) for note in time.notes],
+        decision=decision(time),
     )
 
 
 def collect_parts(subject: ReportSubject, before: ReportSubject | None) -> list[data.TimePart]:
-    """Milliseconds by kind of layer, as a profile shows them: measured, estimated, and those of the model before."""
-    mine, timed = _sums(subject), _measured(subject)
-    other = _sums(before) if before is not None else {}
+    """Return estimated and measured milliseconds by kind of layer, and those of `before`."""
+    estimated, measured = _sum_estimates(subject), _sum_measurements(subject)
+    earlier = _sum_estimates(before) if before is not None else {}
     none = (0.0, 0)
-    return [
-        data.TimePart(
-            key,
-            name,
-            what,
-            mine.get(key, (None,))[0],
-            (timed.get(key) or mine.get(key, none))[1],
-            other.get(key, none)[0] if other else None,
-            timed.get(key, none)[0] if timed else None,
+    parts = []
+    for kind, (name, description) in PARTS.items():
+        ms, layers = estimated.get(kind, none)
+        earlier_ms, _ = earlier.get(kind, none)
+        measured_ms, measured_layers = measured.get(kind, none)
+        if not (ms or earlier_ms or measured_ms):
+            continue
+        part = data.TimePart(
+            kind=kind,
+            name=name,
+            what=description,
+            ms=ms if kind in estimated else None,
+            layers=measured_layers if kind in measured else layers,
+            before_ms=earlier_ms if earlier else None,
+            measured_ms=measured_ms if measured else None,
         )
-        for key, (name, what) in PARTS.items()
-        if mine.get(key, none)[0] or other.get(key, none)[0] or timed.get(key, none)[0]
-    ]
+        parts.append(part)
+    return parts
 
 
 def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
-    """Why the parts do not add up to the headline: a profile adds time to each layer, and takes the gaps away."""
+    """Explain why the parts do not add up to the total time.
+
+    A profile adds time to each layer, and hides the gaps between layers.
+    """
     time = subject.time
-    timed = [p.measured_ms for p in parts if p.measured_ms is not None]
-    text = (
-        f"Measured parts: {sum(timed):.3f} ms together, with what profiling added. "
-        if timed
-        else ""
-    )
-    if time is None or not parts:
-        return text.strip()
-    together = sum(p.ms or 0.0 for p in parts)
-    return (
-        f"{text}Estimated parts are as a profile shows them, {together:.3f} ms together; without a profiler, which "
-        f"adds a few us per layer, the estimate is {time.total_ms:.3f} ms."
-    )
+    measured = [p.measured_ms for p in parts if p.measured_ms is not None]
+    sentences = []
+    if measured:
+        sentences.append(
+            f"Measured parts: {sum(measured):.3f} ms together, with what profiling added."
+        )
+    if time is not None and parts:
+        together = sum(p.ms or 0.0 for p in parts)
+        sentences.append(
+            f"Estimated parts are as a profile shows them, {together:.3f} ms together; without a "
+            f"profiler, which adds a few us per layer, the estimate is {time.total_ms:.3f} ms."
+        )
+    return " ".join(sentences)
 
 
 def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
-    """The rows of a profile that belong to no predicted layer, the slowest first."""
-    rest = sorted(
-        (row for layer, row in _rows(subject) if layer is None and row.ms > 0), key=lambda r: -r.ms
-    )
-    return [data.ProfileEntry(display_name(row.name), round(row.ms, 5)) for row in rest[:MOST_ROWS]]
+    """Return the rows of a profile that match no predicted layer, the slowest first."""
+    rows = [row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0]
+    rows.sort(key=lambda row: -row.ms)
+    return [data.ProfileEntry(display_name(r.name), round(r.ms, 5)) for r in rows[:MAX_ROWS]]
 
 
-def _rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, ProfileRow]]:
-    """The rows of a profile: those of predicted layers with these, then the others."""
+def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, ProfileRow]]:
+    """Return the rows of a profile with their predicted layers, then those without one."""
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
-    found = [
-        (layer, row)
-        for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True)
-        if row is not None
-    ]
-    matched = {id(row) for _, row in found}
-    return [*found, *((None, row) for row in rows if id(row) not in matched)]
+    pairs: list[tuple[EngineLayer | None, ProfileRow]] = []
+    for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True):
+        if row is not None:
+            pairs.append((layer, row))
+    matched = {id(row) for _, row in pairs}
+    return pairs + [(None, row) for row in rows if id(row) not in matched]
 
 
-def _measured(subject: ReportSubject) -> dict[str, tuple[float, int]]:
-    """Milliseconds of a profile by kind of layer; rows of no predicted layer are reformats, regions, or the rest."""
-    sums: dict[str, list[float]] = defaultdict(list)
-    for layer, row in _rows(subject):
-        sums[
-            time_kind(layer)
-            if layer is not None
-            else "layout"
-            if row.name.startswith("Reformatting CopyNode")
-            else "region"
-            if "ForeignNode" in row.name
-            else "edge"
-        ].append(row.ms)
-    return {kind: (sum(values), len(values)) for kind, values in sums.items()}
+def _sum_measurements(subject: ReportSubject) -> dict[str, tuple[float, int]]:
+    """Return milliseconds and number of the rows of a profile, by kind of layer."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for layer, row in _profile_rows(subject):
+        times[_row_kind(row) if layer is None else time_kind(layer)].append(row.ms)
+    return {kind: (sum(values), len(values)) for kind, values in times.items()}
 
 
-def _sums(subject: ReportSubject) -> dict[str, tuple[float, int]]:
+def _row_kind(row: ProfileRow) -> str:
+    if row.name.startswith("Reformatting CopyNode"):
+        return "layout"
+    return "region" if "ForeignNode" in row.name else "edge"
+
+
+def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
+    """Return estimated milliseconds and number of layers by kind of layer."""
     time = subject.time
     if time is None or not time.layers:
         return {}
+    layers = subject.prediction.layers
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    for layer, ms in zip(subject.prediction.layers, time.layers, strict=True):
+    for layer, ms in zip(layers, time.layers, strict=True):
         sums[time_kind(layer)] += ms
         counts[time_kind(layer)] += ms > 0
-    changes = sum(change["ms"] for layer in subject.prediction.layers for change in layer.layouts)
-    if changes:
-        sums["layout"], counts["layout"] = (
-            changes,
-            sum(len(x.layouts) for x in subject.prediction.layers),
-        )
-    listed = {layer.name for layer in subject.prediction.layers}
-    names = {node.name for node in subject.model.nodes}
-    alone = [k for k in time.kernels if k.name not in listed and k.name in names]
-    if alone:
-        sums["region"], counts["region"] = sum(k.ms for k in alone), len(alone)
-    rest = sum(k.ms for k in time.kernels) - sum(time.layers) - changes - sums.get("region", 0.0)
+    changes = [change["ms"] for layer in layers for change in layer.layouts]
+    layouts_ms = sum(changes)
+    if layouts_ms:
+        sums["layout"], counts["layout"] = layouts_ms, len(changes)
+    listed = {layer.name for layer in layers}
+    nodes = {node.name for node in subject.model.nodes}
+    regions = [k.ms for k in time.kernels if k.name not in listed and k.name in nodes]
+    if regions:
+        sums["region"], counts["region"] = sum(regions), len(regions)
+    total = sum(kernel.ms for kernel in time.kernels)
+    rest = total - sum(time.layers) - layouts_ms - sums.get("region", 0.0)
     if rest > 1e-3:
         sums["edge"] = rest
-        counts["edge"] = max(
-            0, len(time.kernels) - sum(ms > 0 for ms in time.layers) - counts["layout"] - len(alone)
-        )
-    return {key: (value, counts[key]) for key, value in sums.items()}
+        count = sum(ms > 0 for ms in time.layers) + counts["layout"] + len(regions)
+        counts["edge"] = max(0, len(time.kernels) - count)
+    return {kind: (ms, counts[kind]) for kind, ms in sums.items()}
 
 
 def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
-    """The GPU's peaks."""
+    """Return the peak rates of the GPU, None without one."""
     if subject.time is None:
         return None
     gpu = subject.time.gpu
@@ -587,43 +618,60 @@ def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
 def collect_scale_groups(
     collector: ModelCollector, before: ReportSubject | None
 ) -> list[data.ScaleGroupEntry]:
-    """Quantized activations by scale: with the float model tied as ``insert`` ties them, else those of equal scales."""
+    """Return quantized activations by scale, the largest group first.
+
+    With the float model the groups are those of ``insert``, otherwise tensors with equal scales.
+    """
     view = collector.subject.view
-    quantizers: dict[str, list[str]] = defaultdict(list)
+    quantizers: dict[str, list[Node]] = defaultdict(list)
     for q in view.activation_qs:
-        quantizers[q.input(0)].append(q.name)
-    by_name = {n.name: n for n in view.quantizers}
+        quantizers[q.input(0)].append(q)
+    float_model = None
     if before is not None and not any(is_qdq(n) for n in before.model.nodes):
-        known = [t for t in quantizers if t in before.model.producers or t in before.model.inputs]
-        sets = [list(g.quantized) for g in find_scale_groups(before.model, known)]
-        sets += [[t] for t in quantizers if t not in set(known)]
-        tied = True
-    else:
-        same: dict[object, list[str]] = defaultdict(list)
-        for tensor, names in quantizers.items():
-            same[view.params(by_name[names[0]]).key or tensor].append(tensor)
-        sets, tied = list(same.values()), False
-    rows = []
-    for tensors in sets:
-        names = [n for t in tensors for n in quantizers[t]]
-        params = [view.params(by_name[n]) for n in names]
-        one = params[0].scale
-        equal = all(params[0].same_as(p) for p in params[1:])
-        sharing = (
-            "alone"
-            if len(tensors) == 1
-            else "equal scales"
-            if not tied
-            else ("tied, one scale" if equal else "tied, but scales differ")
-        )
-        rows.append(
+        float_model = before.model
+    groups = (
+        _group_equal_scales(view, quantizers)
+        if float_model is None
+        else _group_tied_scales(float_model, quantizers)
+    )
+    entries = []
+    for tensors in groups:
+        nodes = [q for tensor in tensors for q in quantizers[tensor]]
+        first, *others = [view.params(q) for q in nodes]
+        scale = first.scale
+        equal = all(first.same_as(params) for params in others)
+        if len(tensors) == 1:
+            tied = "alone"
+        elif float_model is None:
+            tied = "equal scales"
+        else:
+            tied = "tied, one scale" if equal else "tied, but scales differ"
+        entries.append(
             data.ScaleGroupEntry(
-                float(one[0]) if one is not None and one.size == 1 and equal else None,
-                [display_name(t) for t in tensors],
-                collector.find_nodes(names),
-                len(names),
-                sharing,
-                int(one.size) if one is not None else 0,
+                scale=float(scale[0]) if scale is not None and scale.size == 1 and equal else None,
+                tensors=[display_name(t) for t in tensors],
+                nodes=collector.find_nodes(q.name for q in nodes),
+                quantizers=len(nodes),
+                tied=tied,
+                channels=int(scale.size) if scale is not None else 0,
             )
         )
-    return sorted(rows, key=lambda g: -len(g.tensors))
+    return sorted(entries, key=lambda entry: -len(entry.tensors))
+
+
+def _group_equal_scales(view: View, quantizers: dict[str, list[Node]]) -> list[list[str]]:
+    groups: dict[object, list[str]] = defaultdict(list)
+    for tensor, nodes in quantizers.items():
+        groups[view.params(nodes[0]).key or tensor].append(tensor)
+    return list(groups.values())
+
+
+def _group_tied_scales(float_model: Model, tensors: Iterable[str]) -> list[list[str]]:
+    """Group tensors as ``insert`` does; those that are not in the float model are alone."""
+    tied, alone = [], []
+    for tensor in tensors:
+        if tensor in float_model.producers or tensor in float_model.inputs:
+            tied.append(tensor)
+        else:
+            alone.append([tensor])
+    return [list(group.quantized) for group in find_scale_groups(float_model, tied)] + alone

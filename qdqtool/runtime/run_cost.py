@@ -11,7 +11,7 @@ import onnx
 from qdqtool.errors import ModelError
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.graph import Model, Node
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS, attribute_graphs
 from qdqtool.util import limits
 
@@ -47,7 +47,7 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
     """Return a network without large weights whose inputs have the given shapes."""
-    slim = without_large_weights(proto)
+    slim = strip_large_weights(proto)
     graph = slim.graph
     del graph.value_info[:]
     for value in graph.output:

@@ -236,7 +236,7 @@ def cases() -> dict[str, Case]:
 def _case_ids() -> dict[Case, str]:
     owners: list[tuple[str, Iterable[Case]]] = []
     owners += [(pass_type.__name__, pass_type.cases) for pass_type in passes()]
-    owners += [(operator.name, operators.cases_of(operator)) for operator in OPERATORS.values()]
+    owners += [(operator.name, operator.cases) for operator in OPERATORS.values()]
     owners.append(("Shuffle", (operators.INSERTED_SHUFFLE.case,)))
     ids: dict[Case, str] = {}
     for owner, owned in owners:

@@ -14,7 +14,7 @@ from qdqtool.findings.api import report_regions
 from qdqtool.findings.codes import ALL_TARGETS
 from qdqtool.findings.lines import HEADINGS, LineAnswer, explain_line
 from qdqtool.findings.report import FindingReport
-from qdqtool.findings.ways import WAYS, Way, way_named
+from qdqtool.findings.ways import BUILD_METHODS, BuildMethod, find_build_method
 from qdqtool.formats.log_text import line_text
 from qdqtool.trt.pipeline import cases as all_cases
 from qdqtool.trt.pipeline import passes
@@ -29,7 +29,7 @@ from tests.trt.evidence import DIFFERENT, advised, truth
 
 
 @pytest.mark.parametrize("entry", codes.CODES.values(), ids=lambda entry: entry.code)
-def test_code_has_texts_and_sources(entry: codes.Code) -> None:
+def test_code_has_texts_and_sources(entry: codes.FindingCodeEntry) -> None:
     assert all((entry.title, entry.cause, entry.tensorrt, entry.log, entry.fix))
     targets = [target for holds in entry.holds for target in holds.targets]
     assert targets and len(targets) == len(set(targets)) and set(targets) <= set(ALL_TARGETS)
@@ -75,9 +75,9 @@ def test_region_evidence_depends_on_its_certainty(
 
 
 def test_similar_codes() -> None:
-    assert codes.similar("SKIP-FLAOT")[0] == "SKIP-FLOAT"
-    assert "CONCAT-SCALE" in codes.similar("concat")
-    assert codes.similar("%%%") == []
+    assert codes.find_similar_codes("SKIP-FLAOT")[0] == "SKIP-FLOAT"
+    assert "CONCAT-SCALE" in codes.find_similar_codes("concat")
+    assert codes.find_similar_codes("%%%") == []
 
 
 def test_code_severity_depends_on_target() -> None:
@@ -149,13 +149,13 @@ def test_well_placed_models_have_no_warning(case: str) -> None:
 # Build methods -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_build_method_has_source_and_no_int8_flag_if_strongly_typed(way: Way) -> None:
+@pytest.mark.parametrize("way", BUILD_METHODS.values(), ids=BUILD_METHODS)
+def test_build_method_has_source_and_no_int8_flag_if_strongly_typed(way: BuildMethod) -> None:
     assert way.source and way.log and "--int8" not in way.flags("trt11").partition(":")[0]
 
 
 def test_build_method_names_what_to_take_care_of() -> None:
-    assert "trt_int8_calibration_table_name" in WAYS["onnxruntime"].care
+    assert "trt_int8_calibration_table_name" in BUILD_METHODS["onnxruntime"].care
 
 
 def test_strongly_typed_build_has_no_flag_finding() -> None:
@@ -163,11 +163,13 @@ def test_strongly_typed_build_has_no_flag_finding() -> None:
     assert "FLAG-FP16" not in findings
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", BUILD_METHODS)
 def test_flag_finding_has_the_words_of_the_build_method(name: str) -> None:
     prediction = qdqtool.predict(residual("own"), way=name)
     (flag,) = (f for f in prediction.findings if f.code == "FLAG-FP16")
-    assert flag.way == name and [n for n in WAYS if WAYS[n].weak in flag.fix] == [name]
+    assert flag.way == name and [n for n in BUILD_METHODS if BUILD_METHODS[n].weak in flag.fix] == [
+        name
+    ]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +177,12 @@ def test_flag_finding_has_the_words_of_the_build_method(name: str) -> None:
 )
 def test_unknown_build_method_is_an_error(name: str, hint: str) -> None:
     with pytest.raises(QdqtoolError, check=has("unknown-choice", parameter="way")) as caught:
-        way_named(name)
+        find_build_method(name)
     assert hint in str(caught.value)
 
 
 def test_build_method_has_other_names() -> None:
-    assert way_named("ORT").name == "onnxruntime"
+    assert find_build_method("ORT").name == "onnxruntime"
 
 
 # Lines of a log -----------------------------------------------------------------------------------------------------

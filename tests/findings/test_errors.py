@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.findings.errors import KINDS, KNOWN, KnownError, lookup, named_node, parse_error, short
+from qdqtool.findings.errors import (
+    KNOWN_ERRORS,
+    NODE_KINDS,
+    KnownError,
+    lookup,
+    parse_error,
+    parse_missing_kernel,
+    shorten_name,
+)
 from tests.tables import rows
 from tests.test_patterns import LINEAR, growth_factor
 
@@ -35,7 +43,7 @@ def test_lookup_ignores_other_texts(text: str) -> None:
 
 
 def test_known_errors_have_title_cause_fix_and_source() -> None:
-    for error in KNOWN:
+    for error in KNOWN_ERRORS:
         assert error.title and error.source
         assert error.cause.endswith(".") and error.fix.rstrip().endswith((".", ")."))
 
@@ -82,10 +90,10 @@ NODE = "[optimizer.cpp::computeCosts] Error Code 10: Internal Error (Could not f
 )
 def test_lookup_advises_by_the_kind_of_node(node: str, kind: str, advice: str) -> None:
     """A quantized convolution gets the advice of the entry itself."""
-    named, error = named_node(NODE.format(node)), explain(NODE.format(node))
+    named, error = parse_missing_kernel(NODE.format(node)), explain(NODE.format(node))
     assert named is not None and (named.kind.id, error.id) == (kind, "no-implementation")
-    entry = next(entry for entry in KNOWN if entry.id == error.id)
-    assert error.fix == (KINDS[advice] if advice else entry).fix
+    entry = next(entry for entry in KNOWN_ERRORS if entry.id == error.id)
+    assert error.fix == (NODE_KINDS[advice] if advice else entry).fix
 
 
 @pytest.mark.parametrize(
@@ -213,14 +221,16 @@ def test_lookup_of_long_text_takes_linear_time(word: str, begin: str) -> None:
     ],
 )
 def test_named_node_has_the_name_of_the_message(rest: str, name: str | None) -> None:
-    node = named_node(f"[E] Error Code 10: Could not find any implementation for node{rest}")
+    node = parse_missing_kernel(
+        f"[E] Error Code 10: Could not find any implementation for node{rest}"
+    )
     assert (node.name if node is not None else None) == name
 
 
 def test_named_node_ignores_other_messages() -> None:
-    assert named_node("Could not find any kernel for node conv") is None
+    assert parse_missing_kernel("Could not find any kernel for node conv") is None
 
 
 def test_short_cuts_the_middle_of_long_names() -> None:
-    assert short("x" * 90) == "x" * 90
-    assert short("a" * 45 + "b" * 46) == f"{'a' * 40}...{'b' * 40}"
+    assert shorten_name("x" * 90) == "x" * 90
+    assert shorten_name("a" * 45 + "b" * 46) == f"{'a' * 40}...{'b' * 40}"

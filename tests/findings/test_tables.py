@@ -18,9 +18,17 @@ import qdqtool
 from qdqtool.commands.cli import cli
 from qdqtool.extraction.private import public_words
 from qdqtool.findings.codes import CODES, CodeScope, read_code
-from qdqtool.findings.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError, lookup
+from qdqtool.findings.errors import (
+    ERROR,
+    HARMLESS,
+    KNOWN_ERRORS,
+    NODE_KINDS,
+    WARNING,
+    KnownError,
+    lookup,
+)
 from qdqtool.findings.lines import HEADINGS, MEANINGS
-from qdqtool.findings.ways import WAYS
+from qdqtool.findings.ways import BUILD_METHODS
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, PublishedBuild
 from qdqtool.types import Evidence
@@ -61,8 +69,8 @@ def test_codes_evidence_is_at_most_that_of_the_target() -> None:
 
 
 def test_known_errors_have_bounded_patterns_and_codes() -> None:
-    assert len({error.id for error in KNOWN}) == len(KNOWN)
-    for error in KNOWN:
+    assert len({error.id for error in KNOWN_ERRORS}) == len(KNOWN_ERRORS)
+    for error in KNOWN_ERRORS:
         assert error.severity in (ERROR, WARNING, HARMLESS), error.id
         assert len(error.pattern) <= 300 and re.compile(error.pattern), error.id
         assert not re.search(r"[+*}]\)[+*{]", error.pattern), f"{error.id}: nested repetition"
@@ -70,12 +78,12 @@ def test_known_errors_have_bounded_patterns_and_codes() -> None:
 
 
 def test_error_kinds_share_no_operator_and_are_complete() -> None:
-    operators = [word for kind in KINDS.values() for word in kind.operators.lower().split()]
+    operators = [word for kind in NODE_KINDS.values() for word in kind.operators.lower().split()]
     assert len(operators) == len(set(operators)) > 100
-    for kind in KINDS.values():
+    for kind in NODE_KINDS.values():
         assert bool(kind.cause) == bool(kind.fix) == bool(kind.source), kind.id
         assert kind.cause.format(name="", kind="", ends="") or not kind.cause
-    assert [kind.id for kind in KINDS.values()].count("other") == 1
+    assert [kind.id for kind in NODE_KINDS.values()].count("other") == 1
 
 
 def test_error_form_codes_are_sorted_and_unique() -> None:
@@ -87,11 +95,16 @@ def test_error_form_codes_are_sorted_and_unique() -> None:
 
 def test_meanings_exist_for_every_pass() -> None:
     assert set(MEANINGS) >= {kind.__name__ for kind in passes()}
-    assert HEADINGS and WAYS["trtexec"].also == ()
+    assert HEADINGS and BUILD_METHODS["trtexec"].also == ()
 
 
 def test_entries_are_single_lines() -> None:
-    entries = [*CODES.values(), *KNOWN, *KINDS.values(), *WAYS.values()]  # made by the schema
+    entries = [
+        *CODES.values(),
+        *KNOWN_ERRORS,
+        *NODE_KINDS.values(),
+        *BUILD_METHODS.values(),
+    ]  # made by the schema
     assert len(entries) > 150
     fields = [getattr(e, name) for e in entries for name in e.__match_args__ if name != "pattern"]
     texts = [field for field in fields if isinstance(field, str)]
@@ -245,8 +258,8 @@ assert type(finding.causes[0].refusal).__name__ == "ExampleFault" and finding.ca
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
     "way": """
-from qdqtool.findings.ways import way_named
-assert way_named("example").name == "example-runtime" and way_named("example").flags("trt8.5").startswith("example")
+from qdqtool.findings.ways import find_build_method
+assert find_build_method("example").name == "example-runtime" and find_build_method("example").flags("trt8.5").startswith("example")
 """,
     "gpu": """
 from qdqtool.timing.gpus import find_gpu

@@ -5,7 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from qdqtool.ir.bounds import find_bounds, find_constant_value, joined_parts
+from qdqtool.ir.bounds import find_bounds, find_concat_parts, find_constant_value
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import read_params
 from tests.trt.builder import Graph
@@ -132,8 +132,8 @@ def test_joined_parts(g: Graph) -> None:
     inner = g.concat([g.pair(boxes, "p"), boxes], "inner")
     joined = g.op("Transpose", g.pair(g.concat([scores, inner], "all"), "q"), "t")
     model = Model(g.model(joined))
-    assert joined_parts(model, joined) == [scores, boxes]
-    assert joined_parts(model, scores) == [scores]
+    assert find_concat_parts(model, joined) == [scores, boxes]
+    assert find_concat_parts(model, scores) == [scores]
 
 
 def test_bounds_are_kept_until_the_model_is_edited(g: Graph) -> None:

@@ -400,7 +400,7 @@ def test_weights_quantized_along_outputs_run_in_int8(
 
 def test_cases_of_operators_state_their_evidence() -> None:
     for operator in OPERATORS.values():
-        for case in operators.cases_of(operator):
+        for case in operator.cases:
             assert isinstance(case, Case) and case.says and (case.builds or case.source)
             assert case_id(case)
 

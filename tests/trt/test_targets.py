@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.findings.ways import trtexec_command, trtexec_remark
+from qdqtool.findings.ways import trtexec_advice, trtexec_command
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
@@ -281,7 +281,7 @@ def test_trtexec_command_has_flags_of_version(target: str, flags: set[str], rema
     command = trtexec_command(target_named(target), "m.onnx")
     assert {"--int8", "--fp16", "--stronglyTyped", "--best"} & set(command.split()) == flags
     assert command.endswith("> build.log 2>&1")
-    printed = trtexec_remark(target_named(target))
+    printed = trtexec_advice(target_named(target))
     assert remark in printed and bool(remark) == bool(printed)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
-from qdqtool.ir.qdq import SMOOTHED, is_qdq, smoothed_tensors
+from qdqtool.ir.qdq import SMOOTHED, is_qdq, read_smoothed_tensors
 from qdqtool.ir.sizes import last_axis_sources
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.patterns.layernorm import last_axis_gains, skip_identities
@@ -106,7 +106,7 @@ def by_gains(view: View, report: FindingReport, judged: Collection[str] = ()) ->
     distributed (lognormal) as those below the middle are. Of what was smoothed the gains say nothing: the weights make
     up for them. ``judged`` are Qs that data tell of.
     """
-    gains, apart = last_axis_gains(view.model), smoothed_tensors(view.model)
+    gains, apart = last_axis_gains(view.model), read_smoothed_tensors(view.model)
     spreads = []
     for q in quantized(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
@@ -152,7 +152,7 @@ def outliers(
     ``found`` are a Q, what it quantizes, its scale, and the statistics of that or of all that it is made of; of these
     the one that the scale fits best counts.
     """
-    gains, apart = last_axis_gains(model), smoothed_tensors(model)
+    gains, apart = last_axis_gains(model), read_smoothed_tensors(model)
     spreads = []
     for name, tensor, scale, parts in found:
         seen = [s for s in parts if s.count >= _FEW and s.absmax > 0.0]

@@ -1,7 +1,7 @@
 """Scales that make one value of every possible value of a tensor, which needs no data to prove."""
 
 from qdqtool.findings.report import FindingReport
-from qdqtool.ir.bounds import find_bounds, find_constant_value, is_scalar, joined_parts
+from qdqtool.ir.bounds import find_bounds, find_concat_parts, find_constant_value, read_scalars
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
 from qdqtool.reasons.faults import CHECK, DeadPart, ScaleDead
@@ -32,10 +32,10 @@ def run(view: View, report: FindingReport) -> None:
 def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
     """Return the parts of which a Q makes one value; None if there are none."""
     params, known = view.params(q), find_bounds(view.model)
-    if not is_scalar(params) or params.scale is None or params.zero_point is None:
+    scalars = read_scalars(params)
+    if scalars is None:
         return None
-    scale, zero = float(params.scale[0]), int(params.zero_point[0])
-    for tensors in ([q.input(0)], joined_parts(view.model, q.input(0))):
+    for tensors in ([q.input(0)], find_concat_parts(view.model, q.input(0))):
         parts = tuple(
             DeadPart(tensor, known[tensor].low, known[tensor].high, *made_by, value)
             for tensor in tensors
@@ -43,5 +43,5 @@ def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
             and (made_by := (known[tensor].node, known[tensor].op))
         )
         if parts:
-            return ScaleDead(CHECK, q.name, scale, zero, parts[:MAX_PARTS], tensors == [q.input(0)])
+            return ScaleDead(CHECK, q.name, *scalars, parts[:MAX_PARTS], tensors == [q.input(0)])
     return None

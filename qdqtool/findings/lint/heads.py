@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
-from qdqtool.ir.bounds import find_bounds, joined_parts
+from qdqtool.ir.bounds import find_bounds, find_concat_parts
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of, rearranges
@@ -12,7 +12,7 @@ from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View, adds_computed
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import faults
 from qdqtool.reasons.faults import CHECK
 
@@ -41,7 +41,7 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """The head of the network without quantizers, and what finds its coordinates: nodes of the Q/DQ model."""
     known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not known:
-        slim = Model(without_large_weights(view.model.proto), types=view.model)
+        slim = Model(strip_large_weights(view.model.proto), types=view.model)
         model = remove_quantizers(slim, weights=True, stored=placeholder)
 
         def here(nodes: Iterable[int]) -> set[int]:
@@ -98,7 +98,7 @@ def _joined(view: View, q: Node, concat: Node) -> faults.ConcatAfterHead:
     """The record of a Q that gives the parts of a Concat one scale, with the scores among the parts."""
     params, known = view.params(q), find_bounds(view.model)
     scale = float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
-    parts = joined_parts(view.model, q.input(0))
+    parts = find_concat_parts(view.model, q.input(0))
     scores = [t for t in parts if t in known and 0.0 <= known[t].low < known[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
         raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)

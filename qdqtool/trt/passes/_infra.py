@@ -83,11 +83,11 @@ class Pass(ABC):
     def run(self, network: Network) -> Self:
         """Apply the pass once to the whole network."""
         self.events, self.refusals = [], []
-        self.apply(network)
+        self._apply(network)
         return self
 
     @abstractmethod
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         """Edit the network, and report with :meth:`fire` and :meth:`refuse`."""
 
     def fire(
@@ -156,7 +156,7 @@ class ReluFusion(Pass):
 
     kind: ClassVar[LayerKind]
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         """Fuse each such Relu."""
         (case,) = self.cases
         pairs = network.single_consumer_pairs(self.kind, consumer_kind=LayerKind.ACTIVATION)

@@ -30,7 +30,7 @@ class ActivationToPointwiseConversion(Pass):
     anonymous_lines = (SWAP_TYPE,)
     converted_kind = "ACTIVATION"
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.ACTIVATION):
             if is_relu(layer) or layer.in_myelin:
                 continue

@@ -49,7 +49,7 @@ class ConcatRemoval(Pass):
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
     anonymous_lines = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         retargeted: set[Tensor] = set()
         for concat in reversed(network.layers_of_kind(LayerKind.CONCATENATION)):
             if concat.in_myelin:

@@ -30,7 +30,7 @@ class ConstCastFold(Pass):
     cases = (IDENTITY, CAST)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for identity in network.layers_of_kind(LayerKind.IDENTITY):
             constant = constant_before(identity.data)
             if constant is None:

@@ -36,7 +36,7 @@ class ConstEltFusion(Pass):
     cases = (PLAIN, WITH_RELU)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.ELEMENTWISE):
             constant = next(filter(None, map(constant_before, reversed(layer.inputs))), None)
             if constant is None or constant.out.single_consumer() is not layer:

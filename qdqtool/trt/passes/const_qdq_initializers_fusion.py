@@ -35,7 +35,7 @@ class ConstQDQInitializersFusion(Pass):
     cases = (CONSTANT, COMPUTED)
     anonymous_lines = (REMOVING,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(*QDQ):
             case = COMPUTED if layer.has_computed_scale else CONSTANT
             self.fire_running(case, layer)

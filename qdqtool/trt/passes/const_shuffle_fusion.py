@@ -17,7 +17,7 @@ class ConstShuffleFusion(Pass):
     cases = (PLAIN,)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
             constant = constant_before(shuffle.data)
             if constant is not None and constant.out.single_consumer():

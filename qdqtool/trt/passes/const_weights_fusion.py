@@ -30,7 +30,7 @@ class ConstWeightsFusion(Pass):
 
     cases = (PLAIN,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for constant in network.layers_of_kind(LayerKind.CONSTANT):
             consumers = constant.out.consumers
             convolutions = [layer for layer in consumers if layer.kind in WEIGHTED and layer.int8]

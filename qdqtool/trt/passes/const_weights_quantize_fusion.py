@@ -26,7 +26,7 @@ class ConstWeightsQuantizeFusion(Pass):
 
     cases = (PLAIN, SHARED)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for constant in network.layers_of_kind(LayerKind.CONSTANT):
             weights = constant.out
             for q in list(weights.consumers):

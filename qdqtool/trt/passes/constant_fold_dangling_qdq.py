@@ -16,7 +16,7 @@ class ConstantFoldDanglingQDQ(Pass):
     cases = (FOLDED,)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(*QDQ):
             constant = constant_before(layer.data)
             if constant is None or layer.out.is_output:

@@ -31,7 +31,7 @@ class ConvActPoolFusion(Pass):
 
     cases = (STEM, OTHER_STEM)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         if not self.target.fuses_stem_pool:
             return
         pairs = network.single_consumer_pairs(

@@ -43,7 +43,7 @@ class ConvEltwiseSumFusion(Pass):
 
     cases = (PLAIN, BOTH, DEQUANTIZED)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         pairs = network.single_consumer_pairs(
             LayerKind.CONVOLUTION, consumer_kind=LayerKind.ELEMENTWISE
         )

@@ -1,9 +1,9 @@
 """ConvReluFusion, and DeconvReluFusion for deconvolutions."""
 
-from qdqtool.ir.operators import case_of
+from qdqtool.ir.operators import find_case
 from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
-CONVOLUTION = case_of("Relu")
+CONVOLUTION = find_case("Relu")
 DECONVOLUTION = seen(
     "deconvolution",
     "A deconvolution fuses the Relu that alone reads it; logged as DeconvReluFusion.",

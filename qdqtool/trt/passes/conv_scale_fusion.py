@@ -39,7 +39,7 @@ class ConvScaleFusion(Pass):
     cases: ClassVar[tuple[Case, ...]] = (BIAS, FLOAT)
     kind = LayerKind.CONVOLUTION
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer, scale in network.single_consumer_pairs(self.kind, consumer_kind=LayerKind.SCALE):
             position = weights_position(layer)
             if layer.fusion.has_activation or (position and not scale.shift_only):

@@ -37,7 +37,7 @@ class DqQFusion(Pass):
 
     cases = (EQUAL, SEVERAL)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for dq in network.layers_to_visit(LayerKind.DEQUANTIZE):
             for q in list(dq.out.consumers):
                 if q.kind == LayerKind.QUANTIZE and q.data is dq.out and _are_known(dq, q):

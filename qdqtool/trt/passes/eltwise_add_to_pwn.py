@@ -18,7 +18,7 @@ class EltwiseAddToPwn(Pass):
     anonymous_lines = (SWAP_TYPE,)
     converted_kind = "ELEMENTWISE"
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.ELEMENTWISE):
             if layer.operation == "SUM" and not layer.in_myelin:
                 self.convert_kind(network, SUM, layer, LayerKind.POINTWISE)

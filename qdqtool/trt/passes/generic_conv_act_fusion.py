@@ -53,7 +53,7 @@ class GenericConvActFusion(Pass):
         WITH_ADD,
     )
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         pairs = network.single_consumer_pairs(*CONVOLVE, consumer_kind=LayerKind.POINTWISE)
         for layer, pointwise in pairs:
             if layer.fusion.has_activation:

@@ -50,7 +50,7 @@ class HorizontalMergeQNodes(Pass):
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
     anonymous_lines = (ELIMINATING, REMOVING)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         quantizers = network.layers_to_visit(LayerKind.QUANTIZE)
         shared = [q for q in quantizers if len(q.data.consumers) > 1]
         shared.sort(key=lambda q: _precedence(q, network.was_relisted))

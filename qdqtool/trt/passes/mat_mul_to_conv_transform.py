@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from qdqtool.ir.operators import case_of
+from qdqtool.ir.operators import find_case
 from qdqtool.trt.layers import (
     Dims,
     Layer,
@@ -17,7 +17,7 @@ from qdqtool.trt.layers import (
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.trace import CONVERT_TYPE
 
-GEMM = case_of("Gemm")
+GEMM = find_case("Gemm")
 MATMUL = documented(
     "matmul",
     "A MatMul with constant quantized weights becomes one as well, whatever the rank of its data.",
@@ -45,7 +45,7 @@ class MatMulToConvTransform(Pass):
     cases = (GEMM, MATMUL, PLAIN)
     anonymous_lines = (CONVERT_TYPE,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
             case = _choose_case(layer)
             if case is None:

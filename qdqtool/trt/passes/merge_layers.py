@@ -28,7 +28,7 @@ class MergeLayers(Pass):
     cases = (EQUAL,)
     anonymous_lines = (MERGING,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         if not self.target.merges_parallel:
             return
         convolutions = filter(_can_merge, network.layers_of_kind(LayerKind.CONVOLUTION))

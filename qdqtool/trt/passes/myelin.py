@@ -48,7 +48,7 @@ class MyelinOptimization(Pass):
     cases = (TAIL, CONSTANTS)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         if any(map(needs_myelin, network.layers.values())):
             self._mark_regions(network)
         network.counts["After Myelin optimization"] = len(network.layers)  # TensorRT logs it here

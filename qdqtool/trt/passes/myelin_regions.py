@@ -56,7 +56,7 @@ class MyelinRegions(Pass):
     cases = (PRODUCT, EDGE, INSIDE, POINTWISE)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         is_absorbed = self.target.products_in_myelin
         is_seed = _needs_myelin_on_10 if is_absorbed else _is_transformer
         seeds = set(filter(is_seed, network.layers.values()))

@@ -19,7 +19,7 @@ class PadConvFusion(Pass):
     cases = (PLAIN,)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for pad, conv in network.single_consumer_pairs(LayerKind.PADDING):
             if conv.kind != LayerKind.CONVOLUTION or conv.data is not pad.out:
                 continue

@@ -62,7 +62,7 @@ class PointWiseFusion(Pass):
 
     cases = (CHAIN, CONSTANT, WITH_ADD)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for q in network.layers_of_kind(LayerKind.QUANTIZE):
             self._refuse_inside_activation(q)
         if self.target.constants_first:

@@ -34,7 +34,7 @@ class QConvScaleFusion(Pass):
     cases = (FOLDED, TRANSPOSED)
     anonymous_lines = (REMOVING,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer, scale in network.single_consumer_pairs(*CONVOLVE):
             if scale.kind != LayerKind.SCALE and scale.op != "BatchNormalization":
                 continue

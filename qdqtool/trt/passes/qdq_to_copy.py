@@ -65,7 +65,7 @@ class QDQToCopy(Pass):
     anonymous_lines = (SWAP_TYPE,)
     converted_kind = "kQDQ"
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         remaining = []
         for layer in network.layers_of_kind(*QDQ):
             if layer.region is None:

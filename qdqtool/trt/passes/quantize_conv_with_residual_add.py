@@ -69,7 +69,7 @@ class QuantizeConvWithResidualAdd(Pass):
     cases = (QUANTIZED, ACTIVATED)
     anonymous_lines = (SWAPPING, REMOVING)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         if not network.has(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
             return
         for conv, add in network.single_consumer_pairs(LayerKind.CONVOLUTION):

@@ -1,6 +1,6 @@
 """QuantizeDoubleInputNodes."""
 
-from qdqtool.ir.operators import case_of
+from qdqtool.ir.operators import find_case
 from qdqtool.reasons.simulation import (
     Deconvolution3D,
     FloatTypesDiffer,
@@ -15,9 +15,9 @@ from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, t
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
 
-CONVOLUTION = case_of("Conv")
-DECONVOLUTION_80 = case_of("ConvTranspose")
-MATRIX = case_of("MatMul")
+CONVOLUTION = find_case("Conv")
+DECONVOLUTION_80 = find_case("ConvTranspose")
+MATRIX = find_case("MatMul")
 DECONVOLUTION = documented(
     "deconvolution-later",
     "The same on TensorRT later than 8.0.",
@@ -110,7 +110,7 @@ class QuantizeDoubleInputNodes(Pass):
     )
     anonymous_lines = (REMOVING,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(*WEIGHTED):
             if not layer.int8 and not layer.in_myelin:
                 self._quantize_weighted(network, layer)

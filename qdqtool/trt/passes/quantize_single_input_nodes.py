@@ -41,7 +41,7 @@ class QuantizeSingleInputNodes(Pass):
     cases = (GLOBAL, WINDOW)
     anonymous_lines = (REMOVING,)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.REDUCE):
             if layer.op in AVERAGES:
                 self._refuse_reduce(layer)

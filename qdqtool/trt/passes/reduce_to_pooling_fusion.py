@@ -40,7 +40,7 @@ class ReduceToPoolingFusion(Pass):
     anonymous_lines = (SWAP_TYPE,)
     converted_kind = "REDUCE"
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.REDUCE):
             if layer.possible_pooling is not None and not layer.in_myelin:
                 layer.window = PoolingWindow(layer.possible_pooling)

@@ -20,7 +20,7 @@ class ShuffleErasure(Pass):
     anonymous_lines = (REMOVING,)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
             if _changes_nothing(shuffle):
                 self._erase(network, shuffle)

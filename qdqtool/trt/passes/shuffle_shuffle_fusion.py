@@ -18,7 +18,7 @@ class ShuffleShuffleFusion(Pass):
     cases = (PLAIN,)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
             while network.contains(shuffle) and len(shuffle.nodes) < MAX_JOINED:
                 consumer = shuffle.out.single_consumer(LayerKind.SHUFFLE)

@@ -32,7 +32,7 @@ class SliceRemoval(Pass):
     cases = (VIEW, COPY)
     anonymous_lines = (ELIMINATING_SLICE, REPLACING_SLICE)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.SLICE):
             if layer.has_steps or layer.in_myelin or layer.data.producer is None:
                 continue

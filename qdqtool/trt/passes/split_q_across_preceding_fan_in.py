@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from qdqtool.errors import ModelError
-from qdqtool.ir.operators import case_of
+from qdqtool.ir.operators import find_case
 from qdqtool.reasons.simulation import ConcatReadElsewhere, ConcatScales
 from qdqtool.reasons.tensors import Scale
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_before, node_name, q_after, rank_before
@@ -12,7 +12,7 @@ from qdqtool.trt.passes._infra import MAX_NAME, LayerKind, Network, Pass, docume
 from qdqtool.trt.surroundings import find_consumers, quantizer_scale, tensor_size, to_step
 from qdqtool.util import limits
 
-CONCAT = case_of("Concat")
+CONCAT = find_case("Concat")
 NESTED = documented(
     "nested",
     "A Concat after a Concat nests the suffix, _clone_1_clone_2.",
@@ -28,7 +28,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
 
     cases = (CONCAT, NESTED)
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         queue = deque(network.layers_to_visit(LayerKind.CONCATENATION))
         while queue:
             concat = queue.popleft()

@@ -39,7 +39,7 @@ class SqueezePushDownJoin(Pass):
     anonymous_lines = (SQUEEZE,)
     is_compared = False
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         for squeeze, consumer in network.single_consumer_pairs(LayerKind.SHUFFLE):
             shuffling = squeeze.shuffling
             if shuffling.after_matmul and not shuffling.is_pushed_down:

@@ -53,7 +53,7 @@ class VanillaSwapWithFollowingQ(Pass):
         self._consumers: dict[Tensor, tuple[TensorConsumer, ...]] = {}
         self._refused: set[int] = set()  # layers with other consumers, by id
 
-    def apply(self, network: Network) -> None:
+    def _apply(self, network: Network) -> None:
         self._consumers, self._refused = {}, set()
         queue = deque(network.layers_to_visit(LayerKind.QUANTIZE))
         while queue:
@@ -66,7 +66,7 @@ class VanillaSwapWithFollowingQ(Pass):
             elif q.data.single_consumer() is not q:
                 if network.reports_refusals:
                     self._refuse_consumers(op, q)
-            elif q.quant is None or not q.quant.per_channel:
+            elif q.quant is None or not q.quant.is_per_channel:
                 self._swap(network, op, q, op.passage)
                 queue.append(q)
 
