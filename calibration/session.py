@@ -163,7 +163,7 @@ def external_folder(model: Model) -> str:
                 code="external-weights",
                 node=tensor.name,
             )
-        if external.path_of(tensor, model.base_dir, model.path) is None:
+        if external.find_file(tensor, model.base_dir, model.path) is None:
             raise ModelError(
                 f"weight file '{location}' of tensor '{tensor.name}' is missing",
                 model.path,

@@ -202,8 +202,8 @@ def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:
     """Reject models of different networks, and models without layers to compare."""
-    has_weights = bool(a.view.weighted or b.view.weighted)
-    has_pairs = any(n.index in matching.pairs for n in a.view.weighted)
+    has_weights = bool(a.view.nodes_with_weights or b.view.nodes_with_weights)
+    has_pairs = any(n.index in matching.pairs for n in a.view.nodes_with_weights)
     if matching.likeness >= MIN_LIKENESS and (has_pairs or not has_weights):
         return
     for side in (a, b):

@@ -229,7 +229,14 @@ class Model:
             Node(index, name if name and counts[name] == 1 else _label(proto, counts), proto)
             for index, (name, proto) in enumerate(zip(proto_names, protos, strict=True))
         ]
-        self._require_utf8(counts)
+        texts = itertools.chain(
+            counts,
+            {node.op for node in self.nodes},
+            {node.domain for node in self.nodes},
+            *(node.inputs for node in self.nodes),
+            *(node.outputs for node in self.nodes),
+        )
+        require_utf8(list(texts), self.path or "model in memory")
         self._read_initializers()
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
@@ -243,15 +250,6 @@ class Model:
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
         self._initializer_types: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.cache: dict[str, dict[Any, Any]] = {}
-
-    def _require_utf8(self, names: Iterable[str]) -> None:
-        operators = {node.op for node in self.nodes}
-        domains = {node.domain for node in self.nodes}
-        texts = [*names, *operators, *domains]
-        for node in self.nodes:
-            texts += node.inputs
-            texts += node.outputs
-        require_utf8(texts, self.path or "model in memory")
 
     def _read_initializers(self) -> None:
         stored = {} if self._constants is None else self._constants.initializers
@@ -320,7 +318,7 @@ class Model:
             for name in node.outputs:
                 self.producers.pop(name, None)
         removed = set(map(id, nodes))
-        for name in _consumed_tensors(nodes):  # each tensor once: all nodes may read one scale
+        for name in _input_tensors(nodes):  # each tensor once: all nodes may read one scale
             remaining = [n for n in self.consumers_by_tensor[name] if id(n) not in removed]
             if remaining:
                 self.consumers_by_tensor[name] = remaining
@@ -362,7 +360,7 @@ class Model:
         entering = self._replace_messages(nodes, previous)
         for node in entering:
             self._add_to_index(node)
-        for tensor in self.consumers_by_tensor if is_reordered else _consumed_tensors(entering):
+        for tensor in self.consumers_by_tensor if is_reordered else _input_tensors(entering):
             self.consumers_by_tensor[tensor].sort(key=lambda n: n.index)
         self.ordered = self._sort_nodes()
         self._update_types(entering, previous)
@@ -600,7 +598,7 @@ class Model:
         if not self.base_dir:
             return None
         location = external.read_location(proto)
-        if external.path_of(proto, self.base_dir, self.path) is None:
+        if external.find_file(proto, self.base_dir, self.path) is None:
             return None
         from onnx import checker, external_data_helper
 
@@ -656,7 +654,7 @@ class Model:
         Exporters state the types of float tensors. Quantizers leave out those of their own.
         """
         cache = NodeTypeCache(self.proto)
-        types = self._types = self._stated_types()
+        types = self._types = self._read_stated_types()
         for node in self.ordered:
             if self._is_typed(node):
                 continue
@@ -672,7 +670,7 @@ class Model:
         return types
 
     def _infer_graph_types(self) -> dict[str, TensorType]:
-        types = self._types = self._stated_types()
+        types = self._types = self._read_stated_types()
         read: dict[bytes, TensorType] = {}  # most tensors of a network share their types
         for tensor, proto in (infer_types(strip_large_weights(self.proto)) or {}).items():
             if types.get(tensor, _UNKNOWN)[1] is None:
@@ -682,7 +680,7 @@ class Model:
                 types[tensor] = read[key]
         return types
 
-    def _stated_types(self) -> dict[str, TensorType]:
+    def _read_stated_types(self) -> dict[str, TensorType]:
         graph = self.proto.graph
         values = (*graph.value_info, *graph.input, *graph.output)
         return {value.name: _read_type(value.type) for value in values}
@@ -711,7 +709,7 @@ def _label(node: onnx.NodeProto, counts: Counter[str]) -> str:
     return next((tensor for tensor in node.output if tensor), node.name)
 
 
-def _consumed_tensors(nodes: Iterable[Node]) -> set[str]:
+def _input_tensors(nodes: Iterable[Node]) -> set[str]:
     return {tensor for node in nodes for tensor in (*node.inputs, *node.captured) if tensor}
 
 

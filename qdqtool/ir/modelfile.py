@@ -339,7 +339,7 @@ def require_weights(model: Model) -> None:
             location = external.read_location(tensor)
             if location in existing:
                 continue
-            if external.path_of(tensor, model.base_dir, model.path) is None:
+            if external.find_file(tensor, model.base_dir, model.path) is None:
                 raise _missing_weights(model, tensor)
             existing.add(location)
 

@@ -145,7 +145,7 @@ MOBILENET = "mobilenetv2-titanrtx-qat-residual"
 _GUIDE = "developer guide, Q/DQ propagation: operators that commute with quantization"
 
 
-def _documented_passage(name: str) -> QPassage:
+def _passage_from_guide(name: str) -> QPassage:
     return QPassage(documented(f"q-past-{name.lower()}", f"A Q moves up past {name}.", _GUIDE))
 
 
@@ -444,7 +444,7 @@ _TABLE: tuple[Operator, ...] = (
             )
         ),
     ),
-    Operator("Split", LayerKind.SLICE, cuts=True, passage=_documented_passage("Split")),
+    Operator("Split", LayerKind.SLICE, cuts=True, passage=_passage_from_guide("Split")),
     # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
     Operator("Tile", LayerKind.SLICE),
     Operator(
@@ -470,19 +470,19 @@ _TABLE: tuple[Operator, ...] = (
             )
         ),
     ),
-    Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("Transpose")),
+    Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_passage_from_guide("Transpose")),
     *(
-        Operator(name, LayerKind.SHUFFLE, passage=_documented_passage(name))
+        Operator(name, LayerKind.SHUFFLE, passage=_passage_from_guide(name))
         for name in ("Squeeze", "Unsqueeze")
     ),
     Operator(
-        "DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("DepthToSpace")
+        "DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_passage_from_guide("DepthToSpace")
     ),
     Operator(
-        "SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("SpaceToDepth")
+        "SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_passage_from_guide("SpaceToDepth")
     ),
     *(
-        Operator(name, LayerKind.IDENTITY, passage=_documented_passage(name))
+        Operator(name, LayerKind.IDENTITY, passage=_passage_from_guide(name))
         for name in ("Identity", "Dropout")
     ),
     Operator(

@@ -126,7 +126,7 @@ def read_location(tensor: onnx.TensorProto) -> str:
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
-def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
+def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     """Return the file of an external tensor, None if it is not a regular file.
 
     Raises:
@@ -172,7 +172,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
             continue
         location = read_location(tensor)
         if location not in file_sizes:
-            path = path_of(tensor, base_dir, model)
+            path = find_file(tensor, base_dir, model)
             file_sizes[location] = 0 if path is None else path.stat().st_size
             if path is not None:
                 record_input(path)
@@ -199,22 +199,22 @@ def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
     for entry in tensor.external_data:
         # Libraries differ in which of two entries they use.
         if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):
-            raise _damaged_tensor(tensor, f"it has more than one {entry.key}", model)
+            raise _tensor_error(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
                 state = f"its {entry.key} in '{read_location(tensor)}' is '{entry.value[:40]}'"
-                raise _damaged_tensor(tensor, state, model)
+                raise _tensor_error(tensor, state, model)
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:
         state = (
             f"its length in '{read_location(tensor)}' is {numbers['length']}, and its dimensions "
             f"take {needed} at most"
         )
-        raise _damaged_tensor(tensor, state, model)
+        raise _tensor_error(tensor, state, model)
     return max(0, min(numbers["length"], file_size - numbers["offset"]))
 
 
-def _damaged_tensor(tensor: onnx.TensorProto, state: str, model: str) -> ModelError:
+def _tensor_error(tensor: onnx.TensorProto, state: str, model: str) -> ModelError:
     return ModelError(
         f"tensor '{tensor.name}' is damaged: {state}",
         model,

@@ -20,11 +20,12 @@ _PRODUCTS = ("Attention", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul")
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What one run takes.
+    """Memory and work of one run.
 
     Attributes:
-        peak_bytes: Largest number of bytes of activations that are alive at the same time, without weights.
-        operations: Multiplications, or elements read or written where these are more.
+        peak_bytes: Largest number of bytes of activations that are alive at the same time. Weights
+            do not count.
+        operations: Multiplications, or elements read or written if these are more.
     """
 
     peak_bytes: int
@@ -64,8 +65,8 @@ def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 def peak_activation_bytes(model: Model) -> int:
     """Return the largest number of bytes of activations that are alive at the same time.
 
-    Inputs live from the beginning and outputs to the end. A tensor of unknown shape counts nothing, an
-    open dimension 1.
+    Inputs live from the beginning and outputs to the end. A tensor of unknown shape counts nothing,
+    an open dimension 1.
     """
     last_use: dict[str, int] = {}
     for position, node in enumerate(model.ordered):
@@ -98,7 +99,7 @@ def check_loops(model: Model) -> None:
     """Refuse a model with a loop whose trip count makes one run take days.
 
     Raises:
-        ModelError: One takes more than `limits.LOOP_WORK`.
+        ModelError: A loop takes more than `limits.LOOP_WORK`.
     """
     constants = ConstantEvaluator(model)
     for node in model.nodes:
@@ -122,7 +123,7 @@ def _sizes(model: Model, tensor: str) -> list[int]:
 
 
 def _operations(model: Model, node: Node) -> int:
-    """Return the multiplications of a node, at least one for each element that it reads or writes."""
+    """Return the multiplications of a node, at least one for each element read or written."""
     written = sum(_count(model.shape(t)) for t in node.outputs if t)
     moved = max(written, sum(_count(model.shape(t)) for t in node.inputs if t))
     if node.domain not in DOMAINS:
@@ -172,14 +173,18 @@ def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bo
     body = next((a.g for a in node.attribute if a.name == "body"), None)
     if body is None or len(body.input) < 2 or not body.output:
         return False
-    condition = body.output[0].name
-    producers = {tensor: inner for inner in body.node for tensor in inner.output}
-    for _ in range(len(body.node)):
-        inner = producers.get(condition)
-        if inner is None or inner.op_type != "Identity" or not inner.input:
-            break
-        condition = inner.input[0]
+    condition = _skip_identities(body.output[0].name, body)
     return condition == body.input[1].name or _is_true(condition, body)
+
+
+def _skip_identities(tensor: str, graph: onnx.GraphProto) -> str:
+    producers = {output: node for node in graph.node for output in node.output}
+    for _ in range(len(graph.node)):
+        node = producers.get(tensor)
+        if node is None or node.op_type != "Identity" or not node.input:
+            break
+        tensor = node.input[0]
+    return tensor
 
 
 def _is_true(tensor: str, graph: onnx.GraphProto) -> bool:

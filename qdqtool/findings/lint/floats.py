@@ -100,12 +100,12 @@ def _operands(node: Node) -> tuple[str, ...]:
 
 def float_types(view: View, report: FindingReport) -> None:
     """Adds a finding about what is not quantized: FP16 is asked for by a flag, or has to stand in the file."""
-    if not view.quantized:
+    if not view.fully_quantized_nodes:
         return
     if not target_named(report.target).strongly_typed:
         report.add(FloatFlag(CHECK, ""))
         return
-    weighted = [n for n in view.weighted if n.output in view.varying]
+    weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _computes_in(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
         return  # a file with both types says of each node what it wants

@@ -23,10 +23,13 @@ def last_convolutions(view: View) -> list[Node]:
     Empty where the network does not look like a detector: fewer than two such convolutions. These are the ones that
     insertion takes for a head's.
     """
-    if sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.weighted) < 2:
+    if (
+        sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
+        < 2
+    ):
         return []  # at most one: no float network has to be made to see that
     finals = _float_network(view)[0].finals
-    last = [n for n in view.weighted if n.op == "Conv" and n.index in finals]
+    last = [n for n in view.nodes_with_weights if n.op == "Conv" and n.index in finals]
     return last if len(last) >= 2 else []
 
 
@@ -66,7 +69,7 @@ def run(view: View, report: FindingReport) -> None:
     """Adds findings about the last convolutions of a detector, and what makes its coordinates."""
 
     def add(conv: Node, branch: str) -> None:
-        if conv.index in view.quantized:
+        if conv.index in view.fully_quantized_nodes:
             report.add(faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
 
     for index in sorted(coordinates_of(view)):
@@ -75,7 +78,7 @@ def run(view: View, report: FindingReport) -> None:
     if not last:
         return
     head, _ = _float_network(view)
-    for conv in (n for n in view.weighted if n.index in head.dfl):
+    for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
         add(conv, "dfl")
     for conv in last:  # those of the boxes are worth a warning, those of the classes a note
         if head.dfl and conv.index not in head.boxes:

@@ -252,7 +252,7 @@ def _finding(
 def _fits(view: View) -> list[_Fit]:
     weighted = [
         (n, s)
-        for n in view.weighted
+        for n in view.nodes_with_weights
         if view.weights(n).dq is not None and (s := view.weight_shape(n))
     ]
     total = sum(math.prod(s) for _, s in weighted)
