@@ -1,6 +1,4 @@
-"""``qdqtool fix``: the fixes of a Q/DQ model that need no new data."""
-
-from __future__ import annotations
+"""``qdqtool fix``: fixes of a Q/DQ model that need no new data."""
 
 import click
 
@@ -41,7 +39,7 @@ def command(
     effort: float | None,
     calib: str | None,
     images: options.ImageArguments,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
 ) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 

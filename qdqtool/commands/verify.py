@@ -1,4 +1,4 @@
-"""qdqtool verify."""
+"""``qdqtool verify``: the prediction compared with a real build."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def command(
     clock: float | None,
     from_log: bool,
     allow_partial: bool,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
 ) -> int:
     """Compare the prediction with a real TensorRT build.
 
