@@ -85,6 +85,7 @@ class DecomposedLayerNorm:
 
     @property
     def output(self) -> str:
+        """The normalized result."""
         return self.nodes[-1].output
 
 
@@ -340,7 +341,7 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
-    scale, bias = _optional_constant(model, norm.scale), _optional_constant(model, norm.bias)
+    scale, bias = _constant(model, norm.scale), _constant(model, norm.bias)
     sizes = _layer_norm_sizes(model, norm, scale)
     if sizes is None:
         return None
@@ -356,10 +357,6 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     return LayerNormInputs(
         tensor, np.ones(sizes, dtype) if full_scale is None else full_scale, full_bias
     )
-
-
-def _optional_constant(model: Model, tensor: str) -> _Array | None:
-    return _constant(model, tensor) if tensor else None
 
 
 def _normalizes_last_axes(model: Model, norm: DecomposedLayerNorm) -> bool:
