@@ -210,7 +210,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} has {describe_obstacles(findings)}; there are no layers to compare",
+                f"{side.title} has {describe_obstacles(findings)}: nothing to compare",
                 code="unsupported",
             )
     reason = "no layer in common"

@@ -15,9 +15,9 @@ _MAX_EXCLUDED = 8  # nodes of a recipe
 def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
     """Return the call of onnxruntime's quantizer that makes a Q/DQ model for TensorRT.
 
-    Biases stay float, and results of Conv and Add get no pair of their own before the activation.
-    The nodes to exclude are those of a detection head. The quantizer cannot give the inputs of a
-    Concat one scale.
+    Biases are float, results of Conv and Add get no pair of their own before the activation, and
+    the nodes to exclude are those of a detection head. It cannot give the parts of a Concat one
+    scale.
     """
     excluded = f"nodes_to_exclude={list(exclude)!r}, " if exclude else ""
     return (
