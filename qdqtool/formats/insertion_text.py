@@ -140,7 +140,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         return
     ratings = [text for limit, text in _ERROR_RATINGS if losses.error < limit]
     intro = (
-        f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} "
+        f"Limit of accuracy: INT8 activations change the head's outputs by {losses.error:.1%} "
         f"of their standard deviation ({format_count(losses.samples, 'sample')}): "
         f"{ratings[0] if ratings else _ERROR_RATINGS[-1][1]}."
     )
@@ -253,9 +253,9 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     chosen = tuning.chosen
     if not chosen.sites and not chosen.changed:
         page.add_heading(
-            "Nothing has to stay float beyond the head preset"
+            "Nothing has to be float except the head preset"
             if chosen.cost.int8
-            else "Everything stays float"
+            else "Nothing is quantized"
         )
         return
     if not tuning.bought:

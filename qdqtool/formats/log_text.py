@@ -61,7 +61,7 @@ def _add_head(page: TextPage, facts: Json) -> None:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
         hint = ""
         if facts["float_remainder_fp32"]:
-            hint = "; what is not INT8 runs in FP32: add --fp16"
+            hint = "; all other layers run in FP32: add --fp16"
         _add_fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
         from qdqtool.buildlog.build_status import IMPLICIT_INT8

@@ -564,6 +564,11 @@ class Model:
             self._arrays[tensor] = value
         return value
 
+    def scalar(self, tensor: str) -> float | None:
+        """Return the value of a constant with one element, None for other tensors."""
+        value = self.constant(tensor)
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
     def _read_constant(self, tensor: str) -> npt.NDArray[Any] | None:
         proto = self.constant_proto(tensor)
         if proto is None:

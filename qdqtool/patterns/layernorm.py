@@ -46,7 +46,7 @@ _SQUARES = (
 )
 # Arithmetic between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results are at most 1, and those whose results are no larger than their input
+# Operators whose results are at most 1, and those whose results are at most as large as their input
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
@@ -85,6 +85,7 @@ class DecomposedLayerNorm:
 
     @property
     def output(self) -> str:
+        """The normalized result."""
         return self.nodes[-1].output
 
 
@@ -340,7 +341,7 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
-    scale, bias = _optional_constant(model, norm.scale), _optional_constant(model, norm.bias)
+    scale, bias = _constant(model, norm.scale), _constant(model, norm.bias)
     sizes = _layer_norm_sizes(model, norm, scale)
     if sizes is None:
         return None
@@ -356,10 +357,6 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     return LayerNormInputs(
         tensor, np.ones(sizes, dtype) if full_scale is None else full_scale, full_bias
     )
-
-
-def _optional_constant(model: Model, tensor: str) -> _Array | None:
-    return _constant(model, tensor) if tensor else None
 
 
 def _normalizes_last_axes(model: Model, norm: DecomposedLayerNorm) -> bool:
@@ -429,7 +426,7 @@ def fuse_layer_norms(model: Model) -> int:
     """Replace decomposed normalizations by LayerNormalization nodes in place.
 
     Only those that a LayerNormalization computes exactly are replaced. The last node of each
-    becomes the LayerNormalization, so that name and output stay. Needs opset 17 or newer.
+    becomes the LayerNormalization, so that name and output do not change. Needs opset 17 or newer.
 
     Returns:
         The number of replaced normalizations.

@@ -37,9 +37,8 @@ def strip_large_weights(
     for field in ("node", "input", "output", "value_info", "sparse_initializer"):
         getattr(slim.graph, field).extend(getattr(proto.graph, field))
     for tensor in proto.graph.initializer:
-        keeps_data = tensor_bytes(tensor) <= keep
-        if only is not None and tensor.name not in only:
-            keeps_data = True
+        is_chosen = only is None or tensor.name in only
+        keeps_data = not is_chosen or tensor_bytes(tensor) <= keep
         slim.graph.initializer.add().CopyFrom(tensor if keeps_data else strip_data(tensor))
     return slim
 

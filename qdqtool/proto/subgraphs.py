@@ -236,14 +236,12 @@ def extract_part(
             graph.sparse_initializer.append(sparse)
     if whole.quantization_annotation:
         tensors = needed.union(*(node.output for node in part_nodes))
-        _copy_annotations(whole, graph, tensors)
+        graph.quantization_annotation.extend(
+            annotation
+            for annotation in whole.quantization_annotation
+            if annotation.tensor_name in tensors
+        )
     return part, needed
-
-
-def _copy_annotations(whole: onnx.GraphProto, part: onnx.GraphProto, tensors: set[str]) -> None:
-    for annotation in whole.quantization_annotation:
-        if annotation.tensor_name in tensors:
-            part.quantization_annotation.append(annotation)
 
 
 def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
@@ -329,7 +327,7 @@ def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
     copies = sum(size.size for size in called) - stored
     if copies > limits.FUNCTION_COPIES:
         raise ModelError(
-            "what its own functions hold would be copied for each call, which takes "
+            "the contents of its functions would be copied for each call, which takes "
             f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; "
             "export the model without functions",
             path,

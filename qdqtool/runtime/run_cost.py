@@ -42,8 +42,11 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
         shapes: Shape of each input that will be fed.
     """
     model = with_input_shapes(proto, shapes)
-    operations = sum(_operations(model, node) for node in model.ordered)
-    return RunCost(peak_activation_bytes(model), operations + _loop_operations(model))
+    constants = ConstantEvaluator(model)
+    operations = 0
+    for node in model.ordered:
+        operations += _operations(model, node) + _subgraph_operations(node.proto, constants)
+    return RunCost(peak_activation_bytes(model), operations)
 
 
 def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
@@ -95,24 +98,6 @@ def activation_bytes(model: Model, tensor: str) -> int:
     return int(width) * _count(shape)
 
 
-def check_loops(model: Model) -> None:
-    """Refuse a model with a loop whose trip count makes one run take days.
-
-    Raises:
-        ModelError: A loop takes more than `limits.LOOP_WORK`.
-    """
-    constants = ConstantEvaluator(model)
-    for node in model.nodes:
-        if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
-            raise ModelError(
-                f"node '{node.name}' ({node.op}) turns so often that one run would take days; "
-                "check its trip count, or cut it off",
-                model.path or "model",
-                code="endless-loop",
-                node=node.name,
-            )
-
-
 def _count(shape: Iterable[int | None] | None) -> int:
     """Return the number of elements; an open dimension counts as 1, an unknown shape nothing."""
     return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
@@ -141,11 +126,6 @@ def _operations(model: Model, node: Node) -> int:
         steps = math.prod(_sizes(model, node.input(0))[:2])
         return max(moved, steps * (math.prod(weights) + math.prod(state)))
     return moved
-
-
-def _loop_operations(model: Model) -> int:
-    constants = ConstantEvaluator(model)
-    return sum(_subgraph_operations(node.proto, constants) for node in model.ordered)
 
 
 def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
