@@ -121,12 +121,12 @@ def recognize(name: str, head: bytes) -> FileType | None:
 
 
 def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
-    """Return the error for a file that is not an ONNX model: what the file is, and what to do.
+    """Return the error for a file that is not an ONNX model, with its type and the next step.
 
     Args:
         name: Path.
         head: First bytes.
-        missing: What the file lacks, if it could be parsed as an ONNX model.
+        missing: Part that the file lacks, if it could be parsed as an ONNX model.
         error: Class of the error.
     """
     if not head:

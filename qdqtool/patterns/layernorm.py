@@ -311,8 +311,9 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
 
 
 def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
-    """Return the smallest gain of a LayerNormalization, and its largest gain plus its largest bias.
+    """Return the smallest gain of a LayerNormalization, and its largest gain plus bias.
 
+    The bias is the largest one.
     None for another node, for other axes than the last, and if a constant is unknown.
     """
     if node is None or not _is(node, "LayerNormalization"):
@@ -426,7 +427,7 @@ def fuse_layer_norms(model: Model) -> int:
     """Replace decomposed normalizations by LayerNormalization nodes in place.
 
     Only those that a LayerNormalization computes exactly are replaced. The last node of each
-    becomes the LayerNormalization, so that name and output stay. Needs opset 17 or newer.
+    becomes the LayerNormalization, so that name and output remain. Needs opset 17 or newer.
 
     Returns:
         The number of replaced normalizations.
