@@ -114,7 +114,7 @@ def partial_model(
 ) -> onnx.ModelProto:
     """Return a model that computes some tensors, without unused nodes, weights and inputs.
 
-    External data stays external. The IR version is at most the one that onnxruntime accepts: new
+    External data remains external. The IR version is at most the one that onnxruntime accepts: new
     exporters write newer ones, whatever is in the file.
 
     Args:

@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "; see 'qdqtool --help'"
             raise UsageError(
-                f"there is no command '{args[0]}'{hint}", code="unknown-choice", parameter="command"
+                f"unknown command '{args[0]}'{hint}", code="unknown-choice", parameter="command"
             )
         return super().resolve_command(ctx, args)
 

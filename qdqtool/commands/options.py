@@ -76,7 +76,7 @@ class OptionalNumber(click.types.FloatParamType):
     ) -> NoReturn:
         """Raise a usage error with a hint."""
         super().fail(
-            f"{message} Give the option a number, or put it behind the other arguments.", param, ctx
+            f"{message} Give the option a number, or put it after the other arguments.", param, ctx
         )
 
 
@@ -542,7 +542,7 @@ placement_options = group(
         type=click.Choice(("box", "float", "none")),
         default="box",
         show_default=True,
-        help="Which detection-head outputs stay float: box (boxes, DFL, sampling offsets of a DETR), "
+        help="Which detection-head outputs are left float: box (boxes, DFL, sampling offsets of a DETR), "
         "float (scores as well), or none.",
     ),
     click.option(
@@ -591,7 +591,7 @@ network_options = group(
     click.option(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),
-        help="Type of what stays float. [default: fp16 if the types of the file decide (trt11, "
+        help="Type of everything that is not quantized. [default: fp16 if the types of the file decide (trt11, "
         "rtx1.7), else fp32]",
     ),
     click.option(

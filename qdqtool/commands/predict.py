@@ -82,7 +82,9 @@ _SEVERITIES = ("error", "warning")
     metavar="CODE|error|warning",
     help="Exit 1 if there is such a finding.",
 )
-@options.calib_option("Run the model on images too: what the scales of activations clip and waste.")
+@options.calib_option(
+    "Run the model on images too, and report scales of activations that clip or waste values."
+)
 @options.image_options
 @options.make_output_options("text", "json", "sarif", "markdown")
 def command(
@@ -202,7 +204,7 @@ def _check_options(
             parameter="gpu",
         )
     if require_gain is not None and not math.isfinite(require_gain):
-        raise click.BadParameter("it is no number", param_hint="--require-gain")
+        raise click.BadParameter("it is not a number", param_hint="--require-gain")
     if request.gpu is None and require_gain is not None:
         raise UsageError(
             "--require-gain needs --gpu", code="option-without-effect", parameter="require_gain"

@@ -128,7 +128,7 @@ def command(
     """Find the placement of Q/DQ in the float MODEL with the least time that keeps its accuracy.
 
     Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no TensorRT is
-    needed. What the result is worth is measured on held-out images.
+    needed. The accuracy of the result is measured on held-out images.
 
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad input.
     """
@@ -179,7 +179,7 @@ def command(
     notes = [f"wrote {path}"]
     if state is not None:
         notes.append(
-            f"kept {state}: what was measured, for another --keep; remove it when you are done"
+            f"kept {state}: the measurements, for another --keep; remove it when you are done"
         )
     answer.write(
         lambda: use_option_names(tuning.as_json()),

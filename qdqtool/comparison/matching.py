@@ -252,7 +252,7 @@ def _pair_classes(
 def _names_agree(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> bool:
     """Return whether equal names mean equal nodes.
 
-    They are checked against the pairs of the structure, or if there are none, against the
+    They are checked against the pairs of the structure, or without such pairs against the
     signatures.
     """
     indices = {n.name: n.index for n in second.anchors}

@@ -513,7 +513,7 @@ def make_private(
         if not problem:
             return private, names
     raise ModelError(
-        "with other weights and scales the prediction would not stay the same "
+        "with other weights and scales the prediction would change "
         f"({problem}); extract a smaller part, or send it without `private`",
         path,
         code="prediction-changes",

@@ -38,14 +38,14 @@ SCHEMA = "qdqtool/extraction/1"
 
 @dataclass(slots=True, repr=False)
 class Extraction:
-    """A small model, and what it shows of a large one.
+    """A small model with a finding or prediction of a large one.
 
     Attributes:
         proto: The small model.
         prediction: Prediction of the small model.
         whole: Prediction of the whole model.
-        shown: Findings and convolutions that are the same in both. If the model is private, what
-            its own prediction says of the same nodes.
+        shown: Findings and convolutions that are the same in both. If the model is private, the
+            same nodes in its own prediction.
         nodes: Number of nodes of the small and of the whole model.
         kept: One line that says what was kept and why.
         notes: Further notes for the user.

@@ -60,7 +60,7 @@ def to_sarif(checks: Iterable[ModelCheck]) -> Json:
 def _run(check: ModelCheck) -> Json:
     findings = check.prediction.findings if check.prediction else []
     rules = [_rule(code, check.target) for code in dict.fromkeys(str(f.code) for f in findings)]
-    own, title = _REQUIREMENT, "What --require, --require-gain or --fail-on asks for is not met"
+    own, title = _REQUIREMENT, "A condition of --require, --require-gain or --fail-on is not met"
     if check.prediction is None:
         own, title = _UNUSABLE, "The model cannot be predicted"
     if check.unmet:

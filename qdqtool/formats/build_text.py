@@ -1,4 +1,4 @@
-"""Real builds as text for a terminal: an engine's layers and their costs, two compared, a prediction beside one."""
+"""Text for a terminal about builds: costs of layers, two engines, prediction and build."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
-_SHOWN_MS = 5e-5  # what four digits show
+_SHOWN_MS = 5e-5  # the smallest time that four digits show
 # By qdqtool.comparison.result.ChangeKind, the gravest first.
 _TITLES = {
     "lost-int8": "Lost INT8",
@@ -241,7 +241,7 @@ def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
             numbers = " " * 29
 
 
-# A prediction beside a build ----------------------------------------------------------------------------------------
+# A prediction and a build ----------------------------------------------------------------------------------------
 
 
 def verdict(result: Verification) -> str:
@@ -273,7 +273,7 @@ def _describe_time_mismatch(result: Verification) -> list[str]:
 
 
 def render_verification(result: Verification, width: int = 80) -> str:
-    """The whole answer: verdict, what was compared, then each mismatch."""
+    """Return the complete text: verdict, numbers of compared layers, then each mismatch."""
     page = TextPage(width)
     page.fill(verdict(result))
     build, layers = result.build, result.layers

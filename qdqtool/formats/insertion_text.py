@@ -1,4 +1,4 @@
-"""Placements as text for a terminal: what ``insert`` quantized, what ``tune`` left float, what ``fix`` changed."""
+"""Text for a terminal about placements: the results of ``insert``, ``tune`` and ``fix``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NAMED, _GROUPS, _CONVERSIONS, _SITES, _FIXES = 3, 3, 8, 8, 4
 _REPORTED = 1.5  # bits lost from which a group is listed
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
-# What an error below so much means for detections; measured, see docs/accuracy.md.
+# Effect of an error below each limit on detections; measured, see docs/accuracy.md.
 _JUDGED = (
     (SMALL_ERROR, "little"),
     (0.2, "more than usual, so compare detections (qdqtool tune does)"),
@@ -138,7 +138,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         return
     judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
     found = (
-        f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
+        f"Limit of accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
         f"standard deviation ({format_count(losses.samples, 'sample')}): {judged}."
     )
     if not losses.tried:
@@ -182,7 +182,7 @@ def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) 
 
 
 def _add_prediction(page: TextPage, prediction: Prediction) -> None:
-    """The verdict on a prediction, and the conversions that stay, by name."""
+    """Return the verdict on a prediction, and its conversions by name."""
     page.add_heading(f"Predicted for {prediction.target}: {verdict(prediction)}")
     for name in page.iterate_rows(prediction.conversion_nodes, _CONVERSIONS, "    "):
         page.add_lines(f"  - conversion at {name}")
@@ -192,7 +192,7 @@ def _add_prediction(page: TextPage, prediction: Prediction) -> None:
 
 
 def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
-    """The whole answer of ``tune``: what stays float, what that costs and brings, and the front.
+    """Return the result of ``tune``: the float layers, their cost and gain, and the front.
 
     ``everything`` shows every site.
     """
@@ -249,9 +249,9 @@ def _format_metric(point: PlacementResult) -> str:
 def _add_choices(page: TextPage, tuning: Tuning) -> None:
     if not tuning.chosen.sites and not tuning.chosen.changed:
         page.add_heading(
-            "Nothing has to stay float beyond the head preset"
+            "Nothing has to be float except the head preset"
             if tuning.chosen.cost.int8
-            else "Everything stays float"
+            else "Nothing is quantized"
         )
         return
     if not tuning.bought:
@@ -327,7 +327,7 @@ def _format_kind(site: SiteResult) -> str:
 
 
 def render_fixed(fixed: Fixed, output: str, width: int) -> str:
-    """What ``fix`` did, what it did not and why, and the verdict before and after."""
+    """Return the applied fixes, the others with the reason, and the verdicts before and after."""
     page = TextPage(width)
     count = len(fixed.applied)
     page.add_lines(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")

@@ -65,9 +65,7 @@ def _add_head(page: TextPage, facts: Json) -> None:
     page.fill(f"{facts['title']}{device}{passed}")
     if facts["precision"]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
-        hint = (
-            "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
-        )
+        hint = "; all other layers run in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
         _add_fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
         from qdqtool.buildlog.build_status import IMPLICIT_INT8
@@ -297,7 +295,7 @@ def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
     return as_text(f"{line:>7}: {text}" for line, text in rows)
 
 
-# What is known of codes, errors and lines ----------------------------------------------------------------------------
+# Explanations of codes, errors and lines ----------------------------------------------------------------------------
 
 
 def _add_sections(page: TextPage, **texts: str) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.report import title_of
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.reasons.simulation import OutsideRules
@@ -43,7 +43,7 @@ def verdict(prediction: Prediction) -> str:
     convolutions = sum(not c.is_product for c in prediction.convolutions)
     outside = _describe_outside(prediction)
     layers = format_layer_counts(convolutions, counts["matrix_products"])
-    forms = obstacles(prediction.findings)
+    forms = describe_obstacles(prediction.findings)
     if not counts["convolutions"] and not counts["matrix_products"]:
         if forms:
             return f"{outside}nothing in INT8: the model has {forms}"
@@ -78,7 +78,7 @@ def _describe_outcomes(prediction: Prediction) -> list[str]:
     if _open_assumptions(prediction):
         causes.append("Conv + activation + Add")
     if any(r.uncertain or r.possible for r in prediction.regions):
-        causes.append("how much Myelin takes in")
+        causes.append("how much Myelin absorbs")
     bounds = prediction.conversions_range or [prediction.conversions]
     conversions = format_count(_format_range(bounds), "conversion")
     parts.append(f"{conversions}, depending on {' and '.join(causes)}" if causes else conversions)
@@ -174,9 +174,7 @@ def _describe_limits(prediction: Prediction) -> list[str]:
     if 0 < assumed < total:
         lines.append(f"{assumed} of {total} outcomes rest on a rule that is assumed, not seen")
     if prediction.conversions is None and prediction.convolutions:
-        lines.append(
-            "this target quantizes inside its kernels: there are no conversion layers to count"
-        )
+        lines.append("this target quantizes inside its kernels: conversion layers do not exist")
     return lines
 
 
@@ -284,7 +282,7 @@ def _add_findings(page: TextPage, prediction: Prediction) -> None:
         else:
             _add_code(page, same, products)
     if conversions:
-        page.add_lines("", f"Conversions that stay at run time ({len(conversions)})")
+        page.add_lines("", f"Conversions that remain at run time ({len(conversions)})")
     for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
         amount = f" [{_format_amount(finding.values)}]" if finding.values else ""
         page.fill(finding.message + amount, 4, "  - ")
@@ -413,7 +411,7 @@ def decision(time: TimeEstimate) -> list[str]:
         return [*sentences, f"No INT8 on {time.gpu.name}: nothing to gain."]
     gain = time.best_range if time.is_float else time.gain_range
     if gain is None:
-        return [*sentences, "What INT8 could gain is not known."]
+        return [*sentences, "The gain of INT8 is unknown."]
     from qdqtool.timing.results import MIN_GAIN
 
     subject = "INT8 placed by qdqtool" if time.is_float else "this model"
@@ -564,7 +562,7 @@ def _add_details(
 def _add_simulated_savings(page: TextPage, time: TimeEstimate) -> None:
     fixes = [fix for fix in time.fixes if fix.saves_ms > _min_saving(page, time)]
     if fixes:
-        page.add_lines("", "What qdqtool fix saves, by simulating the fixed network")
+        page.add_lines("", "Time that qdqtool fix saves, by simulating the fixed network")
     for fix in fixes:
         places = f"{len(fix.nodes)} places" if len(fix.nodes) > 1 else fix.nodes[0]
         page.fill(f"{', '.join(fix.codes)}  {places}", 16, f"  {format_ms(fix.saves_ms):>10}  ")
@@ -577,7 +575,7 @@ def _add_other_savings(page: TextPage, time: TimeEstimate, prediction: Predictio
     fixes = find_savings(others, _min_saving(page, time))
     if fixes:
         page.add_lines(
-            "", "What each fix saves at most, neighbours quantized (savings do not add up)"
+            "", "Time that each fix saves at most, neighbors quantized (savings do not add up)"
         )
     listed = page.first_rows(fixes, _MAX_FIXES)
     for finding in listed:

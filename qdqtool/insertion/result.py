@@ -81,7 +81,7 @@ class Insertion:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no warning, and no finding that is an error or a warning."""
+        """Whether there are neither warnings nor findings above a note."""
         return not self.warnings and (self.prediction is None or self.prediction.ok)
 
     @property

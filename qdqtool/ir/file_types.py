@@ -121,7 +121,7 @@ def recognize(name: str, head: bytes) -> FileType | None:
 
 
 def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
-    """Return the error for a file that is not an ONNX model, with its type and the next step.
+    """Return the error for a file that is not an ONNX model, with its type and a fix.
 
     Args:
         name: Path.

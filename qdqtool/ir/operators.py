@@ -200,7 +200,7 @@ ZERO_PAD = QPassage(
             "q-past-copying-pad",
             "A Q moves up past a Pad that reflects, repeats or wraps.",
             "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q "
-            "passes slices; a log in which a Q stays behind such a Pad would refute it",
+            "passes slices; a log in which a Q remains after such a Pad would refute it",
         ),
         when=lambda model, node: (
             str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
@@ -402,7 +402,7 @@ _TABLE: tuple[Operator, ...] = (
                 "q-past-globalmaxpool",
                 "A Q moves up past a GlobalMaxPool.",
                 "it becomes a max pooling, as GlobalAveragePool becomes an average one; a log in "
-                "which a Q stays behind it would refute it",
+                "which a Q remains after it would refute it",
             ),
         ),
     ),

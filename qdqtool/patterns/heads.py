@@ -498,7 +498,7 @@ def _find_sampling_layers(model: Model) -> set[int]:
 def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
     """Return the last Linears of four columns after an MLP in a network with attention.
 
-    Empty without a last Linear of another kind.
+    Empty if every last Linear is of this kind.
     """
     linears = [
         model.nodes[index]

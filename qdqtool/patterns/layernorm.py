@@ -46,7 +46,7 @@ _SQUARES = (
 )
 # Arithmetic between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results are at most 1, and those whose results are no larger than their input
+# Operators whose results are at most 1, and those whose results are at most as large as their input
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
@@ -427,7 +427,7 @@ def fuse_layer_norms(model: Model) -> int:
     """Replace decomposed normalizations by LayerNormalization nodes in place.
 
     Only those that a LayerNormalization computes exactly are replaced. The last node of each
-    becomes the LayerNormalization, so that name and output remain. Needs opset 17 or newer.
+    becomes the LayerNormalization, so that name and output do not change. Needs opset 17 or newer.
 
     Returns:
         The number of replaced normalizations.

@@ -327,7 +327,7 @@ def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
     copies = sum(size.size for size in called) - stored
     if copies > limits.FUNCTION_COPIES:
         raise ModelError(
-            "what its own functions hold would be copied for each call, which takes "
+            "the contents of its functions would be copied for each call, which takes "
             f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; "
             "export the model without functions",
             path,

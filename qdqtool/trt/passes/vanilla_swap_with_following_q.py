@@ -41,7 +41,7 @@ _KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # it depen
 class VanillaSwapWithFollowingQ(Pass):
     """Moves a Q up past operators that it can pass, so that they run in INT8.
 
-    Tensor names stay with the position: the tensor between both keeps its name and becomes INT8.
+    Tensor names keep their position: the tensor between both keeps its name and becomes INT8.
     """
 
     cases = (SINGLE,)
