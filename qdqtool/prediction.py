@@ -107,7 +107,7 @@ def check_activations(
 
     Raises:
         ModelError: onnxruntime cannot run the model.
-        DataError: There is no usable data.
+        DataError: The data is not usable.
     """
     from calibration import Preprocess, Statistics, collect
     from qdqtool.findings.lint import activation_scales

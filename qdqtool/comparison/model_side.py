@@ -39,7 +39,7 @@ class ModelSide:
 
 
 def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeSide]:
-    weighted = {n.index for n in view.weighted}
+    weighted = {n.index for n in view.nodes_with_weights}
     nodes: dict[int, NodeSide] = {}
     for node in view.model.ordered:
         has_dq = any(qdq.is_dq(view.model.producer(tensor)) for tensor in node.inputs)
@@ -119,7 +119,7 @@ def read_scales(view: View, node: Node | None, with_axis: bool = True) -> Quanti
 def summarize_model(side: ModelSide) -> SideSummary:
     """Return the totals of a model."""
     view, prediction = side.view, side.prediction
-    weighted = [n for n in view.weighted if n.output in view.varying]
+    weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
     summary = SideSummary(
         "model",

@@ -279,7 +279,7 @@ def _explain_marked_line(text: str) -> KnownError | None:
             severity, name = WARNING, "A warning"
             fix = (
                 "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that "
-                "changes nothing there can stay."
+                "changes nothing there needs no action."
             )
         return KnownError(
             f"unknown-{severity}",
@@ -289,7 +289,7 @@ def _explain_marked_line(text: str) -> KnownError | None:
             f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.",
             fix,
             "the line's prefix",
-            unknown=f"What it means. Search NVIDIA's issues for '{message[:80]}'.",
+            unknown=f"Its meaning. Search NVIDIA's issues for '{message[:80]}'.",
         )
     return None
 
@@ -404,7 +404,7 @@ def adapt_to_node(entry: KnownError, text: str) -> KnownError:
         return replace_fields(
             entry,
             cause=f"{shorten_name(node.name)}: its name does not say what it is. {entry.cause}",
-            unknown="What kind of node it is; the advice is the one for convolutions.",
+            unknown="The kind of the node; the advice is the one for convolutions.",
         )
     advice = node.kind if node.kind.cause else NODE_KINDS["plain"]
     ends = " to ".join(map(shorten_name, node.ends)) or "its first to its last node"

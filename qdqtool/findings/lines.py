@@ -152,7 +152,7 @@ def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineAnswer:
         return LineAnswer(name, None, (replace(rule, cases=own or rule.cases),))
     rule = Rule(
         owner,
-        f"What TensorRT does with {owner}.",
+        f"TensorRT's treatment of {owner}.",
         "",
         {name: cases()[name]},
         "qdqtool/ir/operators.py",

@@ -19,8 +19,8 @@ _EXCLUDED = 8  # names of nodes in a recipe
 def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
     """Return the call of onnxruntime's quantizer that makes a Q/DQ model for TensorRT.
 
-    Biases stay float, results of Conv and Add get no pair of their own in front of the activation, and the nodes to
-    exclude are those of a detection head. What it cannot do is to give the parts of a Concat one scale.
+    Biases are float, results of Conv and Add get no pair of their own before the activation, and the nodes to
+    exclude are those of a detection head. It cannot give the parts of a Concat one scale.
     """
     excluded = f"nodes_to_exclude={list(exclude)!r}, " if exclude else ""
     return (

@@ -138,11 +138,11 @@ def describe_float_flag(way: str | None) -> tuple[str, str]:
     if way is not None:
         method = BUILD_METHODS[way]
         return (
-            f"what is not quantized runs in FP32 unless {method.title} allows FP16 as well.",
+            f"layers that are not quantized run in FP32 unless {method.title} allows FP16 as well.",
             f"{method.weak}.",
         )
     return (
-        "what is not quantized runs in FP32 unless the builder gets --fp16 as well.",
+        "layers that are not quantized run in FP32 unless the builder gets --fp16 as well.",
         f"{BUILD_METHODS['trtexec'].weak} ... (--for gives them for {', '.join(w for w in BUILD_METHODS if w != 'trtexec')}).",
     )
 

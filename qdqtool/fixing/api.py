@@ -17,6 +17,7 @@ from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.graph import Model
+from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import ModelSource, load_full, save
 from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.view import View
@@ -29,6 +30,8 @@ from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
 
 if TYPE_CHECKING:
+    import onnx_graphsurgeon
+
     from calibration.options import Preprocess
 
 FIX_SCHEMA = "qdqtool/fix/1"
@@ -75,6 +78,10 @@ class Fixed:
     def ok(self) -> bool:
         """Whether the fixed model has no finding that is an error."""
         return all(f.severity != Severity.ERROR for f in self.after.findings)
+
+    def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
+        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        return to_graphsurgeon(self.proto)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fixed model atomically.

@@ -141,7 +141,9 @@ def find_computed_weights(view: View, target: Target, refusals: Sequence[Refusal
     """Return sites that compute the nodes between a constant and its quantizer."""
     constants = ConstantEvaluator(view.model)
     names = collect_names(refusals)
-    return list_sites(_fold_weights_site(view, c, constants, names) for c in view.weighted)
+    return list_sites(
+        _fold_weights_site(view, c, constants, names) for c in view.nodes_with_weights
+    )
 
 
 def _fold_weights_site(

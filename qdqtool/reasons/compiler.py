@@ -23,7 +23,7 @@ class LossCause(StrEnum):
 
     OPERATOR = "an operator that is computed in float"
     SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
-    POOL = "a pool that becomes INT8 for a Q behind, and stays float for others"
+    POOL = "a pool that becomes INT8 for a Q after it, and runs in float for other consumers"
     JOIN_FLOAT = "a join with an input that is float"
     JOIN_SCALE = "a join of different scales"
     PAD = "a Pad that does not join the convolution"
@@ -396,7 +396,7 @@ class CompilerFault(Refusal):
 
 
 def ends_build(refusal: Refusal) -> bool:
-    """Whether there is no engine. Otherwise a layer runs in float."""
+    """Whether the build fails. Otherwise a layer runs in float."""
     return not isinstance(
         refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | FloatDeconvolution
     )

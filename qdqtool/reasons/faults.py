@@ -35,14 +35,14 @@ def _samples(count: int) -> str:
 
 
 def describe_lost_scores(r: ConcatAfterHead) -> str:
-    """What the scale of a Concat makes of the scores in it."""
+    """Effect of a Concat's scale on the scores in it."""
     if r.zero_limit >= 1:
         return "all scores become 0, and the detector finds nothing"
     return f"scores up to {format_number(r.zero_limit)} become 0"
 
 
 def describe_harm(findings: Sequence[Finding]) -> str:
-    """What the values of one of several findings of one code show to be lost, for its first line; empty for nothing."""
+    """Return the loss that the first line of a group of findings names; empty without one."""
     for finding in findings:
         r = finding.causes[0].refusal
         if finding.severity == Severity.ERROR and isinstance(r, ConcatAfterHead) and r.scores:
@@ -971,6 +971,6 @@ class RemainingFloat(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"the float part of the model stays FP32 ({self.convolutions} of "
+            f"the float part of the model is FP32 ({self.convolutions} of "
             f"{format_layer_counts(self.total - self.products, self.products)} read or write FP32 and could use FP16, {self.first} first)."
         )

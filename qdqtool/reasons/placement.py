@@ -32,7 +32,7 @@ class FloatForAccuracy(Refusal):
     """A node that a search chose to leave float."""
 
     def skip_reason(self) -> str:
-        return "stays float for accuracy"
+        return "left float for accuracy"
 
 
 class PresetPart(StrEnum):
@@ -58,7 +58,7 @@ _PRESET_REASONS = {
     PresetPart.DETECTOR: f"last convolution of a detection head {_HEAD_OPTION}",
     PresetPart.SCORES: "scores that select queries (`head='float'`)",
     PresetPart.LAST: "last convolution before an output (`head='float'`)",
-    PresetPart.ATTENTION: "attention stays float (`attention='int8'` quantizes it)",
+    PresetPart.ATTENTION: "attention runs in float (`attention='int8'` quantizes it)",
 }
 
 
@@ -170,7 +170,7 @@ class SubgraphLayers(Refusal):
     count: int
 
     def skip_reason(self) -> str:
-        return f"the {self.count} convolutions or products inside its body stay float"
+        return f"the {self.count} convolutions or products inside its body run in float"
 
 
 # Nodes for which INT8 gains nothing -------------------------------------------------------------
@@ -192,7 +192,7 @@ class FloatResult(Refusal):
 
 
 class FloatResidual(Refusal):
-    """A residual Add that stays float.
+    """A residual Add that is not quantized.
 
     Attributes:
         is_requested: Whether an option leaves it float. Otherwise the target gains nothing from INT8.
@@ -202,9 +202,9 @@ class FloatResidual(Refusal):
 
     def skip_reason(self) -> str:
         if self.is_requested:
-            return "residual stays float (`residual='none'`)"
+            return "residual is not quantized (`residual='none'`)"
         return (
-            "residual stays float: this target gains nothing from quantizing it "
+            "residual is not quantized: this target gains nothing from quantizing it "
             "(`residual='skip'` or `residual='both'` quantizes it)"
         )
 
@@ -235,7 +235,7 @@ class QuantizerObstacle(StrEnum):
         "its input"
     )
     CALL = "no call of + or of an averaging pool that can be found again in the network's code"
-    OTHER_RUN = "another run of the same module has to stay float"
+    OTHER_RUN = "another run of the same module has to run in float"
 
 
 class UnreachableNode(Refusal):
@@ -271,7 +271,7 @@ class SkippedNode:
 
 
 class NothingToQuantize(ModelError):
-    """A network that stays float as a whole.
+    """A network in which nothing is quantized.
 
     Attributes:
         refusal: Most frequent reason, without a node. None if the network has nothing to quantize.

@@ -226,7 +226,7 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
 
     Attributes:
         tensor: The input's ONNX tensor.
-        producer: What writes it.
+        producer: Node that writes it.
         op: The producer's operator, ``Input`` for a network input.
         weights_quantized: Whether the weights come from a DQ.
         dq: The nearest DQ above, which cannot come down; empty where there is none.
@@ -811,7 +811,7 @@ class ConvTransposeBatchNorm(Refusal, reason="convtranspose-batchnorm"):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         return (
-            f"{self.node}: {self.batchnorm} after it is not folded, so its output stays float{format_size(self.elements)}.",
+            f"{self.node}: {self.batchnorm} after it is not folded, so its output is float{format_size(self.elements)}.",
             f"Fold {self.batchnorm} into the weights of {self.node} before quantizing.",
         )
 

@@ -76,7 +76,7 @@ def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> 
     assert not dfl & names(head.finals)
     layers = importer.build(model).layers_of_kind(*WEIGHTED)
     assert {layer.nodes[0] for layer in layers if layer.weights.dfl} == dfl
-    last = {n.name for n in view.weighted if n.index not in view.feeds_weighted}
+    last = {n.name for n in view.nodes_with_weights if n.index not in view.feeds_weighted}
     assert last == ({"box", "score", "dfl"} if dfl else {"score", "dfl"})
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
-from qdqtool.ir.qdq import SMOOTHED, is_qdq, smoothed_tensors
+from qdqtool.ir.qdq import SMOOTHED, is_qdq, read_smoothed_tensors
 from qdqtool.ir.sizes import last_axis_sources
 from qdqtool.patterns.heads import is_attention_probability
 from qdqtool.patterns.layernorm import last_axis_gains, skip_identities
@@ -119,7 +119,7 @@ def check_gains(view: View, report: FindingReport, judged: Collection[str] = ())
         report: Receives the finding of :func:`check_outliers`.
         judged: Names of Qs that were judged by data.
     """
-    gains, smoothed = last_axis_gains(view.model), smoothed_tensors(view.model)
+    gains, smoothed = last_axis_gains(view.model), read_smoothed_tensors(view.model)
     spreads = []
     for q in find_int8_quantizers(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
@@ -176,7 +176,7 @@ def check_outliers(
             tensors joined in it. The tensor that the scale fits best counts.
         samples: Number of samples that the statistics cover.
     """
-    gains, smoothed = last_axis_gains(model), smoothed_tensors(model)
+    gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
     spreads = []
     for name, tensor, scale, parts in candidates:
         known_parts = [s for s in parts if s.count >= _MIN_VALUES and s.absmax > 0.0]

@@ -110,12 +110,12 @@ def _arithmetic_operands(node: Node) -> tuple[str, ...]:
 
 def check_float_types(view: View, report: FindingReport) -> None:
     """Add a finding about the float type of the remainder: a build flag, or FP32 in the file."""
-    if not view.quantized:
+    if not view.fully_quantized_nodes:
         return
     if not target_named(report.target).strongly_typed:
         report.add(FloatFlag(CHECK, ""))
         return
-    weighted = [n for n in view.weighted if n.output in view.varying]
+    weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
         return  # a file with both types chooses the type of each node

@@ -12,7 +12,7 @@ from qdqtool.patterns.heads import Head, find_attentions, find_coordinates, find
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View, adds_computed
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import faults
 from qdqtool.reasons.faults import CHECK
 
@@ -23,10 +23,13 @@ def find_last_convolutions(view: View) -> list[Node]:
     Empty if there are fewer than two, because the network does not look like a detector then.
     Insertion treats the same convolutions as a head.
     """
-    if sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.weighted) < 2:
+    if (
+        sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
+        < 2
+    ):
         return []  # at most one: the float network is not needed
     finals = _float_network(view)[0].finals
-    last = [n for n in view.weighted if n.op == "Conv" and n.index in finals]
+    last = [n for n in view.nodes_with_weights if n.op == "Conv" and n.index in finals]
     return last if len(last) >= 2 else []
 
 
@@ -44,7 +47,7 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """
     cache: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not cache:
-        slim = Model(without_large_weights(view.model.proto), types=view.model)
+        slim = Model(strip_large_weights(view.model.proto), types=view.model)
         model = remove_quantizers(slim, weights=True, stored=placeholder)
 
         def to_quantized(nodes: Iterable[int]) -> set[int]:
@@ -66,7 +69,7 @@ def run(view: View, report: FindingReport) -> None:
     """Add findings about quantized head convolutions, coordinates and joined outputs of a detector."""
 
     def add(conv: Node, branch: str) -> None:
-        if conv.index in view.quantized:
+        if conv.index in view.fully_quantized_nodes:
             report.add(faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
 
     for index in sorted(find_coordinate_nodes(view)):
@@ -75,7 +78,7 @@ def run(view: View, report: FindingReport) -> None:
     if not last:
         return
     head, _ = _float_network(view)
-    for conv in (n for n in view.weighted if n.index in head.dfl):
+    for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
         add(conv, "dfl")
     for conv in last:  # a warning for box branches, a note for class branches
         if head.dfl and conv.index not in head.boxes:

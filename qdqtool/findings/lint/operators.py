@@ -30,7 +30,7 @@ def run(view: View, report: FindingReport) -> None:
     other_types: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
     plain: dict[tuple[str, str], bool] = {}
-    quantized = view.quantized
+    quantized = view.fully_quantized_nodes
     for node in view.model.nodes:
         kind = node.op, node.domain
         if kind not in plain:
@@ -49,7 +49,7 @@ def run(view: View, report: FindingReport) -> None:
     for op, nodes in unknown.items():
         report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
     if not other_types and not qdq.is_quantized(view.model):
-        floats = [n for n in view.weighted if view.weights(n).folded]
+        floats = [n for n in view.nodes_with_weights if view.weights(n).folded]
         if floats and not any(fault_checks.computes_integers(n) for n in view.model.nodes):
             report.add(faults.NothingQuantized(CHECK, "", len(floats)))
 
@@ -176,8 +176,8 @@ def find_depthwise_faults(
 
 def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
     """Add findings about shapes of quantized convolutions that are slow or fail in INT8."""
-    for conv in view.weighted:
-        if conv.index in view.quantized and conv.op in CONVOLUTIONS:
+    for conv in view.nodes_with_weights:
+        if conv.index in view.fully_quantized_nodes and conv.op in CONVOLUTIONS:
             _check_shape(view, report, conv, outcomes.get(conv.name))
 
 

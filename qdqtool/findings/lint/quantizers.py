@@ -36,7 +36,7 @@ def run(view: View, report: FindingReport) -> None:
         shared = (
             node.inputs[1:]
             if qdq.is_q(node)
-            and not (params.per_channel or node.attributes)
+            and not (params.is_per_channel or node.attributes)
             and params.has_zero_point
             else None
         )
@@ -118,7 +118,9 @@ def _find_scale_faults(
 
 
 def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
-    if not params.per_channel or (params.scale_shape is not None and len(params.scale_shape) > 1):
+    if not params.is_per_channel or (
+        params.scale_shape is not None and len(params.scale_shape) > 1
+    ):
         return
     name = node.name
     if view.model.opset < 13:

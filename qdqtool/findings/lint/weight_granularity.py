@@ -83,7 +83,7 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
     count = values = 0
-    for node in view.weighted:
+    for node in view.nodes_with_weights:
         shape = view.weight_shape(node)
         if view.weights(node).dq is None or not shape or math.prod(shape) > MAX_LAYER_VALUES:
             continue

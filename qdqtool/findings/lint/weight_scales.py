@@ -282,7 +282,7 @@ def _build_fault(
 def _measure_layers(view: View) -> list[_LayerFit]:
     weighted = [
         (n, s)
-        for n in view.weighted
+        for n in view.nodes_with_weights
         if view.weights(n).dq is not None and (s := view.weight_shape(n))
     ]
     total = sum(math.prod(s) for _, s in weighted)

@@ -19,7 +19,7 @@ from qdqtool.types import Precision, Refusal
 def run(view: View, report: FindingReport) -> None:
     """Add the findings about weights and biases."""
     sources: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
-    for conv in view.weighted:
+    for conv in view.nodes_with_weights:
         weights = view.weights(conv)
         if weights.dq is not None and weights.folded:
             sources[weights.source].append((conv, weights))
