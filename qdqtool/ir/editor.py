@@ -400,9 +400,11 @@ class Editor:
             unneeded.add(id(node))
             inputs = self._inputs(node)
             uses.subtract(inputs)
-            for tensor in inputs:
-                if tensor in producers and id(producers[tensor]) not in ignored:
-                    stack.append(producers[tensor])
+            stack += [
+                producers[tensor]
+                for tensor in inputs
+                if tensor in producers and id(producers[tensor]) not in ignored
+            ]
         return unneeded
 
     def _is_used(self, node: Node) -> bool:

@@ -106,8 +106,7 @@ def _metadata(entries: Iterable[Any], texts: list[Any]) -> None:
 
 def _graph(graph: onnx.GraphProto, texts: list[Any], *, main: bool = False) -> None:
     texts.append(graph.name)
-    if hasattr(graph, "metadata_props"):  # from onnx 1.17 on
-        _metadata(graph.metadata_props, texts)
+    _metadata(graph.metadata_props, texts)
     _nodes(graph.node, texts, main=main)
     for tensor in graph.initializer:
         _tensor(tensor, texts)

@@ -338,23 +338,6 @@ class ScalesJoined(IntegersLost):
 
     rules = (fixable("CONCAT-SCALE"),)
 
-    def message(self, finding: Finding, cause: Cause) -> Message:
-        message, fix = _LOST[
-            LossCause.WEIGHTS_AXIS if self.weights and self.why == LossCause.AXIS else self.why
-        ]
-        if not self.weights and self.why == LossCause.SUM_AXIS:
-            fix = _ACTIVATION
-        filled = {
-            "conv": self.node,
-            "node": self.step.node if self.step else self.node,
-            "op": self.step.op if self.step else "",
-            "dq": self.dq or "the DQ",
-        }
-        where = (
-            "on the path of the weights: " if self.weights and self.why != LossCause.AXIS else ""
-        )
-        return where + message.format(**filled), fix.format(**filled)
-
 
 class CompilerFault(Refusal):
     """A fault because of which the compiler makes no engine.

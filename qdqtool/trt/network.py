@@ -363,8 +363,7 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
     Major versions after 10 count as their own.
     """
-    major = target.version[0]
-    return major in _major_versions(case)
+    return target.version[0] in _major_versions(case)
 
 
 @functools.cache
