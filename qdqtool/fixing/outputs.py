@@ -301,7 +301,9 @@ def list_output_errors(
         if p.key in before.parts and p.key in after.parts
     ]
     with_parts = {e.output for e in errors}
-    for name, error in before.each.items():
-        if name not in with_parts and name in after.each:
-            errors.append(OutputError(name, "", None, error, after.each[name]))
+    errors.extend(
+        OutputError(name, "", None, error, after.each[name])
+        for name, error in before.each.items()
+        if name not in with_parts and name in after.each
+    )
     return errors

@@ -334,9 +334,11 @@ def find_different_scales(view: View, target: Target, refusals: Sequence[Refusal
         consumers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
         quantizers = [activations[index] for index in sorted(consumers & activations.keys())]
         places = {*(q.name for q in quantizers), *(q.input(0) for q in quantizers)}
-        for producer in map(view.model.producer, group.tensors):
-            if producer is not None and commuting_inputs(view.model, producer):
-                places.add(producer.name)
+        places.update(
+            producer.name
+            for producer in map(view.model.producer, group.tensors)
+            if producer is not None and commuting_inputs(view.model, producer)
+        )
         if not places.isdisjoint(names):
             sites.append(_common_scale_site(view, quantizers, places))
     return list_sites(sites)

@@ -256,8 +256,9 @@ class Editor:
         proto = self.edit_proto(node)
         proto.op_type, proto.domain = op, ""
         del proto.attribute[:]
-        for name, value in attributes.items():
-            proto.attribute.append(onnx.helper.make_attribute(name, value))
+        proto.attribute.extend(
+            onnx.helper.make_attribute(name, value) for name, value in attributes.items()
+        )
         proto.input[:] = inputs
 
     def bypass(self, node: Node, source: str) -> None:

@@ -231,9 +231,11 @@ def extract_part(
     graph, whole = part.graph, proto.graph
     graph.node.extend(part_nodes)
     graph.initializer.extend(tensor for tensor in constants if tensor.name in needed)
-    for sparse in whole.sparse_initializer:
-        if sparse.values.name in needed and sparse.values.name not in fed:
-            graph.sparse_initializer.append(sparse)
+    graph.sparse_initializer.extend(
+        sparse
+        for sparse in whole.sparse_initializer
+        if sparse.values.name in needed and sparse.values.name not in fed
+    )
     if whole.quantization_annotation:
         tensors = needed.union(*(node.output for node in part_nodes))
         _copy_annotations(whole, graph, tensors)
@@ -241,9 +243,11 @@ def extract_part(
 
 
 def _copy_annotations(whole: onnx.GraphProto, part: onnx.GraphProto, tensors: set[str]) -> None:
-    for annotation in whole.quantization_annotation:
-        if annotation.tensor_name in tensors:
-            part.quantization_annotation.append(annotation)
+    part.quantization_annotation.extend(
+        annotation
+        for annotation in whole.quantization_annotation
+        if annotation.tensor_name in tensors
+    )
 
 
 def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:

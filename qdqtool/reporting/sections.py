@@ -554,9 +554,11 @@ def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, Prof
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
     pairs: list[tuple[EngineLayer | None, ProfileRow]] = []
-    for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True):
-        if row is not None:
-            pairs.append((layer, row))
+    pairs.extend(
+        (layer, row)
+        for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True)
+        if row is not None
+    )
     matched = {id(row) for _, row in pairs}
     return pairs + [(None, row) for row in rows if id(row) not in matched]
 

@@ -490,9 +490,11 @@ def _quantizer_obstacles(
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
     yield fault_checks.activation_per_channel(by, node, node_name(data), data.quant)
-    for dq in dqs:
-        if dq.quant is not None:
-            yield fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
+    yield from (
+        fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
+        for dq in dqs
+        if dq.quant is not None
+    )
     if weights.quant is not None and not layer_weights.from_matmul:
         yield fault_checks.weights_axis(
             by,
