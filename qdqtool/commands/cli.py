@@ -45,8 +45,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"qdqtool.commands.{cmd_name}")
-        command = module.command
+        command = importlib.import_module(f"qdqtool.commands.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -159,8 +159,7 @@ def _report(result: Extraction, model: str, output: str, seen: dict[str, Any] | 
 
 def _command_line(name: Callable[[str], str]) -> str:
     """The command as it was called; paths and commands of the user's without their folders."""
-    context = click.get_current_context()
-    values = context.params
+    values = click.get_current_context().params
     words = ["qdqtool", "extract", "model.onnx"]
     for option in (
         "finding",

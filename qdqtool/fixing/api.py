@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
+from calibration.options import Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES
@@ -27,9 +28,6 @@ from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
-
-if TYPE_CHECKING:
-    from calibration.options import Preprocess
 
 FIX_SCHEMA = "qdqtool/fix/1"
 _MAX_SITES = 512  # of one kind of fix whose savings are estimated

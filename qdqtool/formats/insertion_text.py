@@ -327,8 +327,7 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> str:
     page = Page(width)
     count = len(fixed.applied)
     page.line(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")
-    facts = [("before", verdict(fixed.before)), ("after", verdict(fixed.after))]
-    for label, text in facts:
+    for label, text in [("before", verdict(fixed.before)), ("after", verdict(fixed.after))]:
         page.fill(text, 10, f"  {label:<8}")
     _errors(page, fixed)
     for note in fixed.notes:

@@ -340,8 +340,7 @@ def convert_to_fp32(model: Model) -> None:
     for tensor in graph.initializer:  # an output may be one
         tensor.name = renamed.get(tensor.name, tensor.name)
     # Old exporters list initializers among the inputs.
-    stored = [v for v in graph.input if v.name in model.initializers]
-    _widen_graph(graph, stored)
+    _widen_graph(graph, [v for v in graph.input if v.name in model.initializers])
     for body in nested_graphs(graph.node):
         _widen_graph(body, [*body.input, *body.output])
     editor.finish()

@@ -446,8 +446,7 @@ class Editor:
         """
         graph, model = self.proto.graph, self.model
         required = model.consumers_by_tensor.keys() | {v.name for v in graph.output} | captured
-        candidates = model.initializers.keys() & (consumed | self._added_constants)
-        removed = candidates - required
+        removed = (model.initializers.keys() & (consumed | self._added_constants)) - required
         if removed:
             _remove_named(graph.initializer, removed.__contains__)
             _remove_named(graph.input, removed.__contains__)

@@ -286,8 +286,7 @@ def _read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
 
 
 def _too_large(path: Path, head: bytes) -> ModelError:
-    known = file_types.recognize(str(path), head)
-    if known is not None:
+    if file_types.recognize(str(path), head) is not None:
         return file_types.not_a_model(str(path), head, error=ModelError)
     return ModelError(
         "larger than 2 GB; save its weights as external data", str(path), code="file-too-large"

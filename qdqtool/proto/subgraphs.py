@@ -237,8 +237,7 @@ def extract_part(
         if sparse.values.name in needed and sparse.values.name not in fed
     )
     if whole.quantization_annotation:
-        tensors = needed.union(*(node.output for node in part_nodes))
-        _copy_annotations(whole, graph, tensors)
+        _copy_annotations(whole, graph, needed.union(*(node.output for node in part_nodes)))
     return part, needed
 
 
@@ -309,8 +308,7 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
         )
     keys = [_called_key(node) for node in with_subgraph_nodes(proto.graph.node)]
     called = [sizes[key] for key in keys if key in sizes]
-    stored = sum(f.ByteSize() for f in _functions(proto).values())
-    _check_totals(called, stored, path)
+    _check_totals(called, sum(f.ByteSize() for f in _functions(proto).values()), path)
 
 
 def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:

@@ -433,8 +433,7 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
         return None
     largest = _largest_magnitudes(view.model, weights.source, axis)
     if weights.q is None and largest.size:  # the constant holds integers
-        matches = scale.size in (1, largest.size)
-        largest = largest * scale if matches else np.zeros(0)
+        largest = largest * scale if scale.size in (1, largest.size) else np.zeros(0)
     if not np.isfinite(largest).all():
         largest = np.zeros(0)
     return data.WeightRanges(

@@ -333,8 +333,7 @@ class Network:
 
     def insert_before(self, layer: Layer, position: int, new: Layer, out: Tensor) -> None:
         """Insert a layer with one input, and ``out`` as its output, before one input of another."""
-        source = layer.inputs[position]
-        self.add(new, [source], [out])
+        self.add(new, [layer.inputs[position]], [out])
         self.set_input(layer, position, out)
 
     def exchange(self, first: Layer, second: Layer) -> None:

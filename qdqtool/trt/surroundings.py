@@ -144,10 +144,8 @@ class _ConsumerSearch:
     def add_quantizers(self, q: Layer, path: _Path) -> None:
         """Add a Q, and those that were merged into it."""
         scale = quantizer_scale(q)
-        quantizers = [(node_name(q), q.path), *q.merged_quantizers]
-        for name, moves in quantizers:
-            limit = max(MIN_Q_STEPS, min(self.q_steps_left, STEPS))
-            steps = moves.latest_steps(limit)
+        for name, moves in [(node_name(q), q.path), *q.merged_quantizers]:
+            steps = moves.latest_steps(max(MIN_Q_STEPS, min(self.q_steps_left, STEPS)))
             self.q_steps_left -= len(steps)
             self.consumers.append(
                 TensorConsumer(ConsumerKind.Q, name, q.op, (*path, *steps), scale)

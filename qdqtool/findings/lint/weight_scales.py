@@ -255,8 +255,7 @@ def _fits(view: View) -> list[_Fit]:
         for n in view.weighted
         if view.weights(n).dq is not None and (s := view.weight_shape(n))
     ]
-    total = sum(math.prod(s) for _, s in weighted)
-    step = max(1, math.ceil(total / _VALUES))
+    step = max(1, math.ceil(sum(math.prod(s) for _, s in weighted) / _VALUES))
     found = []
     known: dict[tuple[str, int, int], _Measured] = {}
     for node, shape in weighted[::step]:
