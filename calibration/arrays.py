@@ -513,8 +513,8 @@ def _folder_source(
 def _read_list(path: Path, max_images: int) -> list[Path]:
     """Return the paths in a text file that are used for so many images.
 
-    A relative path begins at the folder of the list, or at the current folder if there is no such
-    file.
+    A relative path begins at the folder of the list, or at the current folder if that file is
+    missing.
     """
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")

@@ -79,7 +79,7 @@ class SampleCounter:
         self._pool.shutdown()
 
     def reset(self) -> None:
-        """Forget all counts; the session's buffers and the threads stay."""
+        """Forget all counts; the session's buffers and the threads remain."""
         self.tensors = {name: TensorStatistics(self._bins) for name in self._names}
         self.images = 0
         self.done: set[int] = set()

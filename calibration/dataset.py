@@ -23,8 +23,8 @@ from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 
 FEW_IMAGES = 100  # NVIDIA and Ultralytics advise several hundred; with fewer, the choice matters
-_FAR_INPUT = 8.0  # normalized inputs (mean and std) stay well below; pixels from 0 to 255 do not
-_SMALL_INPUT = 1.5 / 255  # pixels that were divided by 255 twice stay below
+_FAR_INPUT = 8.0  # normalized inputs (mean and std) are well below; pixels from 0 to 255 are not
+_SMALL_INPUT = 1.5 / 255  # pixels that were divided by 255 twice are below
 
 Array = npt.NDArray[Any]
 Sample = dict[str, Array]
@@ -202,7 +202,7 @@ class SampleSource(ABC):
 
         Raises:
             DataError: It is broken. For images the message is the reason without the name.
-            IndexError: There is no such sample, if the number of samples is unknown.
+            IndexError: The sample does not exist, if the number of samples is unknown.
         """
 
     @abstractmethod

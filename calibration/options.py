@@ -9,7 +9,7 @@ from qdqtool.util.text import brief_repr
 
 
 def _plain(number: float) -> float:
-    """Return a number of numpy as Python's; an integer stays one."""
+    """Return a number of numpy as a Python int or float."""
     return number if isinstance(number, int) else float(number)
 
 

@@ -36,8 +36,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.sizes import linear_inputs
-from qdqtool.proto.external_data import location_of
-from qdqtool.runtime.run_cost import check_loops
+from qdqtool.proto.external_data import read_location
 from qdqtool.runtime.sessions import core_count
 from qdqtool.util.files import check_output
 from qdqtool.util.notes import Note
@@ -105,7 +104,6 @@ def collect(
     bins = operator.index(bins)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
-    check_loops(loaded)
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
     dataset = open_data(
         data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded)
@@ -404,7 +402,7 @@ def _model_key(model: Model, focus: Focus | None) -> str:
     key = model.sha256
     if folder:
         initializers = model.proto.graph.initializer
-        files = {location_of(t) for t in initializers if uses_external_data(t)}
+        files = {read_location(t) for t in initializers if uses_external_data(t)}
         key += "".join(file_digest(Path(folder) / file).hex() for file in sorted(files))
     if focus:
         key += f" {focus.threshold:g} {focus.share:g} {' '.join(focus.scores)}"

@@ -18,8 +18,8 @@ from calibration.dataset import InputSpec, Sample
 from qdqtool.errors import ModelError
 from qdqtool.ir.graph import Model
 from qdqtool.proto import external_data as external
-from qdqtool.proto.external_data import all_tensors, location_of
-from qdqtool.proto.slim import without_data
+from qdqtool.proto.external_data import all_tensors, read_location
+from qdqtool.proto.slim import strip_data
 from qdqtool.proto.subgraphs import extract_part
 from qdqtool.runtime import sessions
 from qdqtool.runtime.sessions import open_proto
@@ -114,7 +114,7 @@ def partial_model(
 ) -> onnx.ModelProto:
     """Return a model that computes some tensors, without unused nodes, weights and inputs.
 
-    External data stays external. The IR version is at most the one that onnxruntime accepts: new
+    External data remains external. The IR version is at most the one that onnxruntime accepts: new
     exporters write newer ones, whatever is in the file.
 
     Args:
@@ -126,7 +126,7 @@ def partial_model(
     fed_names = {value.name for value in fed}
     source = model.proto
     stored = (
-        t if weights or not external.is_separable(t) else without_data(t)
+        t if weights or not external.is_separable(t) else strip_data(t)
         for t in source.graph.initializer
     )
     outputs = [onnx.ValueInfoProto(name=t) for t in tensors]
@@ -155,7 +155,7 @@ def external_folder(model: Model) -> str:
     for tensor in all_tensors(model.proto.graph):
         if not external_data_helper.uses_external_data(tensor):
             continue
-        location = location_of(tensor)
+        location = read_location(tensor)
         if not model.base_dir:
             raise ModelError(
                 f"tensor '{tensor.name}' has its weights in '{location}'; give the model's path",
@@ -163,7 +163,7 @@ def external_folder(model: Model) -> str:
                 code="external-weights",
                 node=tensor.name,
             )
-        if external.path_of(tensor, model.base_dir, model.path) is None:
+        if external.find_file(tensor, model.base_dir, model.path) is None:
             raise ModelError(
                 f"weight file '{location}' of tensor '{tensor.name}' is missing",
                 model.path,

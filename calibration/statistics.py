@@ -394,7 +394,7 @@ def _stack_spots(spots: Sequence[Spots], copies: int) -> Iterator[Spots]:
 
     Args:
         spots: Spots of each image.
-        copies: Copies of a stack that have to stay in the processor's cache.
+        copies: Copies of a stack that have to fit into the processor's cache.
     """
     for (positions, channels), group in itertools.groupby(spots, key=np.shape):
         images = list(group)
@@ -452,7 +452,7 @@ class TensorStatistics:
 
     @property
     def absmax(self) -> float:
-        """Largest magnitude; 0 if there is no finite value."""
+        """Largest magnitude; 0 without a finite value."""
         return max(-self.minimum, self.maximum, 0.0) if self.count else 0.0
 
     @property
@@ -657,7 +657,7 @@ def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
     """Return the statistics of the values of all parts, for tensors that share one scale.
 
     Raises:
-        DataError: There is no part, or they differ in bins.
+        DataError: `parts` is empty, or the parts differ in bins.
     """
     result = None
     for part in parts:

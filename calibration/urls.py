@@ -71,7 +71,7 @@ def open_url_source(
     """Return the images under a URL in the order of their paths, or a single image.
 
     Raises:
-        DataError: There are none, or the URL cannot be listed.
+        DataError: No image is found, or the URL cannot be listed.
     """
     system, path = open_url(url)
     try:

@@ -33,8 +33,8 @@ class QdqtoolError(Exception):
     middle of a long message is left out.
 
     Attributes:
-        code: Identifier of the cause, such as ``"unknown-gpu"``. It stays when the message is
-            reworded.
+        code: Identifier of the cause, such as ``"unknown-gpu"``. It does not change when the
+            message is reworded.
         path: File that the error is about. The message begins with it. Empty if there is none.
         parameter: Parameter of the Python API that the error is about. Empty if there is none.
         node: ONNX node or tensor that the error is about. Empty if there is none.

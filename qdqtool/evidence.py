@@ -13,12 +13,12 @@ class Case:
     Attributes:
         name: Short and unique within its pass or operator, for instance ``stem-pool``.
         evidence: Seen in a build, documented by NVIDIA, or assumed.
-        says: What happens, in one sentence.
+        says: The behavior in one sentence.
         builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an
             engine listing. The builds are described in ``qdqtool/trt/builds.tsv``.
-        source: What documents it, or why it is assumed and what would refute it.
-        about: What a line of the log that shows it names: operators as in ONNX, kinds of lines as
-            in ``trt.trace``. What all cases of a pass have in common need not be there.
+        source: Document that states it, or why it is assumed and which log would refute it.
+        about: Names in a line of the log that shows it: operators as in ONNX, kinds of lines as
+            in ``trt.trace``. Names that all cases of a pass have in common can be left out.
     """
 
     name: str

@@ -107,7 +107,7 @@ def check_activations(
 
     Raises:
         ModelError: onnxruntime cannot run the model.
-        DataError: There is no usable data.
+        DataError: The data is not usable.
     """
     from calibration import Preprocess, Statistics, collect
     from qdqtool.findings.lint import activation_scales
@@ -119,7 +119,8 @@ def check_activations(
     index = load_full(model)
     view = View(index)
     sources = {
-        q.input(0): float_tensor(index, q.input(0)) for q in activation_scales.quantized(view)
+        q.input(0): float_tensor(index, q.input(0))
+        for q in activation_scales.find_int8_quantizers(view)
     }
     if not sources:
         return

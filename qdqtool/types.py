@@ -595,7 +595,7 @@ class Prediction:
             Myelin optimization``).
         assumptions: Choices of TensorRT that the prediction cannot know.
         regions: Layers that Myelin compiles on TensorRT 10 and later, with their Q and DQ, which
-            are no conversions; on TensorRT 8 the attention and normalizations that it may compile.
+            do not count as conversions; on TensorRT 8 the attention and normalizations that it may compile.
         float_products: Matrix products that ``convolutions`` does not list: of two computed tensors
             without Q/DQ, and those that an Einsum computes in float.
         compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from qdqtool.commands import cli
 from qdqtool.findings.messages import describe_finding as worded_finding
-from qdqtool.formats.output import as_options, coloured, in_colour, worded, wrap
+from qdqtool.formats.output import add_color, as_options, supports_color, use_option_names, wrap
 from qdqtool.formats.predict_text import render
 from qdqtool.ir.modelfile import save
 from qdqtool.prediction import predict
@@ -58,7 +58,7 @@ def test_only_text_has_color(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, has_color: bool
 ) -> None:
     onnx.save(residual("float"), tmp_path / "m.onnx")
-    monkeypatch.setattr("qdqtool.formats.output.in_colour", lambda _: True)
+    monkeypatch.setattr("qdqtool.formats.output.supports_color", lambda _: True)
     arguments = ["predict", str(tmp_path / "m.onnx"), "--format", form]
     output = CliRunner().invoke(cli.cli, arguments, color=True).stdout
     assert ("\x1b[" in output) == has_color
@@ -141,7 +141,7 @@ def test_color_depends_on_the_environment(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     terminal: Any = Terminal()
-    assert in_colour(terminal) == has_color and not in_colour(io.StringIO())
+    assert supports_color(terminal) == has_color and not supports_color(io.StringIO())
 
 
 def test_colors_of_findings_and_headings() -> None:
@@ -149,7 +149,7 @@ def test_colors_of_findings_and_headings() -> None:
         "4 convolutions\n  target\n\nERROR A: b\n    c\n  - d\n  > e\n    f\n\nHeading\nrow\n  1\n"
         "warning B: g\nnote C\n    \x5b1m\n"
     )
-    shown = coloured(text)
+    shown = add_color(text)
     assert re.sub(r"\x1b\[[0-9;]+m", "", shown) == text
     codes = {
         line.split("m", 1)[1].removesuffix("\x1b[0m"): line.split("\x1b[")[1].split("m")[0]
@@ -176,7 +176,7 @@ def test_parameters_in_answers_become_options() -> None:
         "refused": [{"c": other, "node": "`exclude`"}],
         "model": option,
     }
-    assert worded(answer) == {
+    assert use_option_names(answer) == {
         "notes": ["--exclude", 1, None],
         "refused": [{"c": "--no-unify", "node": "`exclude`"}],
         "model": "`exclude`",

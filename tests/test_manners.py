@@ -23,7 +23,8 @@ from onnx import helper
 from qdqtool.commands import COMMANDS, overview, process
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
-from qdqtool.ir.modelfile import load, quiet_graphsurgeon
+from qdqtool.ir.graphsurgeon import quiet_graphsurgeon
+from qdqtool.ir.modelfile import load
 from qdqtool.util import text
 from tests.buildlog import samples
 from tests.slow import slow_after

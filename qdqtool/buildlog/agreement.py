@@ -179,8 +179,8 @@ class Difference(StrEnum):
     FIRST_LINE = "first line at which prediction and log part"
     LOGGED = "logged, not predicted"
     NOT_LOGGED = "predicted, not logged"
-    STAYS = "stays in the engine, not predicted"
-    GONE = "predicted to stay, the engine has none"
+    STAYS = "remains in the engine, not predicted"
+    GONE = "predicted to remain, not in the engine"
 
 
 DetailedDifference: TypeAlias = tuple[Difference, tuple[object, ...]]

@@ -136,7 +136,7 @@ class EngineReport:
 
     Attributes:
         unmatched: Names in the profile that no layer has.
-        gpu: GPU of the expected times, None if there are none.
+        gpu: GPU of the expected times, None without them.
     """
 
     build: Build

@@ -1,13 +1,12 @@
-"""The command line's commands: each a module here, with a click command named `command`, and its line of the overview.
+"""Commands of the command line, and the overview that ``qdqtool --help`` prints.
 
-The overview is made without click, whose import takes longer than all of it.
+Each command is a module of this package, with a click command named `command`. The overview does
+not import click, which would take longer than the rest.
 """
-
-from __future__ import annotations
 
 from qdqtool.util.process import terminal_columns
 
-# Module and one-line help: `qdqtool --help` imports none of them.
+# Module and one-line help. `qdqtool --help` imports none of the modules.
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
     "tune": "Find the fastest placement of Q/DQ that keeps its accuracy.",
@@ -30,25 +29,25 @@ _ABOUT = (
 )
 _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
 _MORE = "qdqtool COMMAND --help lists its options, with examples."
-_LEAST, _MOST = 50, 78  # columns
+_MIN_WIDTH, _MAX_WIDTH = 50, 78  # columns
 
 
 def overview() -> str:
-    """What `qdqtool --help` prints, as wide as the terminal (or ``COLUMNS``) lets it."""
-    width = max(_LEAST, min(_MOST, terminal_columns() - 2))
+    """Return the text of ``qdqtool --help``, as wide as the terminal (or ``COLUMNS``) allows."""
+    width = max(_MIN_WIDTH, min(_MAX_WIDTH, terminal_columns() - 2))
     lines = ["Usage: qdqtool [OPTIONS] [COMMAND] [ARGS]..."]
     for paragraph in _ABOUT:
-        lines += ["", *_filled(paragraph, "  ", "  ", width)]
+        lines += ["", *_wrap(paragraph, "  ", "  ", width)]
     for heading, rows in (("Options", _OPTIONS), ("Commands", COMMANDS)):
         indent = max(map(len, rows)) + 4
         lines += ["", f"{heading}:"]
         for name, text in rows.items():
-            lines += _filled(text, f"  {name}".ljust(indent), " " * indent, width)
-    return "\n".join([*lines, "", *_filled(_MORE, "", "", width)])
+            lines += _wrap(text, f"  {name}".ljust(indent), " " * indent, width)
+    return "\n".join([*lines, "", *_wrap(_MORE, "", "", width)])
 
 
-def _filled(text: str, first: str, rest: str, width: int) -> list[str]:
-    """A paragraph in lines; what is in front of the first, and of the others."""
+def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
+    """Wrap a paragraph; `first` and `rest` are the prefixes of the first and the other lines."""
     lines, line = [], first
     for word in text.split():
         if len(line) + len(word) > width and line.strip() and line != first:

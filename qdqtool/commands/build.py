@@ -9,7 +9,7 @@ import click
 from qdqtool.commands import options
 from qdqtool.errors import BuilderError
 from qdqtool.util.files import forbid_dash
-from qdqtool.util.text import as_text, format_layer_counts
+from qdqtool.util.text import as_text, format_layer_counts, keep_end
 
 if TYPE_CHECKING:
     from qdqtool.verification.local_build import BuiltModel
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--sm",
     multiple=True,
     metavar="CC",
-    callback=options.parsed_by(options.parse_capabilities),
+    callback=options.parse_with(options.parse_capabilities),
     help="Compute capability to build for (tensorrt-rtx), such as 86; may be repeated.",
 )
 @click.option(
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--shapes",
     multiple=True,
     metavar="INPUT:MIN,OPT,MAX",
-    callback=options.parsed_by(options.parse_shapes),
+    callback=options.parse_with(options.parse_shapes),
     help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.",
 )
 @click.option(
@@ -57,7 +57,7 @@ def command(
     builder: str,
     sm: list[int] | None,
     output: str | None,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
     """Build MODEL and say in which type each convolution runs.
@@ -79,44 +79,40 @@ def command(
         if is_installed("tensorrt_rtx"):
             print_license_notice()
     result = build_model(model, builder=builder, sm=sm, output=output, **settings)
-    answer.write(result.as_json, lambda width: _text(result, model))
+    answer.write(result.as_json, lambda width: _render(result, model))
     return 0 if result.status == "built" else 1
 
 
-def _text(result: BuiltModel, model: str) -> str:
+def _render(result: BuiltModel, model: str) -> str:
+    version = f" {result.version}" if result.version else ""
+    targets = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
+    lines = [f"{model}: {result.builder}{version}{targets}, {result.seconds:.1f} s"]
+    if result.status == "built":
+        lines += _render_nodes(result)
+    else:
+        lines.append(f"{result.status}: {result.message}")
+    paths = {"log": result.log_path, "layers": result.layers_path, "engine": result.engine_path}
+    lines += [f"{name}: {path}" for name, path in paths.items() if path is not None]
+    return as_text(lines)
+
+
+def _render_nodes(result: BuiltModel) -> list[str]:
     from qdqtool.verification.kernels import ATTENTION
 
-    version = f" {result.version}" if result.version else ""
-    where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
-    head = f"{model}: {result.builder}{version}{where}, {result.seconds:.1f} s"
-    if result.status != "built":
-        return as_text([head, f"{result.status}: {result.message}", *_files(result)])
-    lines = [head]
     int8 = sum(n.precision == "INT8" for n in result.nodes)
     products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
-    lines.append(f"{int8} of {format_layer_counts(len(result.nodes) - products, products)} in INT8")
-    fused = (
-        sum(ATTENTION in layer.name for layer in result.build.layers)
-        if result.build is not None
-        else 0
-    )
+    lines = [f"{int8} of {format_layer_counts(len(result.nodes) - products, products)} in INT8"]
+    layers = result.build.layers if result.build is not None else []
+    fused = sum(ATTENTION in layer.name for layer in layers)
     if fused:
         lines.append(
-            f"kernels that compute a whole attention, both products and the Softmax ({ATTENTION}): {fused}"
+            "kernels that compute a whole attention, both products and the Softmax "
+            f"({ATTENTION}): {fused}"
         )
     width = min(max((len(n.name) for n in result.nodes), default=4), 44)
     for node in result.nodes:
-        name = node.name if len(node.name) <= width else "..." + node.name[3 - width :]
-        gone = node.precision == "UNKNOWN"
-        what = "no layer of its own" if gone else f"{node.precision:<5} writes {node.output}"
-        lines.append(f"  {name:<{width}}  {node.op:<13} {what}")
-    return as_text([*lines, *_files(result)])
-
-
-def _files(result: BuiltModel) -> list[str]:
-    paths = (
-        ("log", result.log_path),
-        ("layers", result.layers_path),
-        ("engine", result.engine_path),
-    )
-    return [f"{what}: {path}" for what, path in paths if path is not None]
+        outcome = f"{node.precision:<5} writes {node.output}"
+        if node.precision == "UNKNOWN":
+            outcome = "no layer of its own"
+        lines.append(f"  {keep_end(node.name, width):<{width}}  {node.op:<13} {outcome}")
+    return lines

@@ -1,6 +1,4 @@
-"""The command line: one command per verb, each in its own module under qdqtool.commands, loaded when it is used."""
-
-from __future__ import annotations
+"""The command line: loads the module of a command, runs it, and reports its errors."""
 
 import errno
 import importlib
@@ -23,57 +21,57 @@ from qdqtool.util import files
 from qdqtool.util.process import INTERRUPTED, silence_stdout
 from qdqtool.util.text import brief_repr, cut_middle, one_line
 
-_LONG = re.compile(r"\S{500,}")  # what no name of a file or node should be
-_SHOWN = 200  # characters of such a word
+_LONG_WORD = re.compile(r"\S{500,}")  # longer than names of files and nodes
+_MAX_WORD = 200  # printed characters of a long word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
 
 
-class _Interruption(BaseException):
-    """A KeyboardInterrupt on its way through click."""
-
-    def __init__(self, stop: KeyboardInterrupt) -> None:
-        super().__init__()
-        self.stop = stop
+class _WrappedInterrupt(BaseException):
+    """KeyboardInterrupt, as its cause, that click does not catch."""
 
 
 class LazyGroup(click.Group):
-    """Loads the module of a command only when that command runs."""
+    """Group that imports the module of a command when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None if it is unknown."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"qdqtool.commands.{cmd_name}").command
-        assert isinstance(command, click.Command)
+        command: click.Command = importlib.import_module(f"qdqtool.commands.{cmd_name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command as click does, with a hint for an unknown one."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "; see 'qdqtool --help'"
             raise UsageError(
-                f"there is no command '{args[0]}'{hint}", code="unknown-choice", parameter="command"
+                f"unknown command '{args[0]}'{hint}", code="unknown-choice", parameter="command"
             )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Invoke a command; click would take EOFError and KeyboardInterrupt for its Abort."""
         try:
             return super().invoke(ctx)
-        except EOFError as error:  # click would take it for Ctrl-C
+        except EOFError as error:
             raise QdqtoolError(
                 f"a file ended too soon ({error or 'no more data'}); copy it again",
                 code="file-damaged",
             ) from error
-        except KeyboardInterrupt as stop:  # click would turn it into Abort
-            raise _Interruption(stop) from None
+        except KeyboardInterrupt as stop:
+            raise _WrappedInterrupt from stop
 
     def get_help(self, ctx: click.Context) -> str:
+        """Return the overview of the commands."""
         return overview()
 
 
@@ -85,31 +83,23 @@ class LazyGroup(click.Group):
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """The overview of the commands is :func:`qdqtool.commands.overview`."""
+    """Print the overview if there is no command."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
 def _fail(message: str, code: int) -> int:
-    with suppress(OSError, ValueError):  # nobody may be there to read it; the exit code says it too
-        print(
-            f"qdqtool: {_LONG.sub(lambda word: cut_middle(word[0], _SHOWN), one_line(message))}",
-            file=sys.stderr,
-        )
+    line = _LONG_WORD.sub(lambda word: cut_middle(word[0], _MAX_WORD), one_line(message))
+    with suppress(OSError, ValueError):  # stderr may be closed
+        print(f"qdqtool: {line}", file=sys.stderr)
     return code
 
 
-def _report_stop(stop: KeyboardInterrupt) -> int:
-    return _fail(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
-
-
 @contextmanager
-def _filtered() -> Iterator[None]:
-    """Puts the filter of :mod:`qdqtool.util.text` over everything that is printed."""
+def _filter_streams() -> Iterator[None]:
+    """Replace hidden characters in everything that is printed."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
-    error = (
-        sys.stderr if sys.stderr is not None else io.StringIO()
-    )  # nobody reads it; the exit code says it
+    error = sys.stderr if sys.stderr is not None else io.StringIO()
     with (
         redirect_stdout(process.FilteredStream(out)),
         redirect_stderr(process.FilteredErrorStream(error)),
@@ -118,102 +108,101 @@ def _filtered() -> Iterator[None]:
 
 
 def run(args: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit code; every expected error ends as one line on stderr."""
-    with _filtered(), warnings.catch_warnings():
-        if (
-            not sys.warnoptions
-        ):  # numpy's remarks on damaged numbers do not help users; who wants them asks Python
+    """Run the command line and return the exit code.
+
+    Every expected error ends as one line on stderr.
+    """
+    with _filter_streams(), warnings.catch_warnings():
+        if not sys.warnoptions:  # users can ask Python for numpy's warnings
             warnings.simplefilter("ignore")
         return _run(args)
 
 
 def _run(args: list[str] | None) -> int:
-    read = files.InputFiles()
-    if nameless := next(
-        (a for a in args or () if "\0" in a), None
-    ):  # click asks the system about names as they are
-        return _fail(f"{brief_repr(nameless)}: {files.INVALID_NAME}", 2)
+    inputs = files.InputFiles()
+    invalid = next((a for a in args or () if "\0" in a), None)
+    if invalid is not None:  # click would pass it to the operating system
+        return _fail(f"{brief_repr(invalid)}: {files.INVALID_NAME}", 2)
     try:
-        with files.record_inputs() as read:
+        with files.record_inputs() as inputs:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except SystemExit:  # how click ends when nobody reads stdout any more; that is no "no"
+    except SystemExit:  # click ends so if stdout is closed by its reader; 1 would mean "no"
         return 0
-    except _Interruption as interruption:
-        return _report_stop(interruption.stop)
-    except click.exceptions.Abort:
-        return _report_stop(KeyboardInterrupt())
-    except KeyboardInterrupt as stop:
-        return _report_stop(stop)
-    except click.UsageError as error:
-        hint = (
-            f" (see 'qdqtool {error.ctx.info_name} --help')"
-            if error.ctx and error.ctx.parent
-            else ""
-        )
-        return _fail(error.format_message() + hint, 2)
-    except click.ClickException as error:
-        return _fail(error.format_message(), 2)
-    except QdqtoolError as error:
-        from qdqtool.formats.output import as_options
-
-        return _fail(as_options(str(error)), 2)
+    except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
+        stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error
+        return _fail(process.stop_message(stop), getattr(stop, "code", INTERRUPTED))
     except BrokenPipeError:
         silence_stdout()
         return 0
-    except OSError as error:
-        return _fail(f"{_place(error)}{error.strerror or error}", 2)
-    except MemoryError:
-        return _fail(_OUT_OF_MEMORY, 2)
-    except RecursionError:
-        return _fail(str(read.nesting_error()), 2)
-    except Exception as error:  # a defect of ours; exit code 1 would read as an answer
-        if isinstance(error, RuntimeError) and "start new thread" in str(error):
-            return _fail(_OUT_OF_MEMORY, 2)
-        if _was_importing(error):
-            return _fail(
-                f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): memory is "
-                "out, or it has to be installed again",
-                2,
-            )
-        import traceback
+    except Exception as error:
+        message = _describe_error(error, inputs)
+        if message is None:  # exit code 1 would read as an answer
+            import traceback
 
-        traceback.print_exc()
-        return _fail("internal error, please report it with the lines above", 2)
+            traceback.print_exc()
+            message = "internal error, please report it with the lines above"
+        return _fail(message, 2)
     return result if isinstance(result, int) else 0
 
 
-def _place(error: OSError) -> str:
-    """What an error of the system is about, with a colon; empty where that is not known."""
+def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
+    """Return the message of an expected error, None for a defect of the program."""
+    if isinstance(error, click.ClickException):
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see 'qdqtool {context.info_name} --help')" if context and context.parent else ""
+        return error.format_message() + hint
+    if isinstance(error, QdqtoolError):
+        from qdqtool.formats.output import as_options
+
+        return as_options(str(error))
+    if isinstance(error, OSError):
+        return f"{_error_location(error)}{error.strerror or error}"
+    if isinstance(error, RecursionError):
+        return str(inputs.nesting_error())
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "start new thread" in str(error)
+    ):
+        return _OUT_OF_MEMORY
+    if _was_importing(error):
+        return (
+            f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): "
+            "memory is out, or it has to be installed again"
+        )
+    return None
+
+
+def _error_location(error: OSError) -> str:
+    """Return the file or stream of an error with a colon, or an empty text if it is unknown."""
     if error.filename:
         return f"{error.filename}: "
     try:
         os.getcwd()
     except OSError:
         return "the current folder was deleted: "
-    return (
-        "standard output: " if error.errno == errno.ENOSPC else ""
-    )  # what is written to files names these
+    # Errors of writing files name the file.
+    return "standard output: " if error.errno == errno.ENOSPC else ""
 
 
-def _was_importing(error: BaseException) -> bool:
-    """Whether an error came while a module was being loaded; half loaded ones raise other than ImportError too."""
-    trace, files = error.__traceback__, []
+def _was_importing(error: Exception) -> bool:
+    """Return whether an error came from an import; partly loaded modules raise many types."""
+    trace = error.__traceback__
     while trace is not None:
-        files.append(trace.tb_frame.f_code.co_filename)
+        if trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
         trace = trace.tb_next
-    return isinstance(error, ImportError) or any(f.startswith("<frozen importlib") for f in files)
+    return isinstance(error, ImportError)
 
 
 def main() -> None:
-    """Entry point of the `qdqtool` script."""
+    """Run the `qdqtool` script."""
     try:
         process.prepare()
         code = run()
-    except KeyboardInterrupt as stop:  # before or after the block that reports it
+    except KeyboardInterrupt as stop:  # before or after `run`
         code = getattr(stop, "code", INTERRUPTED)
-    except MemoryError:  # while an error was reported
+    except MemoryError:  # while an error is reported
         code = _fail(_OUT_OF_MEMORY, 2)
     process.exit_process(code)
 

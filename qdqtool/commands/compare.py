@@ -1,4 +1,4 @@
-"""``qdqtool compare``: what differs between two models, two builds, or a model and its build."""
+"""``qdqtool compare``: differences of two models, two builds, or a model and its build."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ if TYPE_CHECKING:
 _SLOWER = 1.02
 
 
-def _count(*names: str) -> Callable[[Comparison], bool]:
-    def some(result: Comparison) -> bool:
-        summary = result.summary()
-        return any(summary[name] for name in names)
-
-    return some
+def _has_any(result: Comparison, *names: str) -> bool:
+    summary = result.summary()
+    return any(summary[name] for name in names)
 
 
+# Choices of --fail-on: condition and message.
 _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
-    "lost-int8": (_count("lost_int8"), "convolutions lost INT8"),
-    "lost-int8-output": (_count("lost_int8_output"), "INT8 convolutions write float now"),
+    "lost-int8": (lambda result: _has_any(result, "lost_int8"), "convolutions lost INT8"),
+    "lost-int8-output": (
+        lambda result: _has_any(result, "lost_int8_output"),
+        "INT8 convolutions write float now",
+    ),
     "conversions": (
         lambda result: (result.more_conversions or 0) > 0,
         "there are more conversions",
     ),
-    "scales": (_count("scales", "weights_scales"), "scales differ"),
-    "unmatched": (_count("only_in_a", "only_in_b"), "convolutions are on one side only"),
+    "scales": (lambda result: _has_any(result, "scales", "weights_scales"), "scales differ"),
+    "unmatched": (
+        lambda result: _has_any(result, "only_in_a", "only_in_b"),
+        "convolutions are on one side only",
+    ),
     "slower": (lambda result: (result.times_as_long or 0.0) > _SLOWER, "B takes longer"),
     "any": (lambda result: bool(result.changed or result.more_conversions), "something differs"),
 }
@@ -85,12 +89,12 @@ def command(
     everything: bool,
     fail_on: tuple[str, ...],
     page: str | None,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
 ) -> int:
     """Show what B lost and gained against A.
 
     A and B are two ONNX models (float and Q/DQ, two placements, before and after an exporter), two builds (log, layer
-    JSON, profile), or a model and its build: what was asked for, and what the engine realized. verify asks whether the
+    JSON, profile), or a model and its build (requested and actual types). verify asks whether the
     prediction was right; compare asks what changed.
 
     Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a --fail-on that these files
@@ -125,36 +129,40 @@ def command(
     answer.write(
         result.as_json, lambda width: render_comparison(result, width, everything=everything)
     )
-    asked = dict.fromkeys(fail_on)
-    met = [f"{name}: {_CHECKS[name][1]}" for name in asked if _CHECKS[name][0](result)]
-    open_ = [
-        f"{name} could not be checked: {why}"
-        for name in asked
-        if not met and (why := _untold(name, result))
-    ]
-    for line in met or open_:
+    return _print_failures(result, fail_on)
+
+
+def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
+    """Print the checks that failed or could not be decided; return the exit code."""
+    names = dict.fromkeys(fail_on)
+    failures = [f"{name}: {_CHECKS[name][1]}" for name in names if _CHECKS[name][0](result)]
+    reasons = {name: _describe_undecided(name, result) for name in names}
+    undecided = [f"{name} could not be checked: {why}" for name, why in reasons.items() if why]
+    for line in failures or undecided:
         print(f"qdqtool: --fail-on {line}", file=sys.stderr)
-    return 1 if met else 2 if open_ else 0
+    return 1 if failures else 2 if undecided else 0
 
 
-def _untold(name: str, result: Comparison) -> str:
-    """Why a check that found nothing does not mean that there is nothing; an empty string where it does."""
+def _describe_undecided(name: str, result: Comparison) -> str:
+    """Return why a check cannot be decided by these files, or an empty text."""
     kinds = {result.a.kind, result.b.kind}
-    if name == "slower":
+    if name == "slower" and result.times_as_long is None:
         return (
-            ""
-            if result.times_as_long is not None
-            else (
-                "no times of both sides; give --gpu for two models, and for two builds their profiles (--with-a, --with-b)"
-            )
+            "no times of both sides; give --gpu for two models, and for two builds their profiles "
+            "(--with-a, --with-b)"
         )
-    if name == "scales":
-        return "a build does not show scales" if "build" in kinds else ""
+    if name == "scales" and "build" in kinds:
+        return "a build does not show scales"
+    if name in ("slower", "scales"):
+        return ""
     if result.partial:
         return result.partial
-    if name == "conversions" or (name == "any" and len(kinds) == 2):
-        if result.more_conversions is None:
-            return "the number of conversions is not known on both sides"
-    if name in ("lost-int8-output", "any") and len(kinds) == 2 and (open_ := result.open_outputs):
-        return f"the types that {open_} INT8 convolutions write are not known on both sides"
+    mixed = len(kinds) == 2
+    if result.more_conversions is None and (name == "conversions" or (name == "any" and mixed)):
+        return "the number of conversions is not known on both sides"
+    if mixed and result.open_outputs and name in ("lost-int8-output", "any"):
+        return (
+            f"the types that {result.open_outputs} INT8 convolutions write are not known on both "
+            "sides"
+        )
     return ""

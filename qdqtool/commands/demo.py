@@ -1,7 +1,5 @@
 """``qdqtool demo``: insert, predict and verify on a generated network and generated images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,11 +1,16 @@
-"""``qdqtool engine``: what each layer of a built engine costs, two engines compared, an engine drawn."""
+"""``qdqtool engine``: cost of each layer of a built engine; engines compared and drawn."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from qdqtool.commands import options
 from qdqtool.errors import BuildLogError
+
+if TYPE_CHECKING:
+    from qdqtool.buildlog.costs import EngineReport
 
 
 @click.command("engine", cls=options.HelpCommand)
@@ -44,64 +49,29 @@ def command(
     clock: float | None,
     dot: str | None,
     svg: str | None,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
 ) -> int:
     """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.buildlog.costs import EngineReport, analyze
-    from qdqtool.buildlog.read import read_build
-    from qdqtool.timing.built_engine import add_expected_times, find_build_gpu
     from qdqtool.util.files import reserve_output
-    from qdqtool.util.outputs import write_visible
 
-    for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
-        reserve_output(target, option)
-
-    def report_of(paths: list[str]) -> EngineReport:
-        build = read_build(*paths)
-        if build.names_only:
-            from qdqtool.buildlog.summary import rerun_commands
-
-            again = next(iter(rerun_commands(build).values()))
-            raise BuildLogError(
-                f"layer names without precisions; build again with: {again}",
-                ", ".join(paths),
-                code="names-only",
-            )
-        if not build.layers:
-            raise BuildLogError(
-                "no engine listing; give a layer JSON or a verbose build log",
-                ", ".join(paths),
-                code="no-engine-listing",
-            )
-        costs = analyze(build)
-        chosen = find_build_gpu(build, gpu, clock)
-        if chosen is not None:
-            add_expected_times(costs, chosen)
-        return costs
-
-    report = report_of([*files, *((profile,) if profile else ())])
+    for path, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
+        reserve_output(path, option)
+    report = _analyze([*files, *((profile,) if profile else ())], gpu, clock)
     if dot or svg:
-        from qdqtool.buildlog import drawing
-
-        picture = drawing.draw_engine(report)
-        if dot:
-            write_visible(dot, drawing.format_dot(picture))
-        if svg:
-            write_visible(svg, drawing.format_svg(picture))
+        _draw(report, dot, svg)
         if not other and answer.form == "text" and not answer.output:
-            click.echo(
-                f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}"
-            )
+            names = ", ".join(name for name in (dot, svg) if name)
+            click.echo(f"{len(report.rows)} layers drawn: {names}")
             return 0
     from qdqtool.formats.build_text import render, render_comparison
 
     if other:
         from qdqtool.comparison.api import compare
 
-        comparison = compare(report, report_of(list(other)))
+        comparison = compare(report, _analyze(list(other), gpu, clock))
         assert comparison.engines is not None
         answer.write(
             comparison.engines.as_json,
@@ -117,3 +87,41 @@ def command(
         lambda width: render(report, key, width, everything=everything),
     )
     return 0
+
+
+def _analyze(paths: list[str], gpu: str | None, clock: float | None) -> EngineReport:
+    from qdqtool.buildlog.costs import analyze
+    from qdqtool.buildlog.read import read_build
+    from qdqtool.buildlog.summary import rerun_commands
+    from qdqtool.timing.built_engine import add_expected_times, find_build_gpu
+
+    build = read_build(*paths)
+    if build.names_only:
+        again = next(iter(rerun_commands(build).values()))
+        raise BuildLogError(
+            f"layer names without precisions; build again with: {again}",
+            ", ".join(paths),
+            code="names-only",
+        )
+    if not build.layers:
+        raise BuildLogError(
+            "no engine listing; give a layer JSON or a verbose build log",
+            ", ".join(paths),
+            code="no-engine-listing",
+        )
+    report = analyze(build)
+    build_gpu = find_build_gpu(build, gpu, clock)
+    if build_gpu is not None:
+        add_expected_times(report, build_gpu)
+    return report
+
+
+def _draw(report: EngineReport, dot: str | None, svg: str | None) -> None:
+    from qdqtool.buildlog import drawing
+    from qdqtool.util.outputs import write_visible
+
+    graph = drawing.draw_engine(report)
+    if dot:
+        write_visible(dot, drawing.format_dot(graph))
+    if svg:
+        write_visible(svg, drawing.format_svg(graph))

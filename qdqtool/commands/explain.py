@@ -1,6 +1,4 @@
-"""``qdqtool explain``: the long form of a finding code, or of a TensorRT error message."""
-
-from __future__ import annotations
+"""``qdqtool explain``: explanation of a finding code, an error or a line of a log."""
 
 import click
 
@@ -14,14 +12,16 @@ from qdqtool.util.records import to_json_fields
 @click.argument("what", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="List every finding code.")
 @options.way_option(
-    "How the engine is built, as for predict. Without WHAT: what to give that builder."
+    "How the engine is built, as for predict. Without WHAT: the settings for that builder."
 )
 @options.output_options
-def command(what: tuple[str, ...], listing: bool, way: str | None, answer: options.Answer) -> int:
+def command(
+    what: tuple[str, ...], listing: bool, way: str | None, answer: options.AnswerWriter
+) -> int:
     """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
 
-    The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
-    line of a log, a pass or one of its cases: what the line means, the builds that show it, the rule and its test.
+    The cause, TensorRT's behavior, how to see it in a log, the fix, and on which versions it is known to hold. For a
+    line of a log, a pass or one of its cases: the meaning of the line, the builds that show it, the rule and its test.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.ways import find_build_method
@@ -29,19 +29,19 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
     from qdqtool.util.files import reserve_output
 
     reserve_output(answer.output, "-o")
-    building = find_build_method(way) if way is not None else None
+    build_method = find_build_method(way) if way is not None else None
     if listing:
         rows = list(codes.CODES.values())
         answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
         return 0
 
-    def further(width: int) -> str:
-        return "" if building is None else "\n" + way_text(building, width)
+    def describe_method(width: int) -> str:
+        return "" if build_method is None else "\n" + way_text(build_method, width)
 
-    extra = {} if building is None else {"for": to_json_fields(building)}
+    extra = {} if build_method is None else {"for": to_json_fields(build_method)}
     text = " ".join(what).strip()
-    if not text and building is not None:
-        answer.write(lambda: extra, lambda width: further(width).lstrip())
+    if not text and build_method is not None:
+        answer.write(lambda: extra, lambda width: describe_method(width).lstrip())
         return 0
     if not text:
         raise UsageError(
@@ -52,7 +52,8 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
     entry = codes.find(text)
     if entry is not None:
         answer.write(
-            lambda: code_json(entry) | extra, lambda width: code_text(entry, width) + further(width)
+            lambda: code_json(entry) | extra,
+            lambda width: code_text(entry, width) + describe_method(width),
         )
         return 0
     from qdqtool.findings.lines import explain_line
@@ -65,8 +66,8 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
         return 0
     from qdqtool.findings.errors import lookup
 
-    known = lookup(text)
-    if known is None:
+    error = lookup(text)
+    if error is None:
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; "
             f"{codes.suggest_code(text)}",
@@ -74,7 +75,7 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
             parameter="what",
         )
     answer.write(
-        lambda: to_json_fields(known) | extra,
-        lambda width: error_text(known, width) + further(width),
+        lambda: to_json_fields(error) | extra,
+        lambda width: error_text(error, width) + describe_method(width),
     )
     return 0

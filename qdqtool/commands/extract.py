@@ -1,4 +1,4 @@
-"""``qdqtool extract``: the smallest model that still shows it."""
+"""``qdqtool extract``: the smallest model that still shows a finding."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def command(
     builder: str | None,
     issue: str | None,
     verification: str | None,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
@@ -98,7 +98,7 @@ def command(
     """
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import read_verification
-    from qdqtool.formats.output import worded
+    from qdqtool.formats.output import use_option_names
     from qdqtool.ir.modelfile import load, save
     from qdqtool.util.files import reserve_output
     from qdqtool.util.outputs import write_text
@@ -124,29 +124,29 @@ def command(
         keep_interrupted=True,
         **settings,
     )
-    text = _report(result, model, output, seen) if issue is not None else None
+    text = _render_report(result, output, seen) if issue is not None else ""
     save(result.proto, output, source=model)
-    if issue is not None and text is not None:
+    if issue is not None:
         write_text(issue, text)
     answer.write(
-        lambda: {**worded(result.as_json()), "output": output, "report": issue},
-        lambda width: _text(result, output, issue, width),
+        lambda: {**use_option_names(result.as_json()), "output": output, "report": issue},
+        lambda width: _render(result, output, issue, width),
     )
     return INTERRUPTED if result.interrupted else 0
 
 
-def _report(result: Extraction, model: str, output: str, seen: dict[str, Any] | None) -> str:
-    """The report, without anything that --private hides.
+def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None) -> str:
+    """Return the bug report, without the names that ``--private`` hides.
 
     Raises:
-        QdqtoolError: Something of it would be left.
+        QdqtoolError: A name would be left.
     """
     from qdqtool.extraction.result import report
 
     hidden = result.private
     if hidden is None:
-        return report(result, _command_line(lambda text: text), Path(output).name, seen)
-    text = report(result, _command_line(hidden.rename), "extract.onnx", seen)
+        return report(result, _format_command(str), Path(output).name, seen)
+    text = report(result, _format_command(hidden.rename), "extract.onnx", seen)
     leak = hidden.find_leak_in_prose(text)
     if leak is not None:
         raise QdqtoolError(
@@ -157,8 +157,12 @@ def _report(result: Extraction, model: str, output: str, seen: dict[str, Any] | 
     return text
 
 
-def _command_line(name: Callable[[str], str]) -> str:
-    """The command as it was called; paths and commands of the user's without their folders."""
+def _format_command(rename: Callable[[str], str]) -> str:
+    """Return the command line of this call, with neutral file names.
+
+    Args:
+        rename: Replaces names of nodes and tensors.
+    """
     values = click.get_current_context().params
     words = ["qdqtool", "extract", "model.onnx"]
     for option in (
@@ -173,26 +177,26 @@ def _command_line(name: Callable[[str], str]) -> str:
         "limit",
     ):
         value = values[option]
-        for item in value if isinstance(value, tuple) else [value] if value is not None else []:
-            text = name(item) if option in ("node", "inputs", "outputs") else str(item)
-            words += [f"--{option.replace('_', '-')}", text]
+        for item in value if isinstance(value, tuple) else (value,):
+            if item is not None:
+                text = rename(item) if option in ("node", "inputs", "outputs") else str(item)
+                words += [f"--{option.replace('_', '-')}", text]
     words += [f"--{flag}" for flag in ("minimize", "private") if values[flag]]
-    if values["check"]:
-        words += ["--check", values["check"] if not values["private"] else "..."]
-    if values["says"]:
-        words += ["--says", values["says"] if not values["private"] else "..."]
+    for option in ("check", "says"):
+        if values[option]:
+            words += [f"--{option}", "..." if values["private"] else values[option]]
     return shlex.join([*words, "-o", "extract.onnx"])
 
 
-def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
+def _render(result: Extraction, output: str, report: str | None, width: int) -> str:
     from qdqtool.formats.output import wrap
     from qdqtool.ir.modelfile import MAX_PROTO_BYTES, byte_size
 
     lines = wrap(f"{result.kept}.", 2, width, "")
     lines += [line for note in result.notes for line in wrap(note, 4, width, "  - ")]
     size = byte_size(result.proto)
-    written = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
+    size_text = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
     if size > MAX_PROTO_BYTES:
-        written = "over 2 GB"
-    lines.append(f"written to {output} ({written})" + (f", report to {report}" if report else ""))
+        size_text = "over 2 GB"
+    lines.append(f"written to {output} ({size_text})" + (f", report to {report}" if report else ""))
     return as_text(lines)

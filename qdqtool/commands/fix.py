@@ -1,6 +1,4 @@
-"""``qdqtool fix``: the fixes of a Q/DQ model that need no new data."""
-
-from __future__ import annotations
+"""``qdqtool fix``: fixes of a Q/DQ model that need no new data."""
 
 import click
 
@@ -41,11 +39,11 @@ def command(
     effort: float | None,
     calib: str | None,
     images: options.ImageArguments,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
 ) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
-    Every fix is tried, and kept only if that shows it to be one (docs/fix.md). What was tried and not kept is reported
+    Every fix is tried, and kept only if that shows it to be one (docs/fix.md). Fixes that were tried and not kept are reported
     with the reason; with --only so is every other place of those codes.
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
@@ -53,7 +51,7 @@ def command(
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
     from qdqtool.formats.insertion_text import render_fixed
-    from qdqtool.formats.output import worded
+    from qdqtool.formats.output import use_option_names
     from qdqtool.util.files import reserve_output
 
     arrays = None if inputs is None else read_arrays(inputs)
@@ -69,7 +67,7 @@ def command(
     )
     fixed.save(output)
     answer.write(
-        lambda: {**worded(fixed.as_json()), "output": output},
+        lambda: {**use_option_names(fixed.as_json()), "output": output},
         lambda width: render_fixed(fixed, output, width),
     )
     return 0 if fixed.ok else 1

@@ -1,6 +1,4 @@
-"""``qdqtool gpus``: the GPUs that times can be estimated for, with the source of each figure."""
-
-from __future__ import annotations
+"""``qdqtool gpus``: GPUs that times can be estimated for, with the sources of their data."""
 
 import click
 
@@ -13,7 +11,7 @@ from qdqtool.commands import options
     "--sources", is_flag=True, help="Show the source of each figure, and how well it is proven."
 )
 @options.output_options
-def command(name: str | None, sources: bool, answer: options.Answer) -> int:
+def command(name: str | None, sources: bool, answer: options.AnswerWriter) -> int:
     """List the GPUs that predict --gpu knows, or what NAME stands for.
 
     Exit codes: 0 done, 2 no such GPU.
@@ -21,9 +19,9 @@ def command(name: str | None, sources: bool, answer: options.Answer) -> int:
     from qdqtool.formats.predict_text import gpus_text
     from qdqtool.timing import gpus
 
-    found = [gpus.choose_gpu(name)] if name else list(gpus.all_gpus())
+    rows = [gpus.choose_gpu(name)] if name else list(gpus.all_gpus())
     answer.write(
-        lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in found]},
-        lambda width: gpus_text(found, width, sources=sources or bool(name)),
+        lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in rows]},
+        lambda width: gpus_text(rows, width, sources=sources or bool(name)),
     )
     return 0

@@ -1,4 +1,4 @@
-"""``qdqtool insert``: a calibrated Q/DQ model from a float model and a folder of images."""
+"""``qdqtool insert``: a calibrated Q/DQ model from a float model and images."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     "--no-predict",
     "predict",
     is_flag=True,
-    callback=options.inverted,
+    callback=options.invert_flag,
     help="Do not predict what TensorRT makes of the result.",
 )
 @options.all_option("List every node, group and scale.")
@@ -79,7 +79,7 @@ def command(
     write_table: str | None,
     gpu: str | None,
     everything: bool,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
@@ -106,31 +106,29 @@ def command(
             parameter="cluster",
         )
     path = options.quantized_path(model, output)
-    wanted = options.choose_target(target, strongly_typed)
-    if gpu is not None:
+    release = options.choose_target(target, strongly_typed)
+    if gpu is not None:  # an unknown GPU is refused before the work
         from qdqtool.timing import gpus
 
-        named = gpus.choose_gpu(gpu)
-        wanted = wanted.with_capability(
-            named.cc, named.name
-        )  # before the work: an unknown GPU is refused, and one of others
+        known_gpu = gpus.choose_gpu(gpu)
+        release = release.with_capability(known_gpu.cc, known_gpu.name)
     from qdqtool.util.files import reserve_output
 
-    for written, option in (
+    for output_path, option in (
         (path, "-o"),
         (write_table, "--write-table"),
         (calib_cache, "--calib-cache"),
     ):
-        reserve_output(written, option)
+        reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
-    from qdqtool.formats.output import terminal_width, worded
+    from qdqtool.formats.output import terminal_width, use_option_names
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.ranges import write_table as save_table
 
     result = insert(
         model,
         calib,
-        target=wanted,
+        target=release,
         **images.as_keywords(),
         calib_cache=calib_cache,
         calib_table=calib_table,
@@ -142,37 +140,37 @@ def command(
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    paying, time = _paying(result.model, gpu, wanted, terminal_width()) if gpu else ([], None)
+    gain, time = _estimate_gain(result.model, gpu, release, terminal_width()) if gpu else ([], None)
     answer.write(
-        lambda: worded(result.as_json()) | ({"time": time} if time else {}),
+        lambda: use_option_names(result.as_json()) | ({"time": time} if time else {}),
         lambda width: "\n".join(
             [
                 render(result, width, everything=everything),
-                *paying,
+                *gain,
                 f"wrote {path}",
-                *_next(wanted, path, gpu, width),
+                *_suggest_next(release, path, gpu, width),
             ]
         ),
     )
     return 0
 
 
-def _next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
-    from qdqtool.formats.predict_text import to_build
+def _suggest_next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
+    from qdqtool.formats.predict_text import format_build_command
 
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
-    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
-    return [again] if target.is_rtx else [again, to_build(target, path, width)]
+    command = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
+    return [command] if target.is_rtx else [command, format_build_command(target, path, width)]
 
 
-def _paying(
+def _estimate_gain(
     model: onnx.ModelProto, gpu: str, target: Target, width: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Whether the new model is expected to be faster than in float, in lines and as JSON."""
-    from qdqtool.formats.predict_text import whether_it_pays
+    """Return the expected speed compared with float, as lines and as JSON."""
+    from qdqtool.formats.predict_text import describe_gain
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
     prediction, time = predict_on_gpu(model, target, TimingOptions(gpu=gpu))
     assert time is not None
-    return ["", *whether_it_pays(time, prediction, width)], time.as_json()
+    return ["", *describe_gain(time, prediction, width)], time.as_json()

@@ -1,6 +1,4 @@
-"""``qdqtool log``: one page about a TensorRT build, instead of scrolling through its log."""
-
-from __future__ import annotations
+"""``qdqtool log``: summary of a TensorRT build."""
 
 import click
 
@@ -23,7 +21,7 @@ def command(
     pass_name: str | None,
     everything: bool,
     to_onnx: str | None,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
 ) -> int:
     """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
 
@@ -61,11 +59,11 @@ def command(
         return 0
     if pass_name is not None:
         try:
-            rows_of_pass = find_pass_lines(build, pass_name)
+            pass_rows = find_pass_lines(build, pass_name)
         except BuildLogError as error:
             raise BuildLogError(f"--pass {error}", code=error.code, parameter="pass_name") from None
-        listed = [{"line": line, "text": line_text} for line, line_text in rows_of_pass]
-        answer.write(lambda: listed, lambda width: pass_lines(rows_of_pass))
+        listed = [{"line": line, "text": line_text} for line, line_text in pass_rows]
+        answer.write(lambda: listed, lambda width: pass_lines(pass_rows))
         return 0
     facts = annotate(summarize(build))
     answer.write(lambda: facts, lambda width: render(facts, width, everything=everything))

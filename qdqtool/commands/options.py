@@ -1,8 +1,8 @@
-"""Options that commands share, in groups, and what their texts mean.
+"""Options that commands share, in groups, and parsers of their values.
 
-A group is a decorator: it gives a command its options in the order of ``--help``. An option of a single command stands at
-that command. Names and defaults are those of the public functions (``tests/test_options.py`` compares them). They are
-written out here because ``--help`` imports no function.
+A group is a decorator that gives a command options in the order of ``--help``. Options of a single
+command are in its module. Names and defaults are those of the public functions, which ``--help``
+does not import; ``tests/test_options.py`` compares them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ DEFAULT_TARGET = "trt10"
 
 
 class HelpCommand(click.Command):
-    """A command whose help ends with its examples (``qdqtool/commands/examples.toml``)."""
+    """Command whose help ends with its examples (``qdqtool/commands/examples.toml``)."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
         from qdqtool.util.tables import read_sections
 
         with formatter.section("Examples"):
@@ -50,16 +51,17 @@ def group(*options: Callable[[Any], Any]) -> Decorator:
     return decorate
 
 
-# Texts of options
+# Values of options
 
 
 class ParsedText(click.types.StringParamType):
-    """A text with a format of its own; `parse` raises ValueError if it has another one."""
+    """Type of an option whose text `parse` converts; ValueError means a wrong format."""
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
         self.parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert a text."""
         try:
             return self.parse(value)
         except ValueError as error:
@@ -67,13 +69,14 @@ class ParsedText(click.types.StringParamType):
 
 
 class OptionalNumber(click.types.FloatParamType):
-    """A number that may be missing if the next word is an option; any other next word is its text."""
+    """Type of an option whose number may be missing, but only before another option."""
 
     def fail(
         self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None
     ) -> NoReturn:
+        """Raise a usage error with a hint."""
         super().fail(
-            f"{message} Give the option a number, or put it behind the other arguments.", param, ctx
+            f"{message} Give the option a number, or put it after the other arguments.", param, ctx
         )
 
 
@@ -185,15 +188,15 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]] | None:
     return profiles or None
 
 
-def parsed_by(
+def parse_with(
     parse: Callable[[Any], Any],
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Return a callback that parses all values of an option."""
     return lambda ctx, param, value: parse(value)
 
 
-def inverted(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Callback of a flag that switches off a parameter of another name."""
+def invert_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    """Invert a flag that switches off a parameter of another name; a callback."""
     return not value
 
 
@@ -201,12 +204,12 @@ def inverted(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Format of an answer, and the file that it goes to.
+class AnswerWriter:
+    """Format and destination of an answer.
 
     Attributes:
         form: ``text``, ``json``, or another format of the command.
-        output: The file; None for stdout.
+        output: Path of the file; None for stdout.
     """
 
     form: str
@@ -242,23 +245,26 @@ def _pass_answer(function: Command) -> Command:
 
     @functools.wraps(function)
     def call(form: str, output: str | None, **arguments: Any) -> int:
-        return function(**arguments, answer=Answer(form, output))
+        return function(**arguments, answer=AnswerWriter(form, output))
 
     return call
 
 
 def format_options(function: Command) -> Command:
-    """Give a command ``--format``; it gets an :class:`Answer` that goes to stdout."""
+    """Give a command ``--format``; it receives an :class:`AnswerWriter` that goes to stdout."""
 
     @functools.wraps(function)
     def call(form: str, **arguments: Any) -> int:
-        return function(**arguments, answer=Answer(form))
+        return function(**arguments, answer=AnswerWriter(form))
 
     return _format_option("text", "json")(call)
 
 
 def make_output_options(*formats: str) -> Decorator:
-    """Return a decorator that gives a command ``--format`` and ``-o``; it gets an :class:`Answer`."""
+    """Return a decorator that gives a command ``--format`` and ``-o``.
+
+    The command receives an :class:`AnswerWriter`.
+    """
     output = click.option(
         "-o", "--output", "output", type=click.Path(), help="Write the answer to a file."
     )
@@ -358,7 +364,7 @@ assume_option = click.option(
     "--assume",
     multiple=True,
     metavar="silu-add=fused|apart",
-    callback=parsed_by(parse_assumptions),
+    callback=parse_with(parse_assumptions),
     help="Assume that TensorRT fuses (or does not fuse) Conv + activation + Add. It decides by timing.",
 )
 
@@ -402,12 +408,12 @@ class ImageArguments:
         from calibration.options import Preprocess
 
         numbers = {"scale": self.scale, "mean": self.mean, "std": self.std}
-        given: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
-        return {"preprocess": Preprocess(self.resize, self.bgr, **given), "size": self.size}
+        arguments: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
+        return {"preprocess": Preprocess(self.resize, self.bgr, **arguments), "size": self.size}
 
 
 def image_options(function: Command) -> Command:
-    """Give a command the options about images; it gets them as :class:`ImageArguments`."""
+    """Give a command the options about images; it receives them as :class:`ImageArguments`."""
 
     @functools.wraps(function)
     def call(
@@ -536,7 +542,7 @@ placement_options = group(
         type=click.Choice(("box", "float", "none")),
         default="box",
         show_default=True,
-        help="Which detection-head outputs stay float: box (boxes, DFL, sampling offsets of a DETR), "
+        help="Which detection-head outputs are left float: box (boxes, DFL, sampling offsets of a DETR), "
         "float (scores as well), or none.",
     ),
     click.option(
@@ -559,7 +565,7 @@ placement_options = group(
         "--no-unify",
         "unify",
         is_flag=True,
-        callback=inverted,
+        callback=invert_flag,
         help="Give tensors that Concat and the like tie together scales of their own.",
     ),
     click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float."),
@@ -585,7 +591,7 @@ network_options = group(
     click.option(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),
-        help="Type of what stays float. [default: fp16 if the types of the file decide (trt11, "
+        help="Type of everything that is not quantized. [default: fp16 if the types of the file decide (trt11, "
         "rtx1.7), else fp32]",
     ),
     click.option(

@@ -1,11 +1,11 @@
-"""``qdqtool predict``: what TensorRT will do with each convolution of a Q/DQ model, and why."""
+"""``qdqtool predict``: the type of each convolution of a Q/DQ model in TensorRT, and why."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,18 +13,16 @@ from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Prediction
-from qdqtool.util.text import as_line
+from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
+    from qdqtool.formats.annotations import ModelCheck
     from qdqtool.ir.graph import Model
     from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.timing.options import TimingOptions
     from qdqtool.trt.targets import Target
 
 _SEVERITIES = ("error", "warning")
-
-
-#: A model's path, its prediction, its time where one was asked for, and what of the requirements is not met.
-_Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
 
 
 @click.command("predict", cls=options.HelpCommand)
@@ -84,7 +82,9 @@ _Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
     metavar="CODE|error|warning",
     help="Exit 1 if there is such a finding.",
 )
-@options.calib_option("Run the model on images too: what the scales of activations clip and waste.")
+@options.calib_option(
+    "Run the model on images too, and report scales of activations that clip or waste values."
+)
 @options.image_options
 @options.make_output_options("text", "json", "sarif", "markdown")
 def command(
@@ -101,7 +101,7 @@ def command(
     fail_on: tuple[str, ...],
     calib: str | None,
     images: options.ImageArguments,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
     **timing: Any,
 ) -> int:
     """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
@@ -111,164 +111,186 @@ def command(
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of several models, the
     others are predicted).
     """
-    model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
-    patterns = [_pattern(text) for text in required]
-    codes = [_code(text) for text in fail_on]
+    paths = list(dict.fromkeys(model))
+    patterns = [_compile_pattern(text) for text in required]
+    codes = [_find_code(text) for text in fail_on]
     from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import as_options, emit, terminal_width, to_json
-    from qdqtool.prediction import predict
+    from qdqtool.prediction import check_activations
     from qdqtool.timing.options import TimingOptions
     from qdqtool.util.files import record_input, reserve_output
 
-    chosen = options.choose_target(target, strongly_typed)
+    release = options.choose_target(target, strongly_typed)
     request = TimingOptions(**timing)
-    gpu = request.gpu
-    if gpu is None and request != TimingOptions(sm=request.sm, no_fp16=request.no_fp16):
+    _check_options(request, require_gain, answer.form, len(paths))
+    reserve_output(answer.output, "-o")
+    reserve_output(request.save_calibration, "--save-calibration")
+    if request.calibrate is not None:
+        record_input(request.calibrate)
+    build_method = find_build_method(way) if way is not None else None
+    if request.sm is not None:
+        _check_capability(request.sm, release)
+    from qdqtool.formats import annotations
+
+    results: list[ModelCheck] = []
+    for path in paths:
+        try:
+            prediction, time = _predict(path, release, request, assume=assume, way=way)
+            if calib is not None:
+                check_activations(path, prediction, calib, progress=True, **images.as_keywords())
+        except QdqtoolError as error:
+            if len(paths) == 1:
+                raise
+            results.append(
+                annotations.ModelCheck(path, release.name, None, [as_options(str(error))])
+            )
+            continue
+        unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
+        unmet += _unmet_gain(time, require_gain)
+        results.append(annotations.ModelCheck(path, release.name, prediction, unmet, time))
+    predictions = [result.prediction for result in results if result.prediction is not None]
+    if len(predictions) == len(results):
+        _require_matches(patterns, predictions)
+    if assume and predictions and not any(prediction.assumptions for prediction in predictions):
+        _print_note(f"--assume: nothing in this model depends on {', '.join(assume)}")
+    if answer.form == "json":
+        fields = predictions[0].as_json()
+        if build_method is not None:
+            fields["for"] = build_method.as_json(release.name)
+        emit(to_json(fields), answer.output)
+    elif answer.form == "sarif":
+        emit(to_json(annotations.to_sarif(results)), answer.output)
+    elif answer.form == "markdown":
+        emit(annotations.to_markdown(results), answer.output)
+    elif predictions:
+        text = _render_text(
+            results,
+            release,
+            100 if answer.output else terminal_width(),
+            half=not request.no_fp16,
+            everything=everything,
+            layers=layers,
+            trace=trace,
+            way=build_method,
+        )
+        emit(text, answer.output)
+    return _print_failures(results)
+
+
+def _print_note(text: str) -> None:
+    print(f"qdqtool: {as_line(text)}", file=sys.stderr)
+
+
+def _check_options(
+    request: TimingOptions, require_gain: float | None, form: str, models: int
+) -> None:
+    """Check options that need a GPU, or a single model.
+
+    Raises:
+        UsageError: An option has no effect or is for a single model.
+        click.BadParameter: The gain is not a finite number.
+    """
+    needing_gpu = (
+        request.clock,
+        request.power,
+        request.batch,
+        request.calibrate,
+        request.save_calibration,
+    )
+    if request.gpu is None and any(option is not None for option in needing_gpu):
         raise UsageError(
             "--clock, --power, --batch, --calibrate and --save-calibration need --gpu",
             code="option-without-effect",
             parameter="gpu",
         )
     if require_gain is not None and not math.isfinite(require_gain):
-        raise click.BadParameter("it is no number", param_hint="--require-gain")
-    if gpu is None and require_gain is not None:
+        raise click.BadParameter("it is not a number", param_hint="--require-gain")
+    if request.gpu is None and require_gain is not None:
         raise UsageError(
             "--require-gain needs --gpu", code="option-without-effect", parameter="require_gain"
         )
-    if len(model) > 1 and (answer.form == "json" or request.save_calibration is not None):
+    if models > 1 and (form == "json" or request.save_calibration is not None):
         raise UsageError(
             "--format json and --save-calibration take one model; call predict once for each",
             code="option-conflict",
             parameter="model",
         )
-    reserve_output(answer.output, "-o")
-    reserve_output(request.save_calibration, "--save-calibration")
-    if request.calibrate is not None:
-        record_input(request.calibrate)
-    building = find_build_method(way) if way is not None else None
-    timed = gpu is not None or request.sm is not None
-    if timed:
-        from qdqtool.timing.estimate import predict_on_gpu
-        from qdqtool.timing.gpu_checks import gpu_from_capability
-
-        if request.sm is not None:
-            named = gpu_from_capability(request.sm)
-            chosen.with_capability(named.cc)  # refused before anything is noted of it
-            if named.notes:
-                print(f"qdqtool: --sm: {as_line('; '.join(named.notes))}", file=sys.stderr)
-    answers: list[_Answer] = []
-    damaged: dict[str, str] = {}
-
-    def answered(path: str) -> _Answer:
-        time = None
-        if not timed:
-            prediction = predict(path, chosen, assume=assume, way=way)
-        else:
-            prediction, time = predict_on_gpu(
-                path,
-                chosen,
-                request,
-                assume=assume,
-                way=way,
-                extend=_add_fixes,
-            )
-        if calib is not None:
-            from qdqtool.prediction import check_activations
-
-            check_activations(path, prediction, calib, progress=True, **images.as_keywords())
-        unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, codes)]
-        return path, prediction, time, unmet + _unmet_gain(time, require_gain)
-
-    for path in model:
-        try:
-            answers.append(answered(path))
-        except QdqtoolError as error:
-            if len(model) == 1:
-                raise
-            damaged[path] = as_options(str(error))
-    if not damaged:
-        _matched(patterns, [one[1] for one in answers])
-    if assume and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
-        print(
-            f"qdqtool: --assume: nothing in this model depends on {', '.join(assume)}",
-            file=sys.stderr,
-        )
-    if answer.form == "json":
-        fields = answers[0][1].as_json()
-        if building is not None:
-            fields["for"] = building.as_json(chosen.name)
-        emit(to_json(fields), answer.output)
-    elif answer.form in ("sarif", "markdown"):
-        from qdqtool.formats import annotations
-
-        checked = {
-            path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged
-        }
-        for path, one, time, unmet in answers:
-            checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
-        rows = [checked[path] for path in model]
-        text = (
-            to_json(annotations.sarif(rows))
-            if answer.form == "sarif"
-            else annotations.markdown(rows)
-        )
-        emit(text, answer.output)
-    else:
-        from qdqtool.formats.predict_text import has_int8, render, to_build
-
-        width = 100 if answer.output else terminal_width()
-        texts = []
-        for path, prediction, time, _ in answers:
-            text = render(
-                prediction,
-                width,
-                everything=everything,
-                layers=layers,
-                trace=trace,
-                time=time,
-                way=building,
-            )
-            if building is None and not chosen.is_rtx and has_int8(prediction):
-                text = (
-                    f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not request.no_fp16)}"
-                )
-            texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
-        if texts:
-            emit("\n".join(texts), answer.output)
-    lines = [
-        line if len(model) == 1 else f"{path}: {line}"
-        for path, _, _, unmet in answers
-        for line in unmet
-    ]
-    for line in (*lines, *dict.fromkeys(damaged.values())):
-        print(f"qdqtool: {as_line(line)}", file=sys.stderr)
-    return 2 if damaged else int(bool(lines))
 
 
-def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:
-    """One line where the low end of the gain is below what is required, or the gain is not known."""
-    gain = time.gain_range if time is not None else None
-    if least is None or time is None or (gain is not None and gain.low >= least):
-        return []
-    return [
-        f"--require-gain {least:g}: "
-        + (
-            "the model has no Q/DQ, or its gain is not known"
-            if gain is None
-            else f"{gain.low:.2f} to {gain.high:.2f} times as fast as {gain.precision}"
-        )
-    ]
+def _check_capability(sm: str, target: Target) -> None:
+    """Check before the work that a target builds for a compute capability, and print its notes.
+
+    Raises:
+        QdqtoolError: The target does not build for it, or it is unknown.
+    """
+    from qdqtool.timing.gpu_checks import gpu_from_capability
+
+    gpu = gpu_from_capability(sm)
+    target.with_capability(gpu.cc)
+    if gpu.notes:
+        _print_note(f"--sm: {'; '.join(gpu.notes)}")
+
+
+def _predict(
+    path: str, target: Target, request: TimingOptions, **settings: Any
+) -> tuple[Prediction, TimeEstimate | None]:
+    if request.gpu is None and request.sm is None:
+        from qdqtool.prediction import predict
+
+        return predict(path, target, **settings), None
+    from qdqtool.timing.estimate import predict_on_gpu
+
+    return predict_on_gpu(path, target, request, extend=_add_fixes, **settings)
 
 
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
-    """What automatic fixes save; nothing is loaded for a prediction that has none."""
+    """Add the time that automatic fixes save, if there are any."""
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing.api import add_fixes
 
         add_fixes(model, prediction, time, target)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _render_text(
+    results: list[ModelCheck], target: Target, width: int, *, half: bool, **settings: Any
+) -> str:
+    from qdqtool.formats.predict_text import format_build_command, has_int8, render
+
+    texts = []
+    for result in results:
+        if result.prediction is None:
+            continue
+        text = render(result.prediction, width, time=result.time, **settings)
+        if settings["way"] is None and not target.is_rtx and has_int8(result.prediction):
+            text = (
+                f"{text.rstrip()}\n\n{format_build_command(target, result.path, width, half=half)}"
+            )
+        if len(results) > 1:
+            text = f"{as_line(result.path)}\n{text.rstrip()}\n"
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _print_failures(results: list[ModelCheck]) -> int:
+    """Print unmet requirements, then errors; return the exit code."""
+    failures: list[str] = []
+    errors: list[str] = []
+    for result in results:
+        if result.prediction is None:
+            errors += result.unmet
+        elif len(results) == 1:
+            failures += result.unmet
+        else:
+            failures += [f"{result.path}: {line}" for line in result.unmet]
+    for line in (*failures, *dict.fromkeys(errors)):
+        _print_note(line)
+    return 2 if errors else int(bool(failures))
+
+
+# Requirements: --require, --fail-on, --require-gain
+
+
+def _compile_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
@@ -277,38 +299,43 @@ def _pattern(text: str) -> re.Pattern[str]:
         ) from None
 
 
-def _code(text: str) -> str:
+def _find_code(text: str) -> str:
+    """Return the severity or the finding code that a user means."""
     if text.lower() in _SEVERITIES:
         return text.lower()
     from qdqtool.findings import codes
 
-    found = codes.find(text)
-    if found is None:
+    entry = codes.find(text)
+    if entry is None:
         raise click.BadParameter(
             f"no finding has the code '{text}'; {codes.suggest_code(text)}", param_hint="--fail-on"
         )
-    return found.code
+    return entry.code
 
 
 def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
-    """One line for each pattern that matches a convolution which is not INT8."""
-    found = (
-        (p.pattern, [c for c in prediction.convolutions if p.search(c.name)]) for p in patterns
-    )
-    return [
-        f"--require '{pattern}' is not met: {len(missed)} of {len(matching)} convolutions are not INT8 "
-        f"({_some(missed)})"
-        for pattern, matching in found
-        if (missed := [c.name for c in matching if not c.is_int8])
-    ]
-
-
-def _matched(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:
-    """Raises QdqtoolError for a pattern that matches nothing: a typing mistake, or the networks have changed."""
+    """Return one line for each pattern that matches a convolution which is not INT8."""
+    lines = []
     for pattern in patterns:
-        if not any(
-            pattern.search(c.name) for prediction in predictions for c in prediction.convolutions
-        ):
+        matches = [c for c in prediction.convolutions if pattern.search(c.name)]
+        missed = [c.name for c in matches if not c.is_int8]
+        if missed:
+            lines.append(
+                f"--require '{pattern.pattern}' is not met: {len(missed)} of {len(matches)} "
+                f"convolutions are not INT8 ({format_list(missed, 3)})"
+            )
+    return lines
+
+
+def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:
+    """Check that each pattern matches a convolution of some network.
+
+    Raises:
+        QdqtoolError: A pattern matches none.
+    """
+    names = [c.name for prediction in predictions for c in prediction.convolutions]
+    for pattern in patterns:
+        if not any(map(pattern.search, names)):
             raise QdqtoolError(
                 f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all",
                 code="no-match",
@@ -316,21 +343,32 @@ def _matched(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> 
             )
 
 
-def _unmet_findings(prediction: Prediction, wanted: list[str]) -> list[str]:
+def _unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
+    """Return one line for each code or severity of ``--fail-on`` that has a finding."""
     lines = []
-    for text in dict.fromkeys(wanted):
-        hits = [
-            f
+    for code in dict.fromkeys(codes):
+        severities = _SEVERITIES if code == "warning" else (code,)
+        places = [
+            f"{f.code} at {f.node}" if f.node else f.code
             for f in prediction.findings
-            if text in (f.code, str(f.severity)) or (text == "warning" and f.severity == "error")
+            if f.code == code or f.severity in severities
         ]
-        if hits:
-            found = _some([f"{f.code} at {f.node}" if f.node else f.code for f in hits])
-            lines.append(
-                f"--fail-on {text}: {len(hits)} finding{'s' if len(hits) > 1 else ''} ({found})"
-            )
+        if places:
+            count = format_count(len(places), "finding")
+            lines.append(f"--fail-on {code}: {count} ({format_list(places, 3)})")
     return lines
 
 
-def _some(items: list[str]) -> str:
-    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
+def _unmet_gain(time: TimeEstimate | None, required: float | None) -> list[str]:
+    """Return a line if the low end of the gain is below the required one, or unknown."""
+    if required is None or time is None:
+        return []
+    gain = time.gain_range
+    if gain is None:
+        return [f"--require-gain {required:g}: the model has no Q/DQ, or its gain is not known"]
+    if gain.low >= required:
+        return []
+    return [
+        f"--require-gain {required:g}: {gain.low:.2f} to {gain.high:.2f} times as fast as "
+        f"{gain.precision}"
+    ]

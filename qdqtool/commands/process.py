@@ -1,7 +1,5 @@
 """The process of the command line: signals, standard streams, exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io
@@ -36,7 +34,7 @@ class StopRequest(KeyboardInterrupt):
         self.code = code
 
 
-def stop_message(stop: KeyboardInterrupt) -> str:
+def stop_message(stop: BaseException | None) -> str:
     """Return the line that the user sees after a signal."""
     message = _MESSAGES.get(getattr(stop, "code", INTERRUPTED), "stopped")
     return f"{message}. No partial output was written."

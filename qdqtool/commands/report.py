@@ -1,7 +1,5 @@
 """``qdqtool report``: one HTML page about a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click
@@ -51,7 +49,7 @@ def command(
     files: tuple[str, ...],
     before: str | None,
     output: str | None,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
     """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
@@ -74,7 +72,7 @@ def command(
             code="option-conflict",
             parameter="before",
         )
-    path = output or f"{model_stem(model) or 'model'}_report.html"  # in the current folder
+    path = output or f"{model_stem(model) or 'model'}_report.html"
     reserve_output(path, "-o")
     result = report(model, *builds, before=before or (others[0] if others else None), **settings)
     result.save(path)

@@ -1,6 +1,4 @@
-"""``qdqtool tune``: the fastest placement that is accurate enough."""
-
-from __future__ import annotations
+"""``qdqtool tune``: the fastest placement of Q/DQ that keeps the accuracy."""
 
 import contextlib
 import sys
@@ -124,13 +122,13 @@ def command(
     target: str | None,
     images: options.ImageArguments,
     everything: bool,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
     """Find the placement of Q/DQ in the float MODEL with the least time that keeps its accuracy.
 
     Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no TensorRT is
-    needed. What the result is worth is measured on held-out images.
+    needed. The accuracy of the result is measured on held-out images.
 
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad input.
     """
@@ -151,16 +149,14 @@ def command(
     if state is None and not no_state and not is_stream(Path(path)):
         state = f"{path}.tuning"
 
-    for written, option in ((path, "-o"), (result, "--result"), (state, "--state")):
-        reserve_output(written, option)
+    for output_path, option in ((path, "-o"), (result, "--result"), (state, "--state")):
+        reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render_tuning
-    from qdqtool.formats.output import as_options, worded
+    from qdqtool.formats.output import as_options, use_option_names
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
 
-    with contextlib.redirect_stdout(
-        sys.stderr
-    ):  # a metric of the user's may print, and stdout is the answer's
+    with contextlib.redirect_stdout(sys.stderr):  # the user's metric may print
         tuning = tune(
             model,
             calib,
@@ -183,10 +179,10 @@ def command(
     notes = [f"wrote {path}"]
     if state is not None:
         notes.append(
-            f"kept {state}: what was measured, for another --keep; remove it when you are done"
+            f"kept {state}: the measurements, for another --keep; remove it when you are done"
         )
     answer.write(
-        lambda: worded(tuning.as_json()),
+        lambda: use_option_names(tuning.as_json()),
         lambda width: "\n".join([render_tuning(tuning, width, everything=everything), *notes]),
     )
     return 0 if tuning.reached else 1

@@ -1,6 +1,4 @@
-"""Wrong use of the command line, told apart by a code."""
-
-from __future__ import annotations
+"""Error of wrong use of the command line."""
 
 import click
 
@@ -9,7 +7,7 @@ class UsageError(click.UsageError):
     """Arguments or options that are missing, contradict each other, or have no effect.
 
     Attributes:
-        code: Identifier of the cause, such as ``"option-conflict"``. It stays when the message is reworded.
+        code: Identifier of the cause, such as ``"option-conflict"``; independent of the message.
         parameter: Argument or option that the error is about, as click names it.
     """
 

@@ -1,4 +1,4 @@
-"""qdqtool verify."""
+"""``qdqtool verify``: the prediction compared with a real build."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from-log",
     is_flag=True,
-    help="There is no model: rebuild the graph from the log itself.",
+    help="Without a model: rebuild the graph from the log itself.",
 )
 @click.option(
     "--allow-partial",
@@ -45,13 +45,13 @@ def command(
     clock: float | None,
     from_log: bool,
     allow_partial: bool,
-    answer: options.Answer,
+    answer: options.AnswerWriter,
 ) -> int:
     """Compare the prediction with a real TensorRT build.
 
     MODEL is the Q/DQ model; BUILD a trtexec or Python-API log, a layer JSON (--exportLayerInfo), a profile, or several
     files of the same build; - is standard input. With --builder the model is built on this machine first, with
-    --from-log there is no MODEL.
+    --from-log omit MODEL.
 
     Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """

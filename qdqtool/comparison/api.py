@@ -31,7 +31,7 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
@@ -146,7 +146,7 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
         return True
     file_type = file_types.recognize(name, head) if not compression.find_magic(head) else None
     if file_type is not None and not file_type.of_build:
-        raise file_types.not_a_model(name, head, error=QdqtoolError)
+        raise file_types.wrong_file_error(name, head, error=QdqtoolError)
     return False
 
 
@@ -202,15 +202,15 @@ def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:
     """Reject models of different networks, and models without layers to compare."""
-    has_weights = bool(a.view.weighted or b.view.weighted)
-    has_pairs = any(n.index in matching.pairs for n in a.view.weighted)
+    has_weights = bool(a.view.nodes_with_weights or b.view.nodes_with_weights)
+    has_pairs = any(n.index in matching.pairs for n in a.view.nodes_with_weights)
     if matching.likeness >= MIN_LIKENESS and (has_pairs or not has_weights):
         return
     for side in (a, b):
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} has {obstacles(findings)}; there are no layers to compare",
+                f"{side.title} has {describe_obstacles(findings)}: nothing to compare",
                 code="unsupported",
             )
     reason = "no layer in common"
@@ -398,7 +398,7 @@ def _compare_with_build(
         summary.products = sum(c.is_product for c in prediction.convolutions)
         summary.plain = summary.convolutions - summary.products
     file.conversions = _predicted_conversions(prediction, engine.conversions)
-    file.obstacle = obstacles(prediction.findings)
+    file.obstacle = describe_obstacles(prediction.findings)
     sides = (engine, file) if build_first else (file, engine)
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized

@@ -150,14 +150,16 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
     named, total = count_named_convolutions(view.model, build)
     if named == total or is_all_myelin(build):
         return True
-    numbered = any(NUMBERED_NAME.search(n.name) for n in view.weighted)
+    numbered = any(NUMBERED_NAME.search(n.name) for n in view.nodes_with_weights)
     return named >= MIN_NAMED * total and not numbered
 
 
 def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """Match nodes with layers by the names of weights, then by kernel and channels in order."""
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
-    nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
+    nodes = [
+        n for n in view.nodes_with_weights if n.output in view.varying and view.weights(n).folded
+    ]
     pairs = _match_weight_names(view, nodes, layers)
     paired = {id(item) for pair in pairs for item in pair}
     pairs += align(

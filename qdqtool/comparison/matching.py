@@ -72,7 +72,7 @@ class AnchorGraph:
 
 def build_anchor_graph(view: View) -> AnchorGraph:
     """Find the anchors of a graph and their neighbors."""
-    anchors = [n for n in view.weighted if n.input(1) and view.weights(n).folded]
+    anchors = [n for n in view.nodes_with_weights if n.input(1) and view.weights(n).folded]
     indices = {n.index for n in anchors}
     signatures = {n.index: _signature(view, n) for n in anchors}
     above, below = _find_anchors_above(view, indices), _find_anchors_below(view, indices)
@@ -251,7 +251,7 @@ def _pair_classes(
 def _names_agree(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> bool:
     """Return whether equal names mean equal nodes.
 
-    They are checked against the pairs of the structure, or if there are none, against the
+    They are checked against the pairs of the structure, or without such pairs against the
     signatures.
     """
     indices = {n.name: n.index for n in second.anchors}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
-from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
@@ -39,7 +39,7 @@ class ModelSide:
 
 
 def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeSide]:
-    weighted = {n.index for n in view.weighted}
+    weighted = {n.index for n in view.nodes_with_weights}
     nodes: dict[int, NodeSide] = {}
     for node in view.model.ordered:
         has_dq = any(qdq.is_dq(view.model.producer(tensor)) for tensor in node.inputs)
@@ -119,7 +119,7 @@ def read_scales(view: View, node: Node | None, with_axis: bool = True) -> Quanti
 def summarize_model(side: ModelSide) -> SideSummary:
     """Return the totals of a model."""
     view, prediction = side.view, side.prediction
-    weighted = [n for n in view.weighted if n.output in view.varying]
+    weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
     summary = SideSummary(
         "model",
@@ -138,7 +138,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.plain = sum(not c.is_product for c in prediction.convolutions)
     summary.conversions, summary.target = prediction.conversions, prediction.target
     summary.compute_capabilities = prediction.compute_capabilities
-    summary.obstacle = obstacles(prediction.findings)
+    summary.obstacle = describe_obstacles(prediction.findings)
     if prediction.time is not None:
         summary.ms, summary.gpu = prediction.time["total_ms"], prediction.time["gpu"]
     return summary

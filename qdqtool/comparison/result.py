@@ -240,7 +240,7 @@ class SideSummary:
         quantized: Whether it has any INT8: Q/DQ in the file, or INT8 convolutions in the engine.
         convolutions: Number of Conv, ConvTranspose, Gemm and MatMul (of a build: of its layers).
         products: Number of matrix products, including those of two activations without Q/DQ.
-        plain: Number of convolutions that are no matrix products.
+        plain: Number of convolutions without the matrix products.
         int8: How many of ``convolutions`` are INT8; None if unknown.
         int8_to_int8: How many of the INT8 ones write INT8.
         conversions: Remaining Q and DQ; None if the target does not count them.

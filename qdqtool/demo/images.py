@@ -1,7 +1,5 @@
 """Generated images to calibrate the demo network with: gradients, shapes and noise."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """YOLOv8 networks with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,8 +46,7 @@ def yolov8n(
         class scores.
 
     Raises:
-        ModelError: ``size`` is not a positive multiple of 32, ``classes`` is below 1, or
-            ``activation`` is unknown.
+        ModelError: ``size`` is not a positive multiple of 32.
     """
     return yolov8("n", size, classes, seed, activation)
 
@@ -67,16 +64,6 @@ def yolov8(
             f"demo model: size {size} is not a positive multiple of 32",
             code="out-of-range",
             parameter="size",
-        )
-    if classes < 1:
-        raise ModelError(
-            f"demo model: classes {classes} is below 1", code="out-of-range", parameter="classes"
-        )
-    if activation not in _SECOND_MOMENT:
-        raise ModelError(
-            f"demo model: activation '{activation}' is unknown; use silu or relu",
-            code="unknown-choice",
-            parameter="activation",
         )
     net = YoloBuilder(seed, activation)
     add_head(net, add_backbone_and_neck(net, *SIZES[letter]), size, classes)

@@ -1,7 +1,5 @@
 """Recorded build of the default demo model, for machines without a compiler."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

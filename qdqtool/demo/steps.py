@@ -1,11 +1,10 @@
 """Steps of ``qdqtool demo``, with the text that reports them."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +31,7 @@ _GPU = "RTX 3060"  # the report estimates times for it
 def run_demo(
     folder: Path, size: int, images: int, activation: str, target: Target
 ) -> Iterator[str]:
-    """Run the demo in a folder and yield the lines to print.
+    """Run the demo in a folder and yield the texts to print.
 
     Args:
         folder: The folder, created if it is missing.
@@ -57,33 +56,34 @@ def run_demo(
     _create_folder(image_folder, folder)
     save(proto, model)
     write_images(image_folder, images, size)
-    yield f"1. wrote {model} (YOLOv8n architecture, random weights)"
-    yield f"   and {images} generated images of {size} x {size} pixels to {image_folder}"
-    yield ""
-    yield "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
+    yield (
+        f"1. wrote {model} (YOLOv8n architecture, random weights)\n"
+        f"   and {images} generated images of {size} x {size} pixels to {image_folder}\n\n"
+        "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
+    )
     cache = folder / "calibration.npz"
     result = insert(
         model, image_folder, target=target, progress=True, calib_cache=cache, overwrite_cache=True
     )
     result.save(quantized)
-    yield from _indent(render(result, terminal_width() - 3))
+    yield _indent(render(result, terminal_width() - 3))
     yield f"   wrote {quantized}"
     pixels, correlation = _compare_outputs(proto, result.model, size, images)
-    yield f"   on {_COMPARED_IMAGES} other images boxes move by {pixels:.1f} px on average;"
-    yield f"   the correlation of the scores is {correlation:.3f}"
-    yield ""
-    yield "3. qdqtool verify: a real compiler's answer"
+    yield (
+        f"   on {_COMPARED_IMAGES} other images boxes move by {pixels:.1f} px on average;\n"
+        f"   the correlation of the scores is {correlation:.3f}\n\n"
+        "3. qdqtool verify: a real compiler's answer"
+    )
     yield from _verify(quantized)
-    yield ""
-    yield "4. qdqtool report: one page to look at"
+    yield "\n4. qdqtool report: one page to look at"
     yield from _report(model, quantized, cache, target)
-    yield ""
-    seconds = time.perf_counter() - started
-    yield f"done in {seconds:.1f} s. With a model of your own and a few hundred of its images:"
-    yield f"  qdqtool insert yolov8n.onnx --calib images/ --target {result.target}"
-    yield "Look closer at this one:"
-    command = f"predict {shlex.quote(str(quantized))} --target {result.target} --all"
-    yield f"  {_program_name()} {command}"
+    yield (
+        f"\ndone in {time.perf_counter() - started:.1f} s. "
+        "With a model of your own and a few hundred of its images:\n"
+        f"  qdqtool insert yolov8n.onnx --calib images/ --target {result.target}\n"
+        "Look closer at this one:\n"
+        f"  {_program_name()} predict {shlex.quote(str(quantized))} --target {result.target} --all"
+    )
 
 
 def _create_folder(image_folder: Path, folder: Path) -> None:
@@ -102,8 +102,8 @@ def _create_folder(image_folder: Path, folder: Path) -> None:
             path.unlink()
 
 
-def _indent(text: str) -> Iterator[str]:
-    return (f"   {line}".rstrip() for line in text.rstrip().splitlines())
+def _indent(text: str) -> str:
+    return textwrap.indent(text.rstrip(), "   ")
 
 
 def _compare_outputs(
@@ -135,14 +135,17 @@ def _verify(quantized: Path) -> Iterator[str]:
         from qdqtool.verification.api import verify_with_builder
 
         result = verify_with_builder(quantized, "tensorrt-rtx")
-        yield from _indent(render_verification(result, width - 3))
+        yield _indent(render_verification(result, width - 3))
         return
     recorded = verify_recorded(quantized)
     if recorded is None:
-        yield "   no TensorRT-RTX here, and the recorded build is of the default demo model, not of this one"
+        yield (
+            "   no TensorRT-RTX here, and the recorded build is of the default demo model, "
+            "not of this one"
+        )
     else:
         yield "   no TensorRT-RTX here: compared with the record of an earlier build of this model"
-        yield from _indent(render_verification(recorded, width - 3))
+        yield _indent(render_verification(recorded, width - 3))
     yield from wrap(
         "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the "
         "model with TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes "
@@ -165,8 +168,9 @@ def _report(model: Path, quantized: Path, cache: Path, target: Target) -> Iterat
 
     page = quantized.with_name("yolov8n-demo_report.html")
     report(quantized, before=model, target=target, gpu=_GPU, calib_cache=cache).save(page)
-    yield f"   wrote {page}: open it in a browser"
-    yield f"   (its times are estimates for one GPU, {_GPU})"
+    yield (
+        f"   wrote {page}: open it in a browser\n   (its times are estimates for one GPU, {_GPU})"
+    )
 
 
 def _program_name() -> str:

@@ -104,7 +104,7 @@ class ExtractionJob:
             # There is nothing to show. A model that cannot be predicted is not given to a builder.
             self._set_part(self.cutter.whole_part())
             self.invariants = Invariants.from_findings(self.whole, ())
-            self._describe_selection = lambda rename: "what the build depends on"
+            self._describe_selection = lambda rename: "the part that the build depends on"
         else:
             raise QdqtoolError(
                 "missing selection: give a `finding`, a `node`, `inputs` and `outputs`, or a "
@@ -127,7 +127,7 @@ class ExtractionJob:
         if hops is None:
             self._narrow([node])
             self._describe_selection = lambda rename: (
-                f"what the prediction of {rename(node.name)} depends on"
+                f"the part that the prediction of {rename(node.name)} depends on"
             )
             return
         self._set_part(self.cutter.complete(self.cutter.find_nodes_within([node], hops)))
@@ -468,7 +468,7 @@ def extract(
         keep_interrupted: Whether Ctrl-C while shrinking returns the smallest model so far.
         finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of
             ``predict``), or several. With `node`: those at that node.
-        node: Name of a node whose prediction stays.
+        node: Name of a node whose prediction must not change.
         hops: Number of nodes around `node`. Default: as many as its prediction needs.
         inputs: Tensors at which the part begins. Default: the network's inputs.
         outputs: Tensors at which it ends. Default: the network's outputs.

@@ -9,10 +9,10 @@ from onnx import helper
 from qdqtool.errors import ModelError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
-from qdqtool.proto.slim import tensor_bytes, without_data
+from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.proto.subgraphs import (
-    called_functions,
     extract_part,
+    find_called_functions,
     find_dependencies,
     nested_graphs,
 )
@@ -251,7 +251,7 @@ class ModelCutter:
         """
         proto = self._build(part, lambda tensor: tensor)
         graph = proto.graph
-        functions = called_functions(proto)
+        functions = find_called_functions(proto)
         if len(functions) < len(proto.functions):
             functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
             del proto.functions[:]
@@ -272,7 +272,7 @@ class ModelCutter:
         """
 
         def shorten(tensor: onnx.TensorProto) -> onnx.TensorProto:
-            return tensor if tensor_bytes(tensor) <= _SMALL else without_data(tensor)
+            return tensor if tensor_bytes(tensor) <= _SMALL else strip_data(tensor)
 
         model = self.model
         proto = self._build(part, shorten)

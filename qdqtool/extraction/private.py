@@ -30,7 +30,7 @@ from qdqtool.findings.codes import CODES
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.proto.external_data import all_tensors, location_of, to_array
+from qdqtool.proto.external_data import all_tensors, read_location, to_array
 from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
 from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.targets import TARGETS
@@ -334,7 +334,7 @@ _CLEARED = frozenset(
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
 _UNNAMED_PREFIX = "node_of_"  # of TensorRT's name for a node without one, before its output
-_COPY_SUFFIX = re.compile(r"(?:_clone_\d+)*\Z")  # of the names of copies before Concats
+_COPY_SUFFIX = "_clone_"  # and a number, in the names of copies before Concats
 _LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
 _COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers of any text
 # Words in the report of every model.
@@ -347,6 +347,15 @@ _REPORT_WORDS = frozenset(
         *CODES,
     }
 )
+
+
+def _without_copy_suffixes(name: str) -> str:
+    end = len(name)
+    while (start := name.rfind(_COPY_SUFFIX, 0, end)) >= 0:
+        if not name[start + len(_COPY_SUFFIX) : end].isdigit():
+            break
+        end = start
+    return name[:end]
 
 
 class PrivateNames:
@@ -397,7 +406,7 @@ class PrivateNames:
             return "".join(p if i % 2 else self.rename_layer(p) for i, p in enumerate(parts))
         if name not in self.names and name.startswith(_UNNAMED_PREFIX):
             return _UNNAMED_PREFIX + self.rename_layer(name.removeprefix(_UNNAMED_PREFIX))
-        original = name if name in self.names else _COPY_SUFFIX.sub("", name)
+        original = name if name in self.names else _without_copy_suffixes(name)
         return self.names.get(original, original) + name[len(original) :]
 
     def replace_names(self, text: str) -> str:
@@ -483,7 +492,7 @@ def make_private(
     """
     path = whole.path or "model"
     secrets = {*_texts(whole.proto), whole.path, whole.base_dir}
-    secrets.update(location_of(t) for t in all_tensors(whole.proto.graph))
+    secrets.update(read_location(t) for t in all_tensors(whole.proto.graph))
     secrets = {s for s in secrets if s and not is_public(s)}
     problem = ""
     for seed in range(_SEEDS):
@@ -504,7 +513,7 @@ def make_private(
         if not problem:
             return private, names
     raise ModelError(
-        "with other weights and scales the prediction would not stay the same "
+        "with other weights and scales the prediction would change "
         f"({problem}); extract a smaller part, or send it without `private`",
         path,
         code="prediction-changes",

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from qdqtool.ir import qdq
 from qdqtool.proto.external_data import to_array
-from qdqtool.proto.subgraphs import STANDARD, captured_tensors, extract_part
+from qdqtool.proto.subgraphs import STANDARD, extract_part, find_captured_tensors
 from qdqtool.util import limits
 
 Reduction = Callable[..., Iterator[onnx.ModelProto]]
@@ -160,7 +160,7 @@ def _remove_range(
     if any(output.name in produced for output in proto.graph.output):
         return None
     others = (node for i, node in enumerate(nodes) if i not in indices)
-    consumed = {t for node in others for t in (*node.input, *captured_tensors(node))}
+    consumed = {t for node in others for t in (*node.input, *find_captured_tensors(node))}
     inputs = [t for t in produced if t in consumed]
     if any(t not in types for t in inputs):
         return None

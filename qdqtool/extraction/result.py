@@ -1,10 +1,12 @@
 """Result of an extraction, and the text of an issue about it."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import platform
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -12,6 +14,7 @@ from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import DataError
 from qdqtool.extraction.invariants import Invariants
 from qdqtool.extraction.private import PrivateNames
+from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.types import (
     TOOL_VERSION,
@@ -27,19 +30,22 @@ from qdqtool.util.json_text import parse_json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import as_line, as_text
 
+if TYPE_CHECKING:
+    import onnx_graphsurgeon
+
 SCHEMA = "qdqtool/extraction/1"
 
 
 @dataclass(slots=True, repr=False)
 class Extraction:
-    """A small model, and what it shows of a large one.
+    """A small model with a finding or prediction of a large one.
 
     Attributes:
         proto: The small model.
         prediction: Prediction of the small model.
         whole: Prediction of the whole model.
-        shown: Findings and convolutions that are the same in both. If the model is private, what
-            its own prediction says of the same nodes.
+        shown: Findings and convolutions that are the same in both. If the model is private, the
+            same nodes in its own prediction.
         nodes: Number of nodes of the small and of the whole model.
         kept: One line that says what was kept and why.
         notes: Further notes for the user.
@@ -70,6 +76,10 @@ class Extraction:
     def ok(self) -> bool:
         """Whether the extraction was completed and shows something."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
+
+    def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
+        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        return to_graphsurgeon(self.proto)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the small model atomically.

@@ -16,9 +16,9 @@ from qdqtool.extraction.reductions import (
     may_hold_sizes,
     prune,
 )
-from qdqtool.proto.external_data import has_data, stored_bytes
+from qdqtool.proto.external_data import data_size, has_data
 from qdqtool.proto.shapes import infer_shapes
-from qdqtool.proto.slim import tensor_bytes, without_data
+from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.util import limits
 
 ModelCheck = Callable[[onnx.ModelProto], bool]
@@ -179,7 +179,7 @@ def _digest(proto: onnx.ModelProto) -> bytes:
 
 def _constant_size(proto: onnx.ModelProto) -> int:
     """Return the bytes of the initializers with data, without serializing them."""
-    return sum(stored_bytes(t) for t in proto.graph.initializer if has_data(t))
+    return sum(data_size(t) for t in proto.graph.initializer if has_data(t))
 
 
 def detach_constants(
@@ -198,7 +198,7 @@ def detach_constants(
             return tensor
         mark = hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()
         constants.setdefault(mark, tensor)
-        stub = without_data(tensor)
+        stub = strip_data(tensor)
         stub.doc_string = mark
         return stub
 

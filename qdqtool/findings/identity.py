@@ -108,7 +108,7 @@ def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
 
-# What is told of a class, where that depends on its values -----------------------------------------------------------
+# What is told of a class, where that depends on its values ------------------------------------
 
 
 def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> IdentityKey:

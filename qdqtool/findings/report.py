@@ -178,7 +178,7 @@ class Diagnosis:
     Attributes:
         node: Node at which the cost arises: the Add, the Concat, the pooling ...
         cause: The reason and the reasons that explain it.
-        size: Size of the tensor that is converted or stays float.
+        size: Size of the tensor that is converted or remains float.
         convolutions: Convolutions that it affects.
         joined: Whether causes of the same code and node are reported in one finding.
         gains: Whether the change improves anything. Otherwise the finding is a note.

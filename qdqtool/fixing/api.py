@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -18,6 +18,7 @@ from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.graph import Model
+from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import ModelSource, load_full, save
 from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.view import View
@@ -28,6 +29,9 @@ from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon
 
 FIX_SCHEMA = "qdqtool/fix/1"
 _MAX_SITES = 512  # of one kind of fix whose savings are estimated
@@ -73,6 +77,10 @@ class Fixed:
     def ok(self) -> bool:
         """Whether the fixed model has no finding that is an error."""
         return all(f.severity != Severity.ERROR for f in self.after.findings)
+
+    def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
+        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        return to_graphsurgeon(self.proto)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fixed model atomically.

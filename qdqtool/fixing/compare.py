@@ -46,7 +46,7 @@ def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto
     """
     if body:
         view = View(model)
-        needed = {n.index for n in view.weighted} | view.feeds_weighted
+        needed = {n.index for n in view.nodes_with_weights} | view.feeds_weighted
         removed = {n.index for n in model.nodes if n.index not in needed}
         return _remove_nodes(model, removed), _names_of_nodes(model, removed)
     removed = {n.index for n in model.nodes if not _is_known(n.op, n.domain, model.opset)}

@@ -202,7 +202,7 @@ def _find_quantizers_of_inputs(
         if qdq.find_pair(view.model, tensor) is not None:
             continue
         consumers = view.model.consumers(tensor)
-        q = next((n for n in consumers if qdq.is_q(n) and not view.params(n).per_channel), None)
+        q = next((n for n in consumers if qdq.is_q(n) and not view.params(n).is_per_channel), None)
         if q is None or not _dequantizers(view, q):
             return []
         quantizers.append((position, q))

@@ -55,7 +55,7 @@ def find_asymmetric_quantizers(
 
 
 def _weight_dqs(view: View) -> set[int]:
-    dqs = (view.weights(n).dq for n in view.weighted)
+    dqs = (view.weights(n).dq for n in view.nodes_with_weights)
     return {dq.index for dq in dqs if dq is not None}
 
 

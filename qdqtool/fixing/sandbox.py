@@ -34,8 +34,8 @@ class RunError(Exception):
     """A model that onnxruntime cannot run.
 
     Attributes:
-        code: Identifier of the cause, such as ``"cpu-time-limit"``. It stays when the message is
-            reworded.
+        code: Identifier of the cause, such as ``"cpu-time-limit"``. It does not change when the
+            message is reworded.
         parameter: Parameter of the Python API that raises the limit. Empty if there is none.
         node: Tensor that the error is about. Empty if there is none.
     """

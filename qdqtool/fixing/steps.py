@@ -126,7 +126,7 @@ MODEL_STEPS = (
         _EXACT,
         changes_types=True,
         rounding=compare.HALF_ROUNDING,
-        description="what is not quantized is FP16",
+        description="layers that are not quantized are FP16",
         convert=quantizers.to_half,
     ),
 )

@@ -1,4 +1,4 @@
-"""Predictions for a code review: SARIF 2.1.0 for annotations, Markdown for the summary of a job."""
+"""Predictions for a code review: SARIF 2.1.0 for annotations, Markdown for job summaries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qdqtool.findings import codes
-from qdqtool.formats.predict_text import decision, remarks, summary, verdict
+from qdqtool.formats.predict_text import decision, remarks, time_summary, verdict
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction
 from qdqtool.util.text import one_line
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-_REQUIREMENT = "REQUIREMENT"  # the rule of what --require, --require-gain and --fail-on ask for
-_UNUSABLE = "UNUSABLE"  # the rule of models that cannot be predicted
+_REQUIREMENT = "REQUIREMENT"  # rule of requirements (--require, --require-gain, --fail-on)
+_UNUSABLE = "UNUSABLE"  # rule of models that cannot be predicted
 _CELL = 300  # characters of a message in a table
 _ROWS = 50  # lines of a list in Markdown; a job's summary holds one MiB
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A model that was predicted, or could not be.
+class ModelCheck:
+    """The result for one model.
 
     Attributes:
-        path: As it was given: in a repository, relative to its root.
+        path: Path in the command line; in a repository, relative to its root.
         target: The target's name.
-        prediction: What TensorRT will do; None where the model cannot be used.
-        unmet: One line for each requirement that is not met, or why the model cannot be used.
-        time: How long it takes on a GPU; None where nobody asked.
+        prediction: The prediction, None if the model cannot be used.
+        unmet: Requirements that are not met, or the reason why the model cannot be used.
+        time: Estimated time on a GPU, None without a GPU.
     """
 
     path: str
@@ -46,47 +46,50 @@ class Checked:
     time: TimeEstimate | None = None
 
 
-def sarif(checked: Iterable[Checked]) -> Json:
-    """One run for each model, with a category of its own (``automationDetails``), as code hosts ask for.
+def to_sarif(checks: Iterable[ModelCheck]) -> Json:
+    """Return a SARIF log with one run for each model.
 
-    Source: OASIS, Static Analysis Results Interchange Format 2.1.0; a location has a line, which an ONNX file does not
-    have, because code hosts show no result without one.
+    Code hosts require a category for each run (``automationDetails``), and a line for each
+    location, although an ONNX file has none.
+
+    Source: OASIS, Static Analysis Results Interchange Format 2.1.0.
     """
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(one) for one in checked]}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(check) for check in checks]}
 
 
-def _run(one: Checked) -> Json:
-    findings = one.prediction.findings if one.prediction else []
-    rules = [_rule(code, one.target) for code in dict.fromkeys(str(f.code) for f in findings)]
-    own, title = (
-        (_UNUSABLE, "The model cannot be predicted")
-        if one.prediction is None
-        else (_REQUIREMENT, "What --require, --require-gain or --fail-on asks for is not met")
-    )
-    if one.unmet:
-        rules.append(
-            {
-                "id": own,
-                "shortDescription": {"text": title},
-                "defaultConfiguration": {"level": "error"},
-            }
-        )
-    place = {rule["id"]: index for index, rule in enumerate(rules)}
+def _run(check: ModelCheck) -> Json:
+    findings = check.prediction.findings if check.prediction else []
+    rules = [_rule(code, check.target) for code in dict.fromkeys(str(f.code) for f in findings)]
+    own, title = _REQUIREMENT, "A condition of --require, --require-gain or --fail-on is not met"
+    if check.prediction is None:
+        own, title = _UNUSABLE, "The model cannot be predicted"
+    if check.unmet:
+        level = {"level": "error"}
+        description = {"text": title}
+        rules.append({"id": own, "shortDescription": description, "defaultConfiguration": level})
+    positions = {rule["id"]: position for position, rule in enumerate(rules)}
     results = [
         _result(
-            one.path, place, str(f.code), f.severity.word, one_line(f"{f.message} {f.fix}"), f.node
+            check.path,
+            positions,
+            str(f.code),
+            f.severity.word,
+            one_line(f"{f.message} {f.fix}"),
+            f.node,
         )
         for f in findings
     ]
-    results += [_result(one.path, place, own, "error", one_line(line), "") for line in one.unmet]
+    results += [
+        _result(check.path, positions, own, "error", one_line(line), "") for line in check.unmet
+    ]
     return {
         "tool": {"driver": {"name": "qdqtool", "version": TOOL_VERSION, "rules": rules}},
-        "automationDetails": {"id": f"qdqtool/{one.target}/{one.path}/"},
+        "automationDetails": {"id": f"qdqtool/{check.target}/{check.path}/"},
         "columnKind": "unicodeCodePoints",
         "results": results,
         "properties": {
-            "target": one.target,
-            "summary": one.prediction.summary() if one.prediction else None,
+            "target": check.target,
+            "summary": check.prediction.summary() if check.prediction else None,
         },
     }
 
@@ -100,7 +103,9 @@ def _rule(code: str, target: str) -> Json:
         "fullDescription": {"text": entry.cause},
         "help": {
             "text": "\n".join(f"{name}: {text}" for name, text in parts),
-            "markdown": "\n\n".join(f"**{name}.** {_escaped(text)}" for name, text in parts),
+            "markdown": "\n\n".join(
+                f"**{name}.** {_escape_markdown(text)}" for name, text in parts
+            ),
         },
         "defaultConfiguration": {"level": entry.severity_on(target).word},
         "properties": {"tags": ["TensorRT", "INT8"]},
@@ -132,64 +137,59 @@ def _result(
     }
 
 
-def markdown(checked: Iterable[Checked]) -> str:
-    """For each model the verdict, what is not met, and a table of its findings, one row a code."""
-    return "\n".join(line for one in checked for line in _section(one))
+def to_markdown(checks: Iterable[ModelCheck]) -> str:
+    """Return a section for each model: verdict, unmet requirements, findings by code."""
+    return "\n".join(line for check in checks for line in _section(check))
 
 
-def _section(one: Checked) -> list[str]:
-    if one.prediction is None:
-        return [
-            f"### {_escaped(one.path)}",
-            "",
-            *(f"❌ **Not predicted:** {_escaped(line)}" for line in one.unmet),
-            "",
-        ]
-    lines = [f"### {_escaped(one.path)} on {one.target}", ""]
-    if one.time is not None:
-        where = summary(one.time)
-        lines += [
-            f"**{_escaped(' '.join(decision(one.time)))}** {_escaped(where[0].upper() + where[1:])}.",
-            "",
-        ]
-    lines += [f"**{_escaped(verdict(one.prediction))}**", ""]
-    for line in one.unmet:
-        lines += [f"❌ **Not met:** {_escaped(one_line(line))}", ""]
-    lines += [text for remark in remarks(one.prediction) for text in (_escaped(remark), "")]
-    findings = one.prediction.findings
-    if not findings:
+def _section(check: ModelCheck) -> list[str]:
+    title = f"### {_escape_markdown(check.path)}"
+    if check.prediction is None:
+        problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in check.unmet]
+        return [title, "", *problems, ""]
+    lines = [f"{title} on {check.target}", ""]
+    if check.time is not None:
+        gain = _escape_markdown(" ".join(decision(check.time)))
+        time = time_summary(check.time)
+        lines += [f"**{gain}** {_escape_markdown(time[0].upper() + time[1:])}.", ""]
+    lines += [f"**{_escape_markdown(verdict(check.prediction))}**", ""]
+    for line in check.unmet:
+        lines += [f"❌ **Not met:** {_escape_markdown(one_line(line))}", ""]
+    for remark in remarks(check.prediction):
+        lines += [_escape_markdown(remark), ""]
+    if not check.prediction.findings:
         return [*lines, "No findings.", ""]
-    same: dict[str, list[Finding]] = {}
-    for finding in findings:
-        same.setdefault(finding.code, []).append(finding)
-    lines += ["| | code | places | first of them | what to change |", "|---|---|---|---|---|"]
-    for code, (first, *more) in list(same.items())[:_ROWS]:
-        cells = (first.severity.word, code, str(1 + len(more)), first.message, first.fix)
-        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
-    floats = [c.name for c in one.prediction.convolutions if not c.is_int8]
-    if floats:
-        names = [
-            *map(_cell, floats[:_ROWS]),
-            *([f"and {len(floats) - _ROWS} more"] if len(floats) > _ROWS else []),
-        ]
-        lines += [
-            "",
-            f"<details><summary>Not INT8 ({len(floats)})</summary>",
-            "",
-            *(f"* {name}" for name in names),
-            "",
-            "</details>",
-        ]
+    lines += _finding_table(check.prediction.findings)
+    names = [c.name for c in check.prediction.convolutions if not c.is_int8]
+    if names:
+        rows = [f"* {_cell(name)}" for name in names[:_ROWS]]
+        if len(names) > _ROWS:
+            rows.append(f"* and {len(names) - _ROWS} more")
+        summary = f"<details><summary>Not INT8 ({len(names)})</summary>"
+        lines += ["", summary, "", *rows, "", "</details>"]
     return [*lines, ""]
+
+
+def _finding_table(findings: list[Finding]) -> list[str]:
+    """Return a table with one row for each code."""
+    by_code: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_code.setdefault(finding.code, []).append(finding)
+    lines = ["| | code | places | first of them | what to change |", "|---|---|---|---|---|"]
+    for code, same in list(by_code.items())[:_ROWS]:
+        first = same[0]
+        cells = (first.severity.word, code, str(len(same)), first.message, first.fix)
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return lines
 
 
 def _cell(text: str) -> str:
     text = one_line(text)
-    return _escaped(text if len(text) <= _CELL else f"{text[: _CELL - 3]}...")
+    return _escape_markdown(text if len(text) <= _CELL else f"{text[: _CELL - 3]}...")
 
 
-def _escaped(text: str) -> str:
-    """Names are other people's: nothing in them is markup, a link, a mention or the end of a cell."""
+def _escape_markdown(text: str) -> str:
+    """Escape a text so that names contain no markup, link, mention or end of a cell."""
     return (
         re.sub(r"([\\`*_{}\[\]<>#|~!@&])", r"\\\1", one_line(text))
         .replace("\\@", "&#64;")

@@ -1,4 +1,4 @@
-"""Real builds as text for a terminal: an engine's layers and their costs, two compared, a prediction beside one."""
+"""Text for a terminal about builds: costs of layers, two engines, prediction and build."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
 from qdqtool.buildlog.build_status import IMPLICIT_INT8
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
-from qdqtool.formats.output import Page, as_options
+from qdqtool.formats.output import TextPage, as_options
 from qdqtool.trt.targets import target_named
 from qdqtool.util.text import cut_middle, format_count, format_layer_counts
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
-_SHOWN_MS = 5e-5  # what four digits show
+_SHOWN_MS = 5e-5  # the smallest time that four digits show
 # By qdqtool.comparison.result.ChangeKind, the gravest first.
 _TITLES = {
     "lost-int8": "Lost INT8",
@@ -47,29 +47,31 @@ _SLOW = 1.5  # times the usual from which on a layer stands out
 
 def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool = False) -> str:
     """The layers of an engine (the first twenty unless ``everything``) and totals by kind, precision and type."""
-    page = Page(width, everything)
+    page = TextPage(width, everything)
     build = report.build
     device = f" on {build.device}" if build.device else ""
     time = f", {report.total_ms:.4f} ms" if report.has_times else ""
-    page.line(f"{build.title}{device}: {format_count(len(report.rows), 'layer')}{time}")
+    page.add_lines(f"{build.title}{device}: {format_count(len(report.rows), 'layer')}{time}")
     if report.implicit_int8:
         page.fill(IMPLICIT_INT8)
-    page.gap()
+    page.add_gap()
     page.fill(
         "MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0
     )
-    page.line(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer")
-    for row in page.each(report.sorted_rows(sort), _LISTED, "... "):
-        _row(page, row)
-    _slow(page, report)
+    page.add_lines(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer")
+    for row in page.iterate_rows(report.sorted_rows(sort), _LISTED, "... "):
+        _add_layer(page, row)
+    _add_slow_layers(page, report)
     for key in ("kind", "precision", "type"):
-        _totals(page, key, report.totals(key), timed=report.has_times)
+        _add_totals(page, key, report.totals(key), timed=report.has_times)
     if report.unmatched:
-        page.heading(f"in the profile and not in the listing: {', '.join(report.unmatched[:10])}")
+        page.add_heading(
+            f"in the profile and not in the listing: {', '.join(report.unmatched[:10])}"
+        )
     return str(page)
 
 
-def _row(page: Page, row: LayerCost) -> None:
+def _add_layer(page: TextPage, row: LayerCost) -> None:
     ms = f"{row.ms:8.4f}" if row.ms is not None else " " * 8
     share = f"{row.share:6.1%}" if row.share is not None else " " * 6
     macs = f"{'?':>9}" if row.macs is None else f"{row.macs / 1e6:9.1f}" if row.macs else " " * 9
@@ -77,7 +79,7 @@ def _row(page: Page, row: LayerCost) -> None:
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if page.everything else layer_title(row)
     numbers = f"{row.index:>4} {ms} {share} {macs} {size} {intensity}"
-    page.line(
+    page.add_lines(
         *(
             [f"{numbers}  {name}"]
             if len(numbers) + 2 + len(name) <= page.width
@@ -94,12 +96,12 @@ def _row(page: Page, row: LayerCost) -> None:
     page.fill(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, " " * 8)
 
 
-def _slow(page: Page, report: EngineReport) -> None:
+def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
     """Layers that take much longer than such layers usually do: a slow tactic, or work that does not show."""
     slow = [r for r in report.rows if r.times_expected is not None and r.times_expected > _SLOW]
     slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
     if slow:
-        page.heading(
+        page.add_heading(
             f"Slower than such layers usually are on {report.gpu} ({len(slow)}): a slow tactic or format"
         )
     for row in slow[:_SLOW_LISTED]:
@@ -113,16 +115,16 @@ def _slow(page: Page, report: EngineReport) -> None:
         )
 
 
-def _totals(page: Page, key: str, totals: dict[str, LayerTotals], *, timed: bool) -> None:
-    page.line("", f"{f'By {key}':<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'MB':>10}")
+def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, timed: bool) -> None:
+    page.add_lines("", f"{f'By {key}':<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'MB':>10}")
     for name, total in totals.items():
         ms = f"{total.ms:9.4f}" if timed else " " * 9
-        page.line(
+        page.add_lines(
             f"  {cut_middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}"
         )
     unknown = sum(total.unknown for total in totals.values())
     if unknown and key == "kind":
-        page.line(
+        page.add_lines(
             f"  MACs or bytes of {format_count(unknown, 'layer')} are not known (?) and not in the sums"
         )
 
@@ -134,11 +136,11 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
     """The answer first, then what happened to which node; ``everything`` lists every node and layer."""
     from qdqtool.comparison.text import summarize
 
-    page = Page(width, everything)
+    page = TextPage(width, everything)
     page.fill(summarize(comparison), 0)
-    page.gap()
-    _side(page, "A", comparison.a)
-    _side(page, "B", comparison.b)
+    page.add_gap()
+    _add_side(page, "A", comparison.a)
+    _add_side(page, "B", comparison.b)
     page.fill(f"Matched by {comparison.matched_by}.", 0)
     for note in comparison.notes:
         page.fill(f"note: {as_options(note)}")
@@ -148,15 +150,15 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
         nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in shown]
         shown.update(map(id, nodes))
         if nodes:
-            page.line("", f"{title} ({len(nodes)})")
-            _nodes(page, nodes)
+            page.add_lines("", f"{title} ({len(nodes)})")
+            _add_nodes(page, nodes)
     if comparison.engines is not None:
-        page.gap()
-        engines(page, comparison.engines)
+        page.add_gap()
+        add_engines(page, comparison.engines)
     return str(page)
 
 
-def _side(page: Page, label: str, side: SideSummary) -> None:
+def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     timed = side.kind == "build" and side.int8 is None
     parts = [
         "times of layers, no data types"
@@ -180,41 +182,43 @@ def _side(page: Page, label: str, side: SideSummary) -> None:
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
 
 
-def _nodes(page: Page, nodes: list[NodeChange]) -> None:
-    for node in page.each(nodes, _NODES):
+def _add_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
+    for node in page.iterate_rows(nodes, _NODES):
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
         time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _SHOWN_MS else ""
         page.fill(f"{node.name}{other}: {node.why}{time}", 6, "  ")
 
 
-def engines(page: Page, comparison: EngineComparison) -> None:
+def add_engines(page: TextPage, comparison: EngineComparison) -> None:
     """Where the time of two engines goes, by kind and by layer, the largest changes first."""
     one, two = comparison.first, comparison.second
     timed = one.has_times and two.has_times
     if timed and one.total_ms:
         change = two.total_ms - one.total_ms
-        page.line(
+        page.add_lines(
             f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / one.total_ms:.1%}) "
             f"{'slower' if change > 0 else 'faster'}"
         )
-    page.line(
+    page.add_lines(
         f"{'By kind':<26} {'A':>7} {'B':>7}" + f" {'A ms':>10} {'B ms':>10} {'change':>10}" * timed
     )
     for kind, (a, b) in comparison.totals_by_kind.items():
         times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
-        page.line(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
+        page.add_lines(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
     pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0) if timed else 0.0)
     if not (timed or page.everything):
-        pairs = [pair for pair in pairs if _types(pair.first) != _types(pair.second)]
+        pairs = [pair for pair in pairs if _format_types(pair.first) != _format_types(pair.second)]
         if not pairs:
             return
     order = "the largest changes first" if timed else "in the order of A"
-    page.line("", f"By layer, {order} (aligned by {comparison.aligned_by}); ms in A, in B, change")
-    for pair in page.each(pairs, _LISTED, "... "):
-        _pair(page, pair, timed)
+    page.add_lines(
+        "", f"By layer, {order} (aligned by {comparison.aligned_by}); ms in A, in B, change"
+    )
+    for pair in page.iterate_rows(pairs, _LISTED, "... "):
+        _add_pair(page, pair, timed)
 
 
-def _types(cost: LayerCost | None) -> str | None:
+def _format_types(cost: LayerCost | None) -> str | None:
     """Data types of a layer's inputs and output; None without a layer."""
     if cost is None or not cost.layer.type:
         return None if cost is None else ""
@@ -223,7 +227,7 @@ def _types(cost: LayerCost | None) -> str | None:
     )
 
 
-def _pair(page: Page, pair: LayerPair, timed: bool) -> None:
+def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
     first, second = (
         f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
         for cost in (pair.first, pair.second)
@@ -233,11 +237,11 @@ def _pair(page: Page, pair: LayerPair, timed: bool) -> None:
     for label, cost in (("A", pair.first), ("B", pair.second)):
         if cost is not None:
             name = cost.name if page.everything else layer_title(cost)
-            page.line(f"{numbers}  {label} {_types(cost) or '':<20} {name}")
+            page.add_lines(f"{numbers}  {label} {_format_types(cost) or '':<20} {name}")
             numbers = " " * 29
 
 
-# A prediction beside a build ----------------------------------------------------------------------------------------
+# A prediction and a build ----------------------------------------------------------------------------------------
 
 
 def verdict(result: Verification) -> str:
@@ -254,10 +258,10 @@ def verdict(result: Verification) -> str:
         parts.append(
             f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)"
         )
-    return "; ".join([*parts, *_outside(result)])
+    return "; ".join([*parts, *_describe_time_mismatch(result)])
 
 
-def _outside(result: Verification) -> list[str]:
+def _describe_time_mismatch(result: Verification) -> list[str]:
     """That the measured time lies outside the estimated range, where it does."""
     times = result.times
     if times is None or times["within"]:
@@ -269,8 +273,8 @@ def _outside(result: Verification) -> list[str]:
 
 
 def render_verification(result: Verification, width: int = 80) -> str:
-    """The whole answer: verdict, what was compared, then each mismatch."""
-    page = Page(width)
+    """Return the complete text: verdict, numbers of compared layers, then each mismatch."""
+    page = TextPage(width)
     page.fill(verdict(result))
     build, layers = result.build, result.layers
     target = result.prediction.target if result.prediction else ""
@@ -287,34 +291,34 @@ def render_verification(result: Verification, width: int = 80) -> str:
         page.fill(
             f"Engine layers: {layers.agree} of {layers.total} have the predicted name and types."
         )
-    _lines(page, "Pass lines", result.trace)
-    _lines(page, "Slice, concatenation and copy lines", result.copies)
-    _times(page, result)
+    _add_line_counts(page, "Pass lines", result.trace)
+    _add_line_counts(page, "Slice, concatenation and copy lines", result.copies)
+    _add_times(page, result)
     for note in result.notes:
         page.fill(f"Note: {as_options(note)}.")
     for kind, title in _KINDS.items():
         found = [m for m in result.mismatches if m.kind == kind]
         if found:
-            page.line("", f"{title}: {len(found)} mismatch{'es' if len(found) > 1 else ''}")
-        for mismatch in page.each(found, _MISMATCHES, hint=" (all in --format json)"):
+            page.add_lines("", f"{title}: {len(found)} mismatch{'es' if len(found) > 1 else ''}")
+        for mismatch in page.iterate_rows(found, _MISMATCHES, hint=" (all in --format json)"):
             page.fill(mismatch.name, 4, "  ")
             page.fill(
                 (f"line {mismatch.line}: " if mismatch.line else "") + mismatch.why, 4, "    "
             )
     unknown = result.convolutions.unknown_names
     if unknown:
-        page.line("", "Not stated by the build:")
-    for name in page.each(unknown, _MISMATCHES, hint=""):
-        page.line(f"  {name}")
-    for text in _outside(result):
-        page.heading(
+        page.add_lines("", "Not stated by the build:")
+    for name in page.iterate_rows(unknown, _MISMATCHES, hint=""):
+        page.add_lines(f"  {name}")
+    for text in _describe_time_mismatch(result):
+        page.add_heading(
             f"Time: {text} ms, the range of four in five measured times; far outside means another GPU or "
             "clock (name them with --gpu and --clock), or load."
         )
     return str(page)
 
 
-def _lines(page: Page, what: str, counts: TraceCounts) -> None:
+def _add_line_counts(page: TextPage, what: str, counts: TraceCounts) -> None:
     """How many lines agree, and how many of them in the log's order."""
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
@@ -323,7 +327,7 @@ def _lines(page: Page, what: str, counts: TraceCounts) -> None:
         )
 
 
-def _times(page: Page, result: Verification) -> None:
+def _add_times(page: TextPage, result: Verification) -> None:
     """Estimated against measured time, and the layers that were much slower."""
     times = result.times
     if times is None:

@@ -1,4 +1,4 @@
-"""Placements as text for a terminal: what ``insert`` quantized, what ``tune`` left float, what ``fix`` changed."""
+"""Text for a terminal about placements: the results of ``insert``, ``tune`` and ``fix``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from qdqtool.formats.output import Page, as_options
+from qdqtool.formats.output import TextPage, as_options
 from qdqtool.formats.predict_text import verdict
 from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.reasons.placement import SkippedNode
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NAMED, _GROUPS, _CONVERSIONS, _SITES, _FIXES = 3, 3, 8, 8, 4
 _REPORTED = 1.5  # bits lost from which a group is listed
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
-# What an error below so much means for detections; measured, see docs/accuracy.md.
+# Effect of an error below each limit on detections; measured, see docs/accuracy.md.
 _JUDGED = (
     (SMALL_ERROR, "little"),
     (0.2, "more than usual, so compare detections (qdqtool tune does)"),
@@ -38,36 +38,36 @@ _JUDGED = (
 
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
     """The whole answer of ``insert``; ``everything`` names every node, group and scale."""
-    page = Page(width, everything)
-    _quantized(page, insertion)
-    _skipped(page, insertion.skipped)
-    _groups(page, insertion.groups)
-    _losses(page, insertion)
+    page = TextPage(width, everything)
+    _add_quantized(page, insertion)
+    _add_skipped(page, insertion.skipped)
+    _add_groups(page, insertion.groups)
+    _add_losses(page, insertion)
     found = insertion.agreement
     if found is not None:
         far = "to values that are not numbers"
         if math.isfinite(found.error):
             far = f"by {found.error:.1%} of their standard deviation"
-        page.heading(
+        page.add_heading(
             f"Agreement with the float model: INT8 and FP16 together change the outputs {far} "
             f"({format_count(found.samples, 'sample')})"
         )
-    _remarks(
+    _add_remarks(
         page,
         [*insertion.notes, *insertion.calibration.get("notes", ())],
         [*insertion.warnings, *insertion.calibration.get("warnings", ())],
     )
     if everything:
-        page.line("", "Activation scales")
+        page.add_lines("", "Activation scales")
         for row in insertion.activations:
             group = "" if row.group is None else f"  group {row.group}"
-            page.line(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
+            page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     if insertion.prediction is not None:
-        predicted(page, insertion.prediction)
+        _add_prediction(page, insertion.prediction)
     return str(page)
 
 
-def _quantized(page: Page, insertion: Insertion) -> None:
+def _add_quantized(page: TextPage, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
     methods = ", ".join(f"{m} {n}" for m, n in Counter(q.method for q in activations).most_common())
     channels = sum(isinstance(q.scale, list) for q in weights)
@@ -89,21 +89,21 @@ def _quantized(page: Page, insertion: Insertion) -> None:
     page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
 
 
-def _skipped(page: Page, skipped: list[SkippedNode]) -> None:
+def _add_skipped(page: TextPage, skipped: list[SkippedNode]) -> None:
     by_reason: dict[str, list[str]] = {}
     for node in skipped:
         by_reason.setdefault(node.reason, []).append(node.node)
     if skipped:
-        page.line("", f"Left float ({format_count(len(skipped), 'node')})")
+        page.add_lines("", f"Left float ({format_count(len(skipped), 'node')})")
     for reason, names in by_reason.items():
-        shown = page.shown(names, _NAMED)
+        shown = page.first_rows(names, _NAMED)
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         page.fill(f"{as_options(reason)}: {', '.join(shown)}{more}", 4, "  - ")
 
 
-def _groups(page: Page, groups: list[GroupScale]) -> None:
+def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
     if not groups:
-        page.heading("No tensors share a scale")
+        page.add_heading("No tensors share a scale")
         return
     ranked = sorted(groups, key=lambda g: -max((m.bits_lost for m in g.members), default=0.0))
     shown = ranked
@@ -111,11 +111,11 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
         shown = [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _REPORTED for m in g.members)]
     worst = max((m.bits_lost for g in ranked[len(shown) :] for m in g.members), default=0.0)
     if not shown:
-        page.heading(
+        page.add_heading(
             f"Scale groups: {len(groups)}; sharing a scale costs no tensor more than {worst:.1f} bits (--all)"
         )
         return
-    page.heading(
+    page.add_heading(
         f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
         "bits of precision lost by sharing it (below zero: clipped sooner)"
     )
@@ -131,32 +131,34 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
         )
 
 
-def _losses(page: Page, insertion: Insertion) -> None:
+def _add_losses(page: TextPage, insertion: Insertion) -> None:
     """How far INT8 moves the outputs and whether that is much, and the activations that it loses most on."""
     losses = insertion.losses
     if losses is None or (losses.tried and not losses.tensors):
         return
     judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
     found = (
-        f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
+        f"Limit of accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
         f"standard deviation ({format_count(losses.samples, 'sample')}): {judged}."
     )
     if not losses.tried:
-        page.heading(f"{found} So no single ones were looked at (--losses {losses.samples} does)")
+        page.add_heading(
+            f"{found} So no single ones were looked at (--losses {losses.samples} does)"
+        )
         return
     if losses.tensors[0].gain < _WORTH and not page.everything:
-        page.heading(
+        page.add_heading(
             f"{found} No single one in float takes off {_WORTH:.0%} of that ({losses.tried} tried; --all "
             "lists them)"
         )
         return
-    page.heading(
+    page.add_heading(
         f"{found} What one of them in float takes off that ({losses.tried} tried), and costs"
     )
     for loss in losses.tensors:
         price = ""
         if loss.convolutions is not None:
-            more = "" if loss.conversions is None else f", {_more_conversions(loss.conversions)}"
+            more = "" if loss.conversions is None else f", {_format_conversions(loss.conversions)}"
             price = f"; costs {format_count(loss.convolutions, 'INT8 layer')}{more}"
         page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")
     if losses.tensors[0].gain < _WORTH:
@@ -166,45 +168,45 @@ def _losses(page: Page, insertion: Insertion) -> None:
     else:  # the option that leaves the worst one float; as one line, to be pasted
         names = [re.escape(name).replace(r"\-", "-") for name in losses.tensors[0].readers]
         pattern = f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
-        page.line(f"    the first one float: --exclude {shlex.quote(pattern)}")
+        page.add_lines(f"    the first one float: --exclude {shlex.quote(pattern)}")
 
 
-def _more_conversions(more: int) -> str:
+def _format_conversions(more: int) -> str:
     return f"{more:+d} conversion{'s' * (abs(more) != 1)}"
 
 
-def _remarks(page: Page, notes: Iterable[str], warnings: Iterable[str]) -> None:
+def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) -> None:
     for kind, texts in (("note", notes), ("warning", warnings)):
         for text in texts:
             page.fill(f"{kind}: {as_options(text)}")
 
 
-def predicted(page: Page, prediction: Prediction) -> None:
-    """The verdict on a prediction, and the conversions that stay, by name."""
-    page.heading(f"Predicted for {prediction.target}: {verdict(prediction)}")
-    for name in page.each(prediction.conversion_nodes, _CONVERSIONS, "    "):
-        page.line(f"  - conversion at {name}")
+def _add_prediction(page: TextPage, prediction: Prediction) -> None:
+    """Return the verdict on a prediction, and its conversions by name."""
+    page.add_heading(f"Predicted for {prediction.target}: {verdict(prediction)}")
+    for name in page.iterate_rows(prediction.conversion_nodes, _CONVERSIONS, "    "):
+        page.add_lines(f"  - conversion at {name}")
 
 
 # tune ---------------------------------------------------------------------------------------------------------------
 
 
 def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
-    """The whole answer of ``tune``: what stays float, what that costs and brings, and the front.
+    """Return the result of ``tune``: the float layers, their cost and gain, and the front.
 
     ``everything`` shows every site.
     """
-    page = Page(width, everything)
-    _verdict(page, tuning)
-    _bought(page, tuning)
-    _front(page, tuning)
-    _sites(page, tuning)
-    _remarks(page, tuning.notes, tuning.warnings)
-    predicted(page, tuning.prediction)
+    page = TextPage(width, everything)
+    _add_verdict(page, tuning)
+    _add_choices(page, tuning)
+    _add_front(page, tuning)
+    _add_sites(page, tuning)
+    _add_remarks(page, tuning.notes, tuning.warnings)
+    _add_prediction(page, tuning.prediction)
     return str(page)
 
 
-def _verdict(page: Page, tuning: Tuning) -> None:
+def _add_verdict(page: TextPage, tuning: Tuning) -> None:
     point, images, cost = tuning.chosen, tuning.images, tuning.chosen.cost
     took = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
     if tuning.keep is not None:
@@ -221,7 +223,7 @@ def _verdict(page: Page, tuning: Tuning) -> None:
             else (f"goal NOT met: nothing fits {tuning.budget_ms:g} ms; this is the fastest")
         )
     page.fill(
-        f"{first}: {_interval(point)} on {images['judged_on']} held-out images; "
+        f"{first}: {_format_metric(point)} on {images['judged_on']} held-out images; "
         f"{cost.int8} of {cost.convolutions} convolutions INT8, {format_count(cost.conversions, 'conversion')}{took}"
     )
     facts = [tuning.metric["sentence"]]
@@ -238,33 +240,33 @@ def _verdict(page: Page, tuning: Tuning) -> None:
         page.fill(fact, 2, "  ")
 
 
-def _interval(point: PlacementResult) -> str:
+def _format_metric(point: PlacementResult) -> str:
     if point.metric is None:
         return "not judged"
     return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"
 
 
-def _bought(page: Page, tuning: Tuning) -> None:
+def _add_choices(page: TextPage, tuning: Tuning) -> None:
     if not tuning.chosen.sites and not tuning.chosen.changed:
-        page.heading(
-            "Nothing has to stay float beyond the head preset"
+        page.add_heading(
+            "Nothing has to be float except the head preset"
             if tuning.chosen.cost.int8
-            else "Everything stays float"
+            else "Nothing is quantized"
         )
         return
     if not tuning.bought:
-        page.heading(f"Float: {', '.join(tuning.chosen.sites)}")
+        page.add_heading(f"Float: {', '.join(tuning.chosen.sites)}")
         return
     timed = tuning.gpu is not None
     head = f"{'bought':>8} {'INT8':>5} {'conv.':>6}" + (f" {'ms':>8}" if timed else "")
-    page.line("", f"Float, and what each bought and costs{head:>{max(0, page.width - 37)}}")
+    page.add_lines("", f"Float, and what each bought and costs{head:>{max(0, page.width - 37)}}")
     room = max(20, page.width - len(head) - 3)
     for one in tuning.bought:
         metric = "-" if one.metric is None else f"{one.metric:+.4f}"
         row = f"{metric:>8} {one.int8:>+5d} {one.conversions:>+6d}"
         if timed:
             row += f" {'-' if one.ms is None else f'{one.ms:+.3f}':>8}"
-        page.line(f"  {keep_end(one.site, room):<{room}} {row}")
+        page.add_lines(f"  {keep_end(one.site, room):<{room}} {row}")
     rest = set(tuning.chosen.sites) - {one.site for one in tuning.bought}
     if rest:
         page.fill(f"float too: {', '.join(s for s in tuning.chosen.sites if s in rest)}", 4, "  ")
@@ -272,50 +274,52 @@ def _bought(page: Page, tuning: Tuning) -> None:
         page.fill(f"{tensor}: {choice}", 4, "  ")
 
 
-def _front(page: Page, tuning: Tuning) -> None:
+def _add_front(page: TextPage, tuning: Tuning) -> None:
     unit = "ms" if tuning.gpu is not None else "cost"
-    page.heading(
+    page.add_heading(
         f"Front: each is the most accurate at its price ({as_options(tuning.cost['sentence'])})"
     )
-    page.line(f"  {unit:>8} {'INT8':>5} {'conv.':>6} {'chosen':>7}  {'judged':<23} float")
+    page.add_lines(f"  {unit:>8} {'INT8':>5} {'conv.':>6} {'chosen':>7}  {'judged':<23} float")
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "
         cost = point.cost
         what = point.name if len(point.sites) > 1 or not point.sites else point.sites[0]
         row = f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} {point.chosen_on:>7.3f}  "
-        row += f"{_interval(point):<23} "
-        page.line(row + keep_end(what, max(12, page.width - len(row))))
+        row += f"{_format_metric(point):<23} "
+        page.add_lines(row + keep_end(what, max(12, page.width - len(row))))
 
 
-def _sites(page: Page, tuning: Tuning) -> None:
+def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured = sorted(
         (s for s in tuning.sites if s.loss is not None), key=lambda s: -(s.loss or 0.0)
     )
     if not measured and not page.everything:
-        page.heading(
+        page.add_heading(
             "Everything INT8 is enough, so that no single site was measured (--front does)"
         )
         return
-    page.heading(
+    page.add_heading(
         "Where INT8 costs most: the part of the outputs' standard deviation that this alone adds to the "
         "error, and what float costs there"
     )
-    for site in page.shown(measured, _SITES):
+    for site in page.first_rows(measured, _SITES):
         change = site.as_json(tuning.base)
-        price = f"{change['int8']:+d} INT8, {_more_conversions(change['conversions'])}"
+        price = f"{change['int8']:+d} INT8, {_format_conversions(change['conversions'])}"
         price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
         page.fill(
-            f"{site.site} ({_kind(site)}): {site.loss:.2%}; {price}; {site.choice}", 4, "  - "
+            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",
+            4,
+            "  - ",
         )
     for site in tuning.sites if page.everything else ():
         if site.loss is None:
-            page.fill(f"{site.site} ({_kind(site)}): {site.choice}; {site.why}", 4, "  - ")
+            page.fill(f"{site.site} ({_format_kind(site)}): {site.choice}; {site.why}", 4, "  - ")
     never = tuning.effort["never_measured"]
     if never and not page.everything:
-        page.line(f"    {never} choices cannot pay and were never measured (--all says why)")
+        page.add_lines(f"    {never} choices cannot pay and were never measured (--all says why)")
 
 
-def _kind(site: SiteResult) -> str:
+def _format_kind(site: SiteResult) -> str:
     return site.kind if len(site.nodes) == 1 else f"{site.kind} of {len(site.nodes)} nodes"
 
 
@@ -323,26 +327,26 @@ def _kind(site: SiteResult) -> str:
 
 
 def render_fixed(fixed: Fixed, output: str, width: int) -> str:
-    """What ``fix`` did, what it did not and why, and the verdict before and after."""
-    page = Page(width)
+    """Return the applied fixes, the others with the reason, and the verdicts before and after."""
+    page = TextPage(width)
     count = len(fixed.applied)
-    page.line(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")
+    page.add_lines(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")
     for label, text in [("before", verdict(fixed.before)), ("after", verdict(fixed.after))]:
         page.fill(text, 10, f"  {label:<8}")
-    _errors(page, fixed)
+    _add_errors(page, fixed)
     for note in fixed.notes:
         page.fill(as_options(note), 10, "  note    ")
-    _changes(page, "Applied", fixed.applied)
-    _changes(page, "Not applied", fixed.refused)
+    _add_changes(page, "Applied", fixed.applied)
+    _add_changes(page, "Not applied", fixed.refused)
     left = fixed.after.findings_by_code()
     serious = {f.code: None for f in fixed.after.findings if f.severity != "info"}
     if serious:
         listed = ", ".join(f"{code} ({left[code]})" for code in serious)
-        page.heading(f"left: {listed}; see qdqtool predict {output}")
+        page.add_heading(f"left: {listed}; see qdqtool predict {output}")
     return str(page)
 
 
-def _errors(page: Page, fixed: Fixed) -> None:
+def _add_errors(page: TextPage, fixed: Fixed) -> None:
     """The distance of each output from the float network's, before and after."""
     if not fixed.errors:
         return
@@ -358,16 +362,16 @@ def _errors(page: Page, fixed: Fixed) -> None:
         page.fill(f"{change}{mark}  {error.title}", 12, "          ")
 
 
-def _changes(page: Page, title: str, changes: list[FixAttempt]) -> None:
+def _add_changes(page: TextPage, title: str, changes: list[FixAttempt]) -> None:
     def kind(change: FixAttempt) -> tuple[str, str]:
         return change.code, change.why_not
 
     if changes:
-        page.line("", title)
+        page.add_lines("", title)
     for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
         same = list(group)
         page.fill(
             f"{code} ({len(same)})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  "
         )
-        for change in page.each(same, _FIXES, "      ", ""):
+        for change in page.iterate_rows(same, _FIXES, "      ", ""):
             page.fill(change.what, 6, "    - ")

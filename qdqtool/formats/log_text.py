@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.findings.codes import ALL_TARGETS, FindingCodeEntry
 from qdqtool.findings.rules import PROMISED_CODES
-from qdqtool.formats.output import Page
+from qdqtool.formats.output import TextPage
 from qdqtool.types import Json
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import as_text, cut_middle, format_count
@@ -24,20 +24,20 @@ _MANY = 12
 
 def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
     """The page of what ``summarize`` gives; ``everything`` lists every conversion, reformat and merge."""
-    page = Page(width, everything)
-    _head(page, facts)
+    page = TextPage(width, everything)
+    _add_head(page, facts)
     for write in (
-        _problems,
-        _layers,
-        _passes,
-        functools.partial(_edges, title="Conversions at run time", which="conversions"),
-        functools.partial(_edges, title="Reformats (layout only)", which="reformats"),
-        _merged,
-        _tuning,
-        _memory,
-        _performance,
-        _profile,
-        _rest,
+        _add_problems,
+        _add_layers,
+        _add_passes,
+        functools.partial(_add_edges, title="Conversions at run time", which="conversions"),
+        functools.partial(_add_edges, title="Reformats (layout only)", which="reformats"),
+        _add_merged,
+        _add_tuning,
+        _add_memory,
+        _add_performance,
+        _add_profile,
+        _add_rest,
     ):
         before = len(page.lines)
         write(page, facts)
@@ -46,11 +46,11 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
     return str(page)
 
 
-def _fact(page: Page, label: str, text: str) -> None:
+def _add_fact(page: TextPage, label: str, text: str) -> None:
     page.fill(text, 12, f"{label:<12}")
 
 
-def _head(page: Page, facts: Json) -> None:
+def _add_head(page: TextPage, facts: Json) -> None:
     build, gpu, model = facts["build"], facts["gpu"], facts["model"]
     passed = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
     known = (
@@ -65,38 +65,36 @@ def _head(page: Page, facts: Json) -> None:
     page.fill(f"{facts['title']}{device}{passed}")
     if facts["precision"]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
-        hint = (
-            "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
-        )
-        _fact(page, "precisions", ", ".join(names) + hint)
+        hint = "; all other layers run in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
+        _add_fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
         from qdqtool.buildlog.build_status import IMPLICIT_INT8
 
-        _fact(page, "INT8", IMPLICIT_INT8)
+        _add_fact(page, "INT8", IMPLICIT_INT8)
     if model["file"]:
         extra = [
             f"opset {model['opset']}" if model["opset"] else "",
             model["producer"] or "",
             format_count(model["nodes"], "node") if model["nodes"] else "",
         ]
-        _fact(page, "model", ", ".join([model["file"], *(text for text in extra if text)]))
+        _add_fact(page, "model", ", ".join([model["file"], *(text for text in extra if text)]))
     if facts["command"]:
-        _fact(page, "command", facts["command"])
-    _fact(page, "read", f"{build['source']}: {', '.join(build['files'])}")
+        _add_fact(page, "command", facts["command"])
+    _add_fact(page, "read", f"{build['source']}: {', '.join(build['files'])}")
     if facts["read"] and not build["complete"]:
-        _fact(page, "holds", ", ".join(facts["read"]))
+        _add_fact(page, "holds", ", ".join(facts["read"]))
     if build["missing"]:
-        _fact(page, "missing", ", ".join(build["missing"]))
+        _add_fact(page, "missing", ", ".join(build["missing"]))
 
 
-def _problems(page: Page, facts: Json) -> None:
+def _add_problems(page: TextPage, facts: Json) -> None:
     if facts["names_only"]:
-        page.line("The listing has names and no precisions. Build again with details:")
+        page.add_lines("The listing has names and no precisions. Build again with details:")
         for version, text in facts["rerun"].items():
-            page.line(f"TensorRT {version}:", f"  {text}")
+            page.add_lines(f"TensorRT {version}:", f"  {text}")
 
 
-def _layers(page: Page, facts: Json) -> None:
+def _add_layers(page: TextPage, facts: Json) -> None:
     steps = [
         f"{layers} ({next(same)['what'].removeprefix('After ').lower()})"
         for layers, same in itertools.groupby(
@@ -104,28 +102,30 @@ def _layers(page: Page, facts: Json) -> None:
         )
     ]
     if steps:
-        _fact(page, "Layers", " -> ".join(steps))
+        _add_fact(page, "Layers", " -> ".join(steps))
     if facts["placement"].get("DLA"):
         placed = ", ".join(f"{number} on {device}" for device, number in facts["placement"].items())
-        _fact(page, "Placement", placed)
+        _add_fact(page, "Placement", placed)
     engine = facts["engine"]
     if engine is None:
         return
     text = format_count(engine["layers"], "layer")
     if engine["convolutions"]:
         text += f", of them {format_count(engine['convolutions'], 'convolution')}:"
-    _fact(page, "Engine", text)
+    _add_fact(page, "Engine", text)
     if engine["convolutions"]:
-        page.line(
+        page.add_lines(
             *(f"{number:>16} x {signature}" for signature, number in engine["signatures"].items())
         )
 
 
-def _passes(page: Page, facts: Json) -> None:
+def _add_passes(page: TextPage, facts: Json) -> None:
     rows = facts["passes"]
     wide = min(40, max((len(row["pass"]) for row in rows), default=0))
     if rows:
-        page.line("Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)")
+        page.add_lines(
+            "Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)"
+        )
     for row in rows:
         done = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
         page.fill(
@@ -133,25 +133,25 @@ def _passes(page: Page, facts: Json) -> None:
         )
 
 
-def _edges(page: Page, facts: Json, *, title: str, which: str) -> None:
+def _add_edges(page: TextPage, facts: Json, *, title: str, which: str) -> None:
     rows = facts[which]
     if not rows:
         return
-    page.line(f"{title}: {len(rows)}")
+    page.add_lines(f"{title}: {len(rows)}")
     cells = []
-    for row in page.shown(rows, _MANY):
+    for row in page.first_rows(rows, _MANY):
         types = row["from"] if row["from"] == row["to"] else f"{row['from']} -> {row['to']}"
         shape = "x".join("?" if d is None else str(d) for d in row["shape"]) if row["shape"] else ""
         cells.append(("" if types == "UNKNOWN" else types, shape))
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
-    for row, (types, shape) in zip(page.each(rows, _MANY), cells, strict=True):
+    for row, (types, shape) in zip(page.iterate_rows(rows, _MANY), cells, strict=True):
         name = (
             row["name"]
             if row["qdq"] or page.everything
             else cut_middle(row["name"], page.width - 6)
         )
         start = f"  {types:<{first}}  {shape:<{second}}  "
-        page.line(
+        page.add_lines(
             *(
                 [start + name]
                 if len(start + name) <= page.width
@@ -160,23 +160,23 @@ def _edges(page: Page, facts: Json, *, title: str, which: str) -> None:
         )
 
 
-def _merged(page: Page, facts: Json) -> None:
+def _add_merged(page: TextPage, facts: Json) -> None:
     if facts["merged"]:
-        page.line(f"Merged side by side: {len(facts['merged'])}")
-    for group in page.each(facts["merged"], _MANY):
+        page.add_lines(f"Merged side by side: {len(facts['merged'])}")
+    for group in page.iterate_rows(facts["merged"], _MANY):
         page.fill(" || ".join(group), 6, f"  {len(group)}: ")
 
 
-def _tuning(page: Page, facts: Json) -> None:
+def _add_tuning(page: TextPage, facts: Json) -> None:
     tuning = facts["tuning"]
     if not tuning["tactics"]:  # an excerpt: which kernels were passed over, for which layer and why
         for row in tuning["refused"]:
             layer = f" for {row['layer']}" if row["layer"] else ""
-            _fact(page, "Tuning", f"{row['runner']} has no tactic{layer}{_times(row)}")
+            _add_fact(page, "Tuning", f"{row['runner']} has no tactic{layer}{_format_times(row)}")
         for row in tuning["reasons"]:
-            _fact(page, "Tuning", f"passed over: {row['reason']}{_times(row)}")
+            _add_fact(page, "Tuning", f"passed over: {row['reason']}{_format_times(row)}")
         return
-    _fact(
+    _add_fact(
         page,
         "Tuning",
         f"{format_count(tuning['tactics'], 'tactic')} timed for {format_count(tuning['layers'], 'layer')}, "
@@ -184,7 +184,7 @@ def _tuning(page: Page, facts: Json) -> None:
         f"{format_count(tuning['reformats'], 'reformat')} costed, {format_count(tuning['added_reformats'], 'reformat')} added",
     )
     if facts["seconds"]:
-        _fact(
+        _add_fact(
             page,
             "",
             ", ".join(
@@ -192,7 +192,7 @@ def _tuning(page: Page, facts: Json) -> None:
             ),
         )
     if tuning["chosen"]:
-        _fact(
+        _add_fact(
             page,
             "",
             "chosen: "
@@ -200,21 +200,21 @@ def _tuning(page: Page, facts: Json) -> None:
         )
     slow = [row for row in tuning["slowest"] if row["seconds"] > 0][:5]
     if slow:
-        page.line("  slowest to tune:")
+        page.add_lines("  slowest to tune:")
     for row in slow:
         name = cut_middle(row["name"], page.width - 30)
-        page.line(f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {name}")
+        page.add_lines(f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {name}")
     for row in tuning["slowest_reformats"][:1]:
-        page.line(
+        page.add_lines(
             f"  slowest reformat tried: {row['best_ms']:g} ms  {cut_middle(row['name'], page.width - 38)}"
         )
 
 
-def _times(row: Json) -> str:
+def _format_times(row: Json) -> str:
     return f" ({row['count']} times)" if row["count"] > 1 else ""
 
 
-def _memory(page: Page, facts: Json) -> None:
+def _add_memory(page: TextPage, facts: Json) -> None:
     rows = {
         "activation": "activations",
         "device_persistent": "device, persistent",
@@ -230,16 +230,16 @@ def _memory(page: Page, facts: Json) -> None:
         for key, label in rows.items()
         if facts["memory"][key] is not None
     ]
-    page.line(*(["Memory", *lines] if lines else []))
+    page.add_lines(*(["Memory", *lines] if lines else []))
 
 
-def _performance(page: Page, facts: Json) -> None:
+def _add_performance(page: TextPage, facts: Json) -> None:
     rows = facts["performance"]
     if rows:
-        page.line("Performance")
+        page.add_lines("Performance")
     for name, values in rows.items():
         if "value" in values:
-            page.line(
+            page.add_lines(
                 f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}"
             )
     timed = {name: values for name, values in rows.items() if "mean" in values}
@@ -249,32 +249,32 @@ def _performance(page: Page, facts: Json) -> None:
         )
         columns = ["min", "mean", "median", *list(percentiles)[-1:], "max"]
         heads = [column.removeprefix("percentile(").removesuffix(")") for column in columns]
-        page.line(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
+        page.add_lines(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
         for name, values in timed.items():
             cells = "".join(f"{values[c]:>11.6g}" if c in values else f"{'':>11}" for c in columns)
-            page.line(f"  {name:<23}{cells}")
+            page.add_lines(f"  {name:<23}{cells}")
 
 
-def _profile(page: Page, facts: Json) -> None:
+def _add_profile(page: TextPage, facts: Json) -> None:
     profile = facts["profile"]
     if profile is None:
         return
     runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
-    page.line(
+    page.add_lines(
         f"Profile: {profile['total_ms']:.4f} ms in {format_count(profile['layers'], 'layer')}{runs}; the slowest:"
     )
     for row in profile["slowest"]:
-        page.line(
+        page.add_lines(
             f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {cut_middle(row['name'], page.width - 24)}"
         )
 
 
-def _rest(page: Page, facts: Json) -> None:
+def _add_rest(page: TextPage, facts: Json) -> None:
     explained: set[str] = set()
     for message in facts["messages"]:
         first = message["text"].splitlines()[0] if message["text"] else ""
         page.fill(
-            f"line {message['line']}: {first[:500]}{_times(message)}",
+            f"line {message['line']}: {first[:500]}{_format_times(message)}",
             2,
             f"{message['level'].upper():<7} ",
         )
@@ -285,7 +285,7 @@ def _rest(page: Page, facts: Json) -> None:
     for note in facts["notes"]:
         page.fill(note, 8, "note    ")
     if facts["lines"]["unexplained"]:
-        page.line(
+        page.add_lines(
             f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood"
         )
 
@@ -295,22 +295,22 @@ def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
     return as_text(f"{line:>7}: {text}" for line, text in rows)
 
 
-# What is known of codes, errors and lines ----------------------------------------------------------------------------
+# Explanations of codes, errors and lines ----------------------------------------------------------------------------
 
 
-def _sections(page: Page, **texts: str) -> None:
+def _add_sections(page: TextPage, **texts: str) -> None:
     """A heading and a paragraph for each text that there is."""
     for heading, text in texts.items():
         if text:
-            page.line("", heading.replace("_", " "))
+            page.add_lines("", heading.replace("_", " "))
             page.fill(text, 2, "  ")
 
 
 def code_text(entry: FindingCodeEntry, width: int) -> str:
     """The long form of a code."""
-    page = Page(width)
+    page = TextPage(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
-    _sections(
+    _add_sections(
         page,
         Cause=entry.cause,
         What_TensorRT_does=entry.tensorrt,
@@ -323,7 +323,7 @@ def code_text(entry: FindingCodeEntry, width: int) -> str:
             2,
             "  ",
         )
-    page.line("", "Where it holds")
+    page.add_lines("", "Where it holds")
     for holds in entry.holds:
         severity = (
             f", {holds.severity.word}"
@@ -355,7 +355,7 @@ def code_json(entry: FindingCodeEntry) -> Json:
 
 def list_text(entries: Iterable[FindingCodeEntry], width: int) -> str:
     """Every code with its title, by severity."""
-    page = Page(width)
+    page = TextPage(width)
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
     wide = max(len(c.code) for c in rows)
     for entry in rows:
@@ -365,9 +365,9 @@ def list_text(entries: Iterable[FindingCodeEntry], width: int) -> str:
 
 def error_text(known: KnownError, width: int) -> str:
     """The long form of a known error message."""
-    page = Page(width)
+    page = TextPage(width)
     page.fill(f"{known.title} ({known.severity})")
-    _sections(
+    _add_sections(
         page,
         Cause=known.cause,
         Fix=known.fix,
@@ -377,7 +377,7 @@ def error_text(known: KnownError, width: int) -> str:
         Source=known.source,
     )
     if known.codes:
-        page.heading(
+        page.add_heading(
             f"'qdqtool predict' reports it before the build: {', '.join(known.codes)} (qdqtool explain "
             f"{known.codes[0]})"
         )
@@ -386,8 +386,8 @@ def error_text(known: KnownError, width: int) -> str:
 
 def way_text(way: BuildMethod, width: int) -> str:
     """What to give a builder, and how to get its log."""
-    page = Page(width)
-    page.line(f"With {way.title}")
+    page = TextPage(width)
+    page.add_lines(f"With {way.title}")
     for heading, text in (
         ("flags, up to TensorRT 10", way.weak),
         ("flags, TensorRT 11", way.strong),
@@ -401,22 +401,22 @@ def way_text(way: BuildMethod, width: int) -> str:
 
 def line_text(answer: LineAnswer, width: int) -> str:
     """The answer to one line of a log, the likeliest pass first."""
-    page = Page(width)
+    page = TextPage(width)
     page.fill(answer.line, 2, "  ")
     if answer.note:
-        page.gap()
+        page.add_gap()
         page.fill(answer.note, 0)
     for rule in answer.rules:
-        page.gap()
-        _rule(page, rule, 1 if answer.event else len(rule.cases))
+        page.add_gap()
+        _add_rule(page, rule, 1 if answer.event else len(rule.cases))
     return str(page)
 
 
-def _rule(page: Page, rule: Rule, most: int) -> None:
+def _add_rule(page: TextPage, rule: Rule, most: int) -> None:
     page.fill(rule.does, 4, f"{rule.pass_name}: ")
     if rule.means:
         page.fill(rule.means, 4, "  For you: ")
-    page.line("  Evidence")
+    page.add_lines("  Evidence")
     for name, case in list(rule.cases.items())[:most]:
         page.fill(f"{case.evidence}: {case.says}", 6, f"  - {name.rpartition('/')[2]}, ")
         if case.builds:
@@ -430,4 +430,4 @@ def _rule(page: Page, rule: Rule, most: int) -> None:
             4,
             "    ",
         )
-    page.line(f"  Rule: {rule.file}", f"  Test: {rule.test}")
+    page.add_lines(f"  Rule: {rule.file}", f"  Test: {rule.test}")

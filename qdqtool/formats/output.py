@@ -1,4 +1,4 @@
-"""A command's answer: its lines, where it goes, text or JSON; parameters of the library as options."""
+"""Output of commands: text or JSON, color, width, parameters of the library as options."""
 
 import os
 import re
@@ -13,8 +13,8 @@ from qdqtool.util.process import silence_stdout, terminal_columns
 from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
-# What a line of an answer begins with, and how a terminal shows it: SGR codes of ECMA-48.
-_LOOKS = (
+# Colors of lines by their first characters: SGR codes of ECMA-48.
+_COLORS = (
     ("ERROR ", "1;31"),
     ("warning", "1;33"),
     ("note", "1;36"),
@@ -26,7 +26,7 @@ _Row = TypeVar("_Row")
 
 
 def emit(text: str, output: str | None) -> None:
-    """Writes an answer to a file (atomically), or to stdout; control characters are written as escapes.
+    """Write an answer to a file (atomically) or to stdout, control characters as escapes.
 
     Raises:
         QdqtoolError: The file cannot be written, or stdout is closed.
@@ -41,59 +41,58 @@ def emit(text: str, output: str | None) -> None:
         )
     text = escape_unencodable(text, sys.stdout)
     try:
-        if in_colour(sys.stdout) and not text.startswith(("{", "[")):  # JSON stays as it is
-            getattr(sys.stdout, "unfiltered", sys.stdout).write(coloured(text))  # filtered above
+        if supports_color(sys.stdout) and not text.startswith(("{", "[")):  # JSON has no color
+            getattr(sys.stdout, "unfiltered", sys.stdout).write(add_color(text))  # filtered above
         else:
             sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on (| head): the exit code still says what was found
+    except BrokenPipeError:  # the consumer stopped (| head); the exit code still counts
         silence_stdout()
 
 
-def in_colour(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that shows colour, and nobody asked for none (``NO_COLOR``)."""
+def supports_color(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal with color and ``NO_COLOR`` is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def coloured(text: str) -> str:
-    """The text for a terminal: findings by severity, what to do green, the verdict and headings bold."""
-    return "\n".join(
-        re.sub(r"(\S.*)", rf"\033[{look}m\1\033[0m", line, count=1) if look else line
-        for line, look in _looks(text.split("\n"))
-    )
-
-
-def _looks(lines: list[str]) -> Iterator[tuple[str, str]]:
-    look = ""
-    before = ""
-    for line in lines:
-        marked = next((code for start, code in _LOOKS if line.startswith(start)), None)
-        if marked is not None:
-            look = marked
-        elif not line.startswith("    ") or line.startswith(
-            "    - "
-        ):  # else it goes on with the line above
-            look = _BOLD if line and not line.startswith(" ") and not before else ""
-        yield line, look
-        before = line
+def add_color(text: str) -> str:
+    """Color findings by severity and fixes green; make the verdict and headings bold."""
+    lines = []
+    color = previous = ""
+    for line in text.split("\n"):
+        marked = [code for start, code in _COLORS if line.startswith(start)]
+        is_continuation = line.startswith("    ") and not line.startswith("    - ")
+        if marked:
+            color = marked[0]
+        elif not is_continuation:
+            color = _BOLD if line and not line.startswith(" ") and not previous else ""
+        previous = line
+        if color:
+            line = re.sub(r"(\S.*)", rf"\033[{color}m\1\033[0m", line, count=1)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def to_json(data: Any) -> str:
-    """JSON text as all commands print it; control characters of any kind are escaped."""
+    """Return JSON as all commands print it, with control characters escaped."""
     from qdqtool.util.json_text import json_text
 
     return escape_hidden(json_text(data))
 
 
 def terminal_width() -> int:
-    """Columns to write for: the terminal's (or ``COLUMNS``), 80 where there is none."""
+    """Return the columns of the terminal (or ``COLUMNS``), 80 without a terminal."""
     return max(MIN_WIDTH, min(MAX_WIDTH, terminal_columns()))
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:
-    """Lines of a paragraph, indented, its parameters as options; names are never cut in two.
+    """Wrap a paragraph, with its parameters as options; no word is split.
 
-    ``first`` is in front of the first line instead of spaces.
+    Args:
+        text: The paragraph.
+        indent: Spaces before each line.
+        width: Columns.
+        first: Text before the first line instead of spaces.
     """
     pad = " " * indent
     return textwrap.wrap(
@@ -106,59 +105,58 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
     )
 
 
-class Page:
-    """The lines of an answer, filled up to a width; names are never cut in two.
+class TextPage:
+    """Lines of an answer, wrapped to a width.
 
     Args:
         width: Columns.
-        everything: Whether lists are written to their ends.
+        everything: Whether lists are complete.
     """
 
     def __init__(self, width: int = 80, everything: bool = False) -> None:
         self.width, self.everything = width, everything
         self.lines: list[str] = []
 
-    def line(self, *lines: str) -> None:
-        """Lines as they are."""
+    def add_lines(self, *lines: str) -> None:
+        """Add lines without wrapping them."""
         self.lines += lines
 
     def fill(self, text: str, indent: int = 2, first: str = "") -> None:
-        """A paragraph: ``first`` is in front of its first line, ``indent`` spaces in front of the others."""
+        """Add a paragraph: ``first`` before its first line, ``indent`` spaces before the others."""
         self.lines += wrap(text, indent, self.width, first)
 
-    def gap(self) -> None:
-        """An empty line between what was written and what follows."""
+    def add_gap(self) -> None:
+        """Add an empty line, unless the page is empty."""
         if self.lines:
             self.lines.append("")
 
-    def heading(self, text: str) -> None:
-        """The same, and a paragraph."""
-        self.gap()
+    def add_heading(self, text: str) -> None:
+        """Add an empty line and a paragraph."""
+        self.add_gap()
         self.fill(text)
 
-    def shown(self, rows: Sequence[_Row], limit: int) -> Sequence[_Row]:
-        """The first rows, or all where everything is asked for."""
+    def first_rows(self, rows: Sequence[_Row], limit: int) -> Sequence[_Row]:
+        """Return the first rows, all of them if lists are complete."""
         return rows if self.everything else rows[:limit]
 
-    def each(
+    def iterate_rows(
         self, rows: Sequence[_Row], limit: int, lead: str = "  ... ", hint: str = " (--all)"
     ) -> Iterator[_Row]:
-        """The rows, the first ``limit`` unless everything is asked for; how many are left out is a line behind them."""
-        yield from self.shown(rows, limit)
+        """Yield the first rows, then add a line with the number of the others."""
+        yield from self.first_rows(rows, limit)
         if len(rows) > limit and not self.everything:
-            self.line(f"{lead}and {len(rows) - limit} more{hint}")
+            self.add_lines(f"{lead}and {len(rows) - limit} more{hint}")
 
     def __str__(self) -> str:
         return as_text(self.lines)
 
 
-# Parameters as options ----------------------------------------------------------------------------------------------
+# Parameters as options ---------------------------------------------------------------------------
 
-
-_NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # fields of an answer
-_NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")  # they hold names of the model
-_OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # where they differ from the parameter
-# Parameters that messages mention. Other words in backticks are those of a model or a compiler.
+_NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # fields of an answer with messages
+_NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")  # fields with names of the model
+_OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # options with another name
+# Parameters that messages mention. Other words in backticks belong to a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
     check_timeout clock cluster data dot effort evaluation exclude exclude_op finding gpu head
@@ -182,12 +180,10 @@ def _option(name: str, value: str) -> str:
     return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
 
 
-def worded(answer: dict[str, Any]) -> dict[str, Any]:
+def use_option_names(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer as JSON whose notes, warnings and reasons name options, not parameters."""
-    return {
-        **answer,
-        **{name: _all_as_options(answer[name]) for name in _NOTE_FIELDS if name in answer},
-    }
+    notes = {name: _all_as_options(answer[name]) for name in _NOTE_FIELDS if name in answer}
+    return answer | notes
 
 
 def _all_as_options(data: Any) -> Any:

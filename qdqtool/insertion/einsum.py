@@ -20,7 +20,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import Contraction, contraction
 from qdqtool.patterns.view import View
 from qdqtool.proto.shapes import infer_types
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons.placement import EinsumObstacle
 
@@ -109,7 +109,7 @@ class EinsumConverter:
     @functools.cached_property
     def _axis_sizes(self) -> tuple[_AxisSizes, _AxisSizes]:
         """Sizes as the file states them, and as shape inference derives them from the inputs."""
-        slim = without_large_weights(self._model.proto)
+        slim = strip_large_weights(self._model.proto)
         inputs = {v.name: v.type for v in slim.graph.input}
         stated = inputs | {v.name: v.type for v in slim.graph.value_info}
         del slim.graph.value_info[:]

@@ -264,7 +264,7 @@ def describe_fp16(
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
         notes.append(
             Note(
-                f"{len(wide)} tensors, their producers and their consumers stay FP32, because the "
+                f"{len(wide)} tensors, their producers and their consumers remain FP32, because the "
                 f"largest value is close to FP16's limit of 65504: {tensors}",
                 code="stay-fp32",
                 count=len(wide),
@@ -287,7 +287,7 @@ def describe_fp16(
         count, first = len(float_norms), float_norms[0].square.name
         notes.append(
             Note(
-                f"{count} decomposed normalizations stay FP32 ({first} first): FP16 cannot hold "
+                f"{count} decomposed normalizations remain FP32 ({first} first): FP16 cannot hold "
                 "their squares, and no LayerNormalization computes the same",
                 code="norms-stay-fp32",
                 count=count,
@@ -300,7 +300,7 @@ def describe_fp16(
         count, first = len(float_sums), float_sums[0][0].name
         notes.append(
             Note(
-                f"{count} other sums of squares stay FP32 ({first} first)",
+                f"{count} other sums of squares remain FP32 ({first} first)",
                 code="squares-stay-fp32",
                 count=count,
                 first=first,

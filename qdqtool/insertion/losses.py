@@ -27,7 +27,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.qdq import is_dq
 from qdqtool.patterns.heads import find_head
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
 from qdqtool.runtime.sessions import core_count
 from qdqtool.types import Json, Prediction, QuantizedTensor
@@ -334,7 +334,7 @@ def predict_changes(
     `before` is the prediction of the finished Q/DQ model; `predict` predicts another one.
     """
     nodes = {n.name for n in model.nodes}
-    slim = Model(without_large_weights(model.proto), "", EDITED, types=model, constants=model)
+    slim = Model(strip_large_weights(model.proto), "", EDITED, types=model, constants=model)
     by_tensor = {a.tensor: a for a in activations}
     summary = before.summary()
     tensors = []

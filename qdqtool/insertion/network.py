@@ -82,7 +82,7 @@ def prepare_network(
         _prepare(network, target, weights)
         network.warnings.append(
             Note(
-                f"everything that is not quantized stays FP32 and runs in FP32 on {target.name}: "
+                f"everything that is not quantized is FP32 and runs in FP32 on {target.name}: "
                 f"{error}",
                 code="half-impossible",
                 target=target.name,

@@ -27,7 +27,7 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.patterns.view import View
 from qdqtool.proto.shapes import convert_opset
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were, reason_of
@@ -152,7 +152,7 @@ def raise_opset(model: Model, opset: int) -> None:
         ModelError: onnx cannot convert it.
     """
     proto = model.proto
-    slim = without_large_weights(proto)
+    slim = strip_large_weights(proto)
     try:
         converted = convert_opset(slim, opset)
     except Exception as error:  # the converter raises the errors of its C++

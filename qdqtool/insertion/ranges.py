@@ -47,7 +47,7 @@ def collect_statistics(
 
     Raises:
         ModelError: onnxruntime cannot run the model.
-        DataError: There is no usable data.
+        DataError: The data is not usable.
     """
     from calibration import Focus, Preprocess, collect
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import onnx
 
 from qdqtool.insertion.losses import ActivationLosses, Fp16Agreement
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import ScaleMigration
+from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
 from qdqtool.util.notes import Note
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon
 
 
 @dataclass(repr=False)
@@ -76,7 +81,7 @@ class Insertion:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no warning, and no finding that is an error or a warning."""
+        """Whether there are neither warnings nor findings above a note."""
         return not self.warnings and (self.prediction is None or self.prediction.ok)
 
     @property
@@ -88,6 +93,10 @@ class Insertion:
     def weights(self) -> list[QuantizedTensor]:
         """Quantized weights."""
         return [q for q in self.quantized if q.method == "weights-max"]
+
+    def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
+        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        return to_graphsurgeon(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model atomically.

@@ -12,7 +12,7 @@ from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInpu
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
 from qdqtool.ir.graph import EDITED, Model
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target
@@ -144,7 +144,7 @@ def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> 
 
     It has no large weights. The scale of a tensor is the number of its group, from 1.
     """
-    slim = Model(without_large_weights(model.proto), model.path, EDITED, types=model)
+    slim = Model(strip_large_weights(model.proto), model.path, EDITED, types=model)
     nodes = slim.nodes
     inputs = {
         tensor: [QuantizedInput(nodes[e.node.index], e.position, e.role) for e in entries]

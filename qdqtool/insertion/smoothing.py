@@ -92,7 +92,7 @@ def smooth(
 ) -> tuple[list[ScaleMigration], Note]:
     """Move channel scales of activations into weights, in place.
 
-    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for
+    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.read_smoothed_tensors`), for
     ``predict``. The placement has to be chosen again.
 
     Args:
@@ -158,7 +158,7 @@ def smooth(
 def _check_arguments(alpha: float, data: object) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(
-            f"`smooth={alpha:g}`: give 0 (all stays in the activations) to 1, mostly 0.5",
+            f"`smooth={alpha:g}`: give 0 (everything remains in the activations) to 1, mostly 0.5",
             code="out-of-range",
             parameter="smooth",
         )

@@ -23,7 +23,7 @@ from qdqtool.ir.cuts import NetworkCuts
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import is_dq
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import copy_node
 from qdqtool.runtime.sessions import describe_failure, open_proto
 from qdqtool.types import QuantizedTensor
@@ -188,7 +188,7 @@ def _add_switches(
 
     The model has no large weights.
     """
-    editor = Editor(Model(without_large_weights(model.proto)))
+    editor = Editor(Model(strip_large_weights(model.proto)))
     tensors = {entry.node: entry.tensor for entry in activations}
     quantizers = {n.output: n for n in editor.model.nodes if n.name in tensors}
     switches: dict[str, str] = {}

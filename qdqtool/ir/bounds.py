@@ -21,7 +21,6 @@ from qdqtool.util.records import record
 
 MAX_CONSTANT = 1 << 20  # values of a constant operand that are read for its bounds
 _MAX_TENSORS = 200  # between a quantizer and the parts of its Concat
-_MAX_STEPS = 16  # operators between a quantizer and its Concat
 _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -94,12 +93,9 @@ def _bound_node(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds |
     if rule is not None:
         return rule(model, node, bounds)
     if node.op in _BOUND_KEEPING or rearranges(node):
-        return bounds.get(node.input(0)) if _keeps_floats(model, node) else None
+        rounds = node.op == "Cast" and not qdq.precision_of(model.elem_type(node.output)).is_float
+        return None if rounds else bounds.get(node.input(0))
     return None
-
-
-def _keeps_floats(model: Model, node: Node) -> bool:
-    return node.op != "Cast" or qdq.precision_of(model.elem_type(node.output)).is_float
 
 
 def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> Bounds | None:
@@ -217,8 +213,7 @@ _OPERATIONS: dict[str, Callable[[float, float], float]] = {
 def _read_number(model: Model, node: Node, position: int, attribute: str) -> float | None:
     """Return a number that an input or an attribute states, None if missing or unknown."""
     if node.input(position):
-        value = model.constant(node.input(position))
-        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+        return model.scalar(node.input(position))
     number = node.attributes.get(attribute)
     return number if isinstance(number, float) else None
 
@@ -284,24 +279,25 @@ _RULES: dict[str, _Rule] = {
 
 
 def find_concat_parts(model: Model, tensor: str) -> list[str]:
-    """Return the tensors that Concats join into a tensor, or the tensor alone without a Concat.
+    """Return the tensors that Concats join into a tensor; without a Concat, the tensor alone.
 
     Operators that only move values and Q/DQ pairs may lie between them.
     """
-    if not _has_concat_upstream(model, tensor):
-        return [tensor]
     parts: list[str] = []
+    has_concat = False
     stack, seen = [tensor], {tensor}
     while stack and len(seen) <= _MAX_TENSORS:
         current = stack.pop()
-        sources = _value_sources(model.producer(current))
+        producer = model.producer(current)
+        has_concat = has_concat or operator_of(producer).joins
+        sources = _value_sources(producer)
         if not sources:
             parts.append(current)
         for source in reversed(sources):
             if source not in seen:
                 seen.add(source)
                 stack.append(source)
-    return parts
+    return parts if has_concat else [tensor]
 
 
 def _value_sources(node: Node | None) -> list[str]:
@@ -313,13 +309,3 @@ def _value_sources(node: Node | None) -> list[str]:
     if rearranges(node) or qdq.is_qdq(node):
         return [*node.inputs[:1]]
     return []
-
-
-def _has_concat_upstream(model: Model, tensor: str) -> bool:
-    for _ in range(_MAX_STEPS):
-        node = model.producer(tensor)
-        sources = _value_sources(node)
-        if operator_of(node).joins or not sources:
-            return bool(sources)
-        tensor = sources[0]
-    return False

@@ -157,7 +157,7 @@ class ConstantEvaluator:
             name = stack.pop()
             if name in values:
                 continue
-            value = self._known_value(name)
+            value = self._cache[name] if name in self._cache else self.model.constant(name)
             if value is not None:
                 values[name] = value
                 continue
@@ -174,9 +174,6 @@ class ConstantEvaluator:
             self._positions = {n.index: i for i, n in enumerate(self.model.ordered)}
         return sorted(nodes, key=lambda node: self._positions[node.index])
 
-    def _known_value(self, tensor: str) -> _Array | None:
-        return self._cache[tensor] if tensor in self._cache else self.model.constant(tensor)
-
     def evaluate_node(
         self, node: Node, values: Mapping[str, _Array], max_elements: int
     ) -> dict[str, _Array] | None:
@@ -190,7 +187,9 @@ class ConstantEvaluator:
             values: Values of its inputs.
             max_elements: Limit on the elements of all outputs together.
         """
-        if not _is_supported(node):
+        if node.op not in _LINEAR or node.domain not in DOMAINS or node.captured:
+            return None
+        if not has_sane_attributes(node.proto):
             return None
         inputs = {tensor: values[tensor] for tensor in node.inputs if tensor}
         outputs = [tensor for tensor in node.outputs if tensor]
@@ -198,17 +197,12 @@ class ConstantEvaluator:
         size = _infer_size(model)
         if size is None or size > max_elements:
             return None
-        if not self._spend(_count_operations(node, inputs, size)):
+        operations = _count_operations(node, inputs, size)
+        if operations > self.operations_left:
             return None
+        self.operations_left -= operations
         arrays = _run(model, inputs, outputs)
         return None if arrays is None else dict(zip(outputs, arrays, strict=True))
-
-    def _spend(self, operations: int) -> bool:
-        """Subtract operations from those left; False if there are too few."""
-        if operations > self.operations_left:
-            return False
-        self.operations_left -= operations
-        return True
 
     def _single_node_model(
         self, node: Node, inputs: Mapping[str, _Array], outputs: list[str]
@@ -222,12 +216,6 @@ class ConstantEvaluator:
         results = [onnx.helper.make_empty_tensor_value_info(tensor) for tensor in outputs]
         graph = onnx.helper.make_graph([node.proto], "constant", infos, results, shapes)
         return onnx.helper.make_model(graph, opset_imports=self.model.proto.opset_import)
-
-
-def _is_supported(node: Node) -> bool:
-    if node.op not in _LINEAR or node.domain not in DOMAINS or node.captured:
-        return False
-    return has_sane_attributes(node.proto)
 
 
 def _count_operations(node: Node, inputs: Mapping[str, _Array], written: int) -> int:

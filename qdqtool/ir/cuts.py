@@ -41,11 +41,11 @@ class NetworkCuts:
 
         Network inputs are included.
         """
-        crossing = []
-        for tensor, produced in self.positions.items():
-            if produced < position <= self._last.get(tensor, -1):
-                crossing.append(tensor)
-        return tuple(crossing)
+        return tuple(
+            tensor
+            for tensor, produced in self.positions.items()
+            if produced < position <= self._last.get(tensor, -1)
+        )
 
     def first_cut_after(self, tensors: Iterable[str]) -> int:
         """Return the position of the first cut after the producers of all tensors."""

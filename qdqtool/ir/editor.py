@@ -20,12 +20,9 @@ from onnx import TensorProto
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.graph import EDITED, Model, Node
-from qdqtool.ir.qdq import ParameterValues
-from qdqtool.proto.slim import without_large_weights
-from qdqtool.proto.subgraphs import captured_tensors, sort_topologically
+from qdqtool.proto.slim import strip_large_weights
+from qdqtool.proto.subgraphs import find_captured_tensors, sort_topologically
 from qdqtool.util import limits
-
-_LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
 
 
 class Editor:
@@ -56,7 +53,6 @@ class Editor:
         self._first: list[onnx.NodeProto] = []
         self._retyped: set[str] = set()
         self._aliases: dict[str, str] = {}
-        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def edit_proto(self, node: Node) -> onnx.NodeProto:
         """Return the message of a node, to be changed.
@@ -225,18 +221,6 @@ class Editor:
             if value.name in names:
                 value.type.tensor_type.elem_type = elem_type
 
-    def _parameter(self, base: str, value: npt.NDArray[Any]) -> str:
-        """Add a constant for one node and return its name.
-
-        Equal constants that are larger than any real scale are stored once.
-        """
-        if value.nbytes <= _LARGE_PARAMETER:
-            return self.constant(base, value)
-        key = value.dtype.str, value.shape, ParameterValues(value.reshape(-1)).digest
-        if key not in self._shared:
-            self._shared[key] = self.constant(base, value)
-        return self._shared[key]
-
     def set_quantizer(
         self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]
     ) -> None:
@@ -245,8 +229,8 @@ class Editor:
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
         elem_type = self.model.elem_type(node.input(1)) or TensorProto.FLOAT
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
-        self.set_input(node, 1, self._parameter(f"{node.name}/scale", scale.astype(dtype)))
-        self.set_input(node, 2, self._parameter(f"{node.name}/zero_point", zero_point))
+        self.set_input(node, 1, self.constant(f"{node.name}/scale", scale.astype(dtype)))
+        self.set_input(node, 2, self.constant(f"{node.name}/zero_point", zero_point))
         _remove_named(proto.attribute, lambda name: name == "output_dtype")
 
     def rewrite(
@@ -338,7 +322,7 @@ class Editor:
             nodes.extend(self._after.get(node.index, ()))
         self._apply_aliases(nodes)
         consumed = set(self.model.consumers_by_tensor)
-        captured = self._captured()
+        captured = self._find_captured()
         pruned = self._prune(nodes, captured)
         ordered = sort_topologically(pruned, self._inputs_and_captured, self._outputs)
         self.model.replace_constants((), self._constants, self._changes_types)
@@ -434,7 +418,7 @@ class Editor:
         indexed = self._as_indexed(node)
         if indexed is None:
             message = _message(node)
-            return (*message.input, *captured_tensors(message))
+            return (*message.input, *find_captured_tensors(message))
         return (*indexed.inputs, *indexed.captured)
 
     def _drop_constants(self, consumed: set[str], captured: set[str]) -> None:
@@ -452,12 +436,12 @@ class Editor:
             _remove_named(graph.input, removed.__contains__)
         model.replace_constants(removed, {}, False)
 
-    def _captured(self) -> set[str]:
+    def _find_captured(self) -> set[str]:
         """Return the tensors that subgraphs read, after all renames."""
         tensors: set[str] = set()
         for node in self.model.nodes:
             if node.captured or node.index in self._touched:
-                tensors.update(captured_tensors(node.proto))
+                tensors.update(find_captured_tensors(node.proto))
         return tensors
 
     def _drop_stale_types(self) -> None:
@@ -491,7 +475,7 @@ def with_nodes(
     model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
 ) -> Model:
     """Return a variant of a model with more nodes and their constants, without large weights."""
-    proto = without_large_weights(model.proto)
+    proto = strip_large_weights(model.proto)
     proto.graph.node.extend(nodes)
     proto.graph.initializer.extend(constants)
     return Model(proto, sha256=EDITED, constants=model)

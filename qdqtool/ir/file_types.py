@@ -120,13 +120,13 @@ def recognize(name: str, head: bytes) -> FileType | None:
     return None
 
 
-def not_a_model(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
-    """Return the error for a file that is not an ONNX model: what the file is, and what to do.
+def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
+    """Return the error for a file that is not an ONNX model, with its type and a fix.
 
     Args:
         name: Path.
         head: First bytes.
-        missing: What the file lacks, if it could be parsed as an ONNX model.
+        missing: Part that the file lacks, if it could be parsed as an ONNX model.
         error: Class of the error.
     """
     if not head:

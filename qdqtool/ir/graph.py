@@ -26,8 +26,13 @@ from qdqtool.errors import ModelError
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.shapes import NodeTypeCache, infer_types
-from qdqtool.proto.slim import without_large_weights
-from qdqtool.proto.subgraphs import STANDARD, captured_tensors, require_utf8, sort_topologically
+from qdqtool.proto.slim import strip_large_weights
+from qdqtool.proto.subgraphs import (
+    STANDARD,
+    find_captured_tensors,
+    require_utf8,
+    sort_topologically,
+)
 from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
@@ -105,7 +110,7 @@ class Node:
         except TypeError:  # bytes that are not UTF-8, which Model refuses
             self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
-            self.captured = tuple(captured_tensors(proto))
+            self.captured = tuple(find_captured_tensors(proto))
             self._attributes = None
         else:
             self.captured = ()
@@ -224,7 +229,14 @@ class Model:
             Node(index, name if name and counts[name] == 1 else _label(proto, counts), proto)
             for index, (name, proto) in enumerate(zip(proto_names, protos, strict=True))
         ]
-        self._require_utf8(counts)
+        texts = itertools.chain(
+            counts,
+            {node.op for node in self.nodes},
+            {node.domain for node in self.nodes},
+            *(node.inputs for node in self.nodes),
+            *(node.outputs for node in self.nodes),
+        )
+        require_utf8(list(texts), self.path or "model in memory")
         self._read_initializers()
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
@@ -238,15 +250,6 @@ class Model:
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
         self._initializer_types: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.cache: dict[str, dict[Any, Any]] = {}
-
-    def _require_utf8(self, names: Iterable[str]) -> None:
-        operators = {node.op for node in self.nodes}
-        domains = {node.domain for node in self.nodes}
-        texts = [*names, *operators, *domains]
-        for node in self.nodes:
-            texts += node.inputs
-            texts += node.outputs
-        require_utf8(texts, self.path or "model in memory")
 
     def _read_initializers(self) -> None:
         stored = {} if self._constants is None else self._constants.initializers
@@ -315,7 +318,7 @@ class Model:
             for name in node.outputs:
                 self.producers.pop(name, None)
         removed = set(map(id, nodes))
-        for name in _consumed_tensors(nodes):  # each tensor once: all nodes may read one scale
+        for name in _input_tensors(nodes):  # each tensor once: all nodes may read one scale
             remaining = [n for n in self.consumers_by_tensor[name] if id(n) not in removed]
             if remaining:
                 self.consumers_by_tensor[name] = remaining
@@ -357,7 +360,7 @@ class Model:
         entering = self._replace_messages(nodes, previous)
         for node in entering:
             self._add_to_index(node)
-        for tensor in self.consumers_by_tensor if is_reordered else _consumed_tensors(entering):
+        for tensor in self.consumers_by_tensor if is_reordered else _input_tensors(entering):
             self.consumers_by_tensor[tensor].sort(key=lambda n: n.index)
         self.ordered = self._sort_nodes()
         self._update_types(entering, previous)
@@ -561,6 +564,11 @@ class Model:
             self._arrays[tensor] = value
         return value
 
+    def scalar(self, tensor: str) -> float | None:
+        """Return the value of a constant with one element, None for other tensors."""
+        value = self.constant(tensor)
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
     def _read_constant(self, tensor: str) -> npt.NDArray[Any] | None:
         proto = self.constant_proto(tensor)
         if proto is None:
@@ -594,8 +602,8 @@ class Model:
         """Return a copy of an external tensor with its data, None if the file is missing."""
         if not self.base_dir:
             return None
-        location = external.location_of(proto)
-        if external.path_of(proto, self.base_dir, self.path) is None:
+        location = external.read_location(proto)
+        if external.find_file(proto, self.base_dir, self.path) is None:
             return None
         from onnx import checker, external_data_helper
 
@@ -651,7 +659,7 @@ class Model:
         Exporters state the types of float tensors. Quantizers leave out those of their own.
         """
         cache = NodeTypeCache(self.proto)
-        types = self._types = self._stated_types()
+        types = self._types = self._read_stated_types()
         for node in self.ordered:
             if self._is_typed(node):
                 continue
@@ -667,9 +675,9 @@ class Model:
         return types
 
     def _infer_graph_types(self) -> dict[str, TensorType]:
-        types = self._types = self._stated_types()
+        types = self._types = self._read_stated_types()
         read: dict[bytes, TensorType] = {}  # most tensors of a network share their types
-        for tensor, proto in (infer_types(without_large_weights(self.proto)) or {}).items():
+        for tensor, proto in (infer_types(strip_large_weights(self.proto)) or {}).items():
             if types.get(tensor, _UNKNOWN)[1] is None:
                 key = proto.SerializeToString()
                 if key not in read:
@@ -677,7 +685,7 @@ class Model:
                 types[tensor] = read[key]
         return types
 
-    def _stated_types(self) -> dict[str, TensorType]:
+    def _read_stated_types(self) -> dict[str, TensorType]:
         graph = self.proto.graph
         values = (*graph.value_info, *graph.input, *graph.output)
         return {value.name: _read_type(value.type) for value in values}
@@ -706,7 +714,7 @@ def _label(node: onnx.NodeProto, counts: Counter[str]) -> str:
     return next((tensor for tensor in node.output if tensor), node.name)
 
 
-def _consumed_tensors(nodes: Iterable[Node]) -> set[str]:
+def _input_tensors(nodes: Iterable[Node]) -> set[str]:
     return {tensor for node in nodes for tensor in (*node.inputs, *node.captured) if tensor}
 
 
@@ -721,7 +729,9 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
     if not tensor.HasField("shape"):
         return int(tensor.elem_type), None
     shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-    return int(tensor.elem_type), shape if external.is_possible([d or 1 for d in shape]) else None
+    return int(tensor.elem_type), shape if external.are_possible_dims(
+        [d or 1 for d in shape]
+    ) else None
 
 
 def _hash_message(proto: onnx.ModelProto) -> str:

@@ -1,11 +1,12 @@
-"""Reading and writing ONNX files: compressed, with external weights, atomically; and what any model must be."""
+"""Reading, checking and writing of ONNX files: compressed, with external weights, atomically."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -15,145 +16,160 @@ from google.protobuf.message import DecodeError, EncodeError
 from qdqtool.errors import ModelError
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
+from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
-from qdqtool.proto.slim import tensor_bytes, without_large_weights
-from qdqtool.proto.subgraphs import check_functions, require_utf8, with_subgraph_nodes
+from qdqtool.proto.slim import strip_large_weights, tensor_bytes
+from qdqtool.proto.subgraphs import (
+    attribute_graphs,
+    check_functions,
+    require_utf8,
+    with_subgraph_nodes,
+)
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
-from qdqtool.util.text import cut_middle, reason_of
+from qdqtool.util.text import cut_middle
 
-_VERSIONS = range(1000)  # of operator sets, far above any
-
-
-def check_form(proto: onnx.ModelProto, what: str) -> None:
-    """Looks at inputs, operator sets and references to a function's attributes of a model called ``what`` in messages.
-
-    Raises:
-        ModelError: An input or output has no name, an input is declared twice, an operator set has a version that none
-            can have, or a node outside a function takes its attribute from one.
-    """
-    for number in (o.version for o in proto.opset_import):
-        if number not in _VERSIONS:
-            raise ModelError(
-                f"no operator set has the version {number}; the file is damaged",
-                what,
-                code="wrong-opset",
-            )
-    declared: set[str] = set()
-    for value in proto.graph.input:
-        if not value.name:
-            raise ModelError("an input has no name; the file is damaged", what, code="missing-name")
-        if value.name in declared:
-            raise ModelError(
-                f"input '{value.name}' is declared twice; the file is damaged, export it again",
-                what,
-                code="duplicate",
-                node=value.name,
-            )
-        declared.add(value.name)
-    if not all(value.name for value in proto.graph.output):
-        raise ModelError("an output has no name; the file is damaged", what, code="missing-name")
-    for node in with_subgraph_nodes([n for n in proto.graph.node if n.attribute]):
-        for attribute in node.attribute:
-            if attribute.ref_attr_name:
-                raise ModelError(
-                    f"node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
-                    "from a function, and is in none; the file is damaged",
-                    what,
-                    code="node-damaged",
-                    node=node.name,
-                )
-
-
+_OPSET_VERSIONS = range(1000)  # of operator sets, far above any
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
-def check_names(proto: onnx.ModelProto, what: str) -> None:
-    """Looks at every text of a model called ``what`` in the message, but the documentation and what nodes state.
+def check_form(proto: onnx.ModelProto, path: str) -> None:
+    """Check inputs, outputs, operator sets and references to a function's attributes.
 
-    The names, operators and tensors of the main graph's nodes are looked at where they are read, in :class:`Model`.
+    Args:
+        proto: The model.
+        path: Name of the model in errors.
 
     Raises:
-        ModelError: One is not UTF-8; or a stored tensor has more dimensions, or more elements, than there can be.
+        ModelError: An input or output has no name, an input is declared twice, a version of an
+            operator set is impossible, or a node outside a function refers to its attribute.
+    """
+    for opset in proto.opset_import:
+        if opset.version not in _OPSET_VERSIONS:
+            raise ModelError(
+                f"no operator set has the version {opset.version}; the file is damaged",
+                path,
+                code="wrong-opset",
+            )
+    inputs = [value.name for value in proto.graph.input]
+    if not all(inputs):
+        raise ModelError("an input has no name; the file is damaged", path, code="missing-name")
+    if len(set(inputs)) < len(inputs):
+        name = Counter(inputs).most_common(1)[0][0]
+        raise ModelError(
+            f"input '{name}' is declared twice; the file is damaged, export it again",
+            path,
+            code="duplicate",
+            node=name,
+        )
+    if not all(value.name for value in proto.graph.output):
+        raise ModelError("an output has no name; the file is damaged", path, code="missing-name")
+    for node in with_subgraph_nodes([n for n in proto.graph.node if n.attribute]):
+        _check_attribute_references(node, path)
+
+
+def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            raise ModelError(
+                f"node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
+                "from a function, and is in none; the file is damaged",
+                path,
+                code="node-damaged",
+                node=node.name,
+            )
+
+
+def check_names(proto: onnx.ModelProto, path: str) -> None:
+    """Check the texts and stored tensors of a model, except documentation and string attributes.
+
+    :class:`Model` checks the names, operators and tensors of the main graph's nodes.
+
+    Args:
+        proto: The model.
+        path: Name of the model in errors.
+
+    Raises:
+        ModelError: A text is not UTF-8, or a tensor has more dimensions or elements than possible.
     """
     texts: list[Any] = [proto.producer_name, proto.producer_version, proto.domain]
-    texts += (o.domain for o in proto.opset_import)
-    _metadata(proto.metadata_props, texts)
+    texts += (opset.domain for opset in proto.opset_import)
+    _collect_metadata(proto.metadata_props, texts)
     try:
-        _graph(proto.graph, texts, main=True)
+        _collect_graph(proto.graph, texts, is_main=True)
         for function in proto.functions:
-            texts += (
-                function.name,
-                function.domain,
-                *function.input,
-                *function.output,
-                *function.attribute,
-            )
-            texts += (o.domain for o in function.opset_import)
-            _nodes(function.node, texts)
+            texts += (function.name, function.domain)
+            texts += (*function.input, *function.output, *function.attribute)
+            texts += (opset.domain for opset in function.opset_import)
+            _collect_nodes(function.node, texts)
     except ModelError as error:
-        raise ModelError(error.reason, what, code=error.code, node=error.node) from None
-    require_utf8(texts, what)
+        raise ModelError(error.reason, path, code=error.code, node=error.node) from None
+    require_utf8(texts, path)
 
 
-def _metadata(entries: Iterable[Any], texts: list[Any]) -> None:
+def _collect_metadata(entries: Iterable[Any], texts: list[Any]) -> None:
     for entry in entries:
         texts += (entry.key, entry.value)
 
 
-def _graph(graph: onnx.GraphProto, texts: list[Any], *, main: bool = False) -> None:
+def _collect_graph(graph: onnx.GraphProto, texts: list[Any], *, is_main: bool = False) -> None:
     texts.append(graph.name)
-    _metadata(graph.metadata_props, texts)
-    _nodes(graph.node, texts, main=main)
+    _collect_metadata(graph.metadata_props, texts)
+    _collect_nodes(graph.node, texts, is_main=is_main)
     for tensor in graph.initializer:
-        _tensor(tensor, texts)
+        _collect_tensor(tensor, texts)
     for sparse in graph.sparse_initializer:
-        _tensor(sparse.values, texts)
-        _tensor(sparse.indices, texts)
+        _collect_tensor(sparse.values, texts)
+        _collect_tensor(sparse.indices, texts)
     for value in (*graph.input, *graph.output, *graph.value_info):
         texts.append(value.name)
         if value.type.HasField("tensor_type"):
             texts += (d.dim_param for d in value.type.tensor_type.shape.dim)
     for annotation in graph.quantization_annotation:
         texts.append(annotation.tensor_name)
-        _metadata(annotation.quant_parameter_tensor_names, texts)
+        _collect_metadata(annotation.quant_parameter_tensor_names, texts)
 
 
-def _tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
+def _collect_tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     texts.append(tensor.name)
-    if not external.is_possible(tensor.dims):
+    if not external.are_possible_dims(tensor.dims):
         raise ModelError(
-            f"tensor '{cut_middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} dimensions, "
-            "and more elements than there can be",
+            f"tensor '{cut_middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} "
+            "dimensions, and more elements than there can be",
             code="tensor-damaged",
             node=str(tensor.name),
         )
     if tensor.external_data:
-        _metadata(tensor.external_data, texts)
+        _collect_metadata(tensor.external_data, texts)
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any], *, main: bool = False) -> None:
-    add = texts.append
+def _collect_nodes(
+    nodes: Iterable[onnx.NodeProto], texts: list[Any], *, is_main: bool = False
+) -> None:
     for node in nodes:
-        if not main:
+        if not is_main:
             texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
-        for attribute in node.attribute or ():
-            add(attribute.name)
-            kind = attribute.type
-            if kind == _TENSOR:
-                _tensor(attribute.t, texts)
-            elif kind == _TENSORS:
-                for tensor in attribute.tensors:
-                    _tensor(tensor, texts)
-            elif kind in _GRAPHS:
-                _graph(attribute.g, texts)
-                for inner in attribute.graphs:
-                    _graph(inner, texts)
+        if node.attribute:
+            for attribute in node.attribute:
+                _collect_attribute(attribute, texts)
         if node.metadata_props:
-            _metadata(node.metadata_props, texts)
+            _collect_metadata(node.metadata_props, texts)
+
+
+def _collect_attribute(attribute: onnx.AttributeProto, texts: list[Any]) -> None:
+    texts.append(attribute.name)
+    kind = attribute.type
+    if kind == _TENSOR:
+        _collect_tensor(attribute.t, texts)
+    elif kind == _TENSORS:
+        for tensor in attribute.tensors:
+            _collect_tensor(tensor, texts)
+    elif kind in _GRAPHS:
+        for graph in attribute_graphs(attribute):
+            _collect_graph(graph, texts)
 
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
@@ -163,37 +179,35 @@ MAX_PROTO_BYTES = limits.MODEL_MESSAGE  # larger models keep their weights in ex
 
 
 def load(source: ModelSource | Model) -> Model:
-    """Reads an ONNX model; weights in external files are read when asked for, and may be missing.
+    """Read an ONNX model; external weights are read when they are needed, and may be missing.
 
     Args:
-        source: A path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, a ModelProto, an
-            onnx-graphsurgeon Graph, or a Model.
+        source: Path (``.onnx``, or gzip-compressed ``.onnx.gz``), serialized bytes, ModelProto,
+            onnx-graphsurgeon Graph, or Model.
 
     Raises:
         ModelError: The file is missing, is not an ONNX model, or its graph is damaged.
     """
-    return source if isinstance(source, Model) else _with_short_names(_load(source))
+    if isinstance(source, Model):
+        return source
+    model = _load(source)
+    _check_name_lengths(model)
+    return model
 
 
-def _with_short_names(model: Model) -> Model:
-    """What is said of a model, and every copy of it, repeats its names."""
-    names = [
-        *model.producers,
-        *model.consumers_by_tensor,
-        *model.initializers,
-        *(n.name for n in model.nodes),
-    ]
-    if (
-        sum(map(len, names)) > limits.NAMES
-    ):  # each of them counts once; to find out which are the same takes time
-        names = list(set(names))
+def _check_name_lengths(model: Model) -> None:
+    """Check that names are not too long: results and each copy of the model repeat them."""
+    names = [*model.producers, *model.consumers_by_tensor, *model.initializers]
+    names += [node.name for node in model.nodes]
+    if sum(map(len, names)) > limits.NAMES:
+        names = list(set(names))  # each name counts once; building a set takes time
     longest = max(names, key=len, default="")
-    what = model.path or "model in memory"
+    path = model.path or "model in memory"
     if len(longest) > limits.NAME:
         raise ModelError(
             f"the name '{cut_middle(longest, 60)}' has {len(longest)} characters; the limit is "
             f"{limits.NAME}",
-            what,
+            path,
             code="name-too-long",
             node=longest,
         )
@@ -202,36 +216,19 @@ def _with_short_names(model: Model) -> Model:
         limits.NAMES,
         "the names of its nodes and tensors take",
         ModelError,
-        path=what,
+        path=path,
         code="names-too-long",
     )
-    return model
 
 
 def _load(source: ModelSource) -> Model:
     if isinstance(source, onnx.ModelProto):
         _check(source, "model in memory")
         return Model(source)
-    if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
-        import onnx_graphsurgeon
-
-        with quiet_graphsurgeon():
-            try:
-                made = onnx_graphsurgeon.export_onnx(source)
-            except Exception as error:  # it raises whatever its parts raise
-                raise ModelError(
-                    f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}",
-                    code="export-failed",
-                ) from error
-        return _load(made)
+    if is_graphsurgeon(source):
+        return _load(from_graphsurgeon(source))
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
-    if not isinstance(source, (str, os.PathLike)):
-        raise ModelError(
-            f"a model of type {type(source).__name__} is not understood; give a path or a ModelProto",
-            code="wrong-type",
-            parameter="model",
-        )
     path = Path(source)
     data = _read(path)
     base_dir = str(path.resolve().parent)
@@ -287,143 +284,72 @@ def _read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
 
 def _too_large(path: Path, head: bytes) -> ModelError:
     if file_types.recognize(str(path), head) is not None:
-        return file_types.not_a_model(str(path), head, error=ModelError)
+        return file_types.wrong_file_error(str(path), head, error=ModelError)
     return ModelError(
         "larger than 2 GB; save its weights as external data", str(path), code="file-too-large"
     )
 
 
-def _parse(data: bytes, what: str) -> onnx.ModelProto:
+def _parse(data: bytes, path: str) -> onnx.ModelProto:
+    head = data[: file_types.HEAD]
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError:
-        if _is_deep(data):
-            raise ModelError(
-                f"its graphs are nested deeper than the {_DEPTH} levels that protobuf reads; "
-                "export the model with fewer If, Loop and Scan inside each other",
-                what,
-                code="nested-too-deeply",
-            ) from None
-        raise file_types.not_a_model(what, data[: file_types.HEAD], error=ModelError) from None
+        raise file_types.wrong_file_error(path, head, error=ModelError) from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise file_types.not_a_model(
-            what, data[: file_types.HEAD], "no graph or no opset", error=ModelError
-        )
-    _check(proto, what)
+        raise file_types.wrong_file_error(path, head, "no graph or no opset", error=ModelError)
+    _check(proto, path)
     return proto
 
 
-def _check(proto: onnx.ModelProto, what: str) -> None:
-    check_names(proto, what)
-    check_form(proto, what)
-    check_functions(proto, what)
-
-
-_DEPTH = 100
-_FIELDS = 1_000_000  # looked at in a file that protobuf refuses: it may be anything
-_VARINT, _HOLDS, _FIXED = (
-    0,
-    2,
-    {1: 8, 5: 4},
-)  # wire types of protobuf; bytes of those of a fixed size
-# By message, the numbers of its fields that lead to graphs inside graphs, and which message each holds (onnx.proto).
-_INNER: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 25: "function"},
-    "function": {7: "node"},
-    "graph": {1: "node"},
-    "node": {5: "attribute"},
-    "attribute": {6: "graph", 11: "graph"},
-}
-
-
-def _is_deep(data: bytes) -> bool:
-    """Whether a file that protobuf refuses holds graphs inside graphs that are deeper than it reads."""
-    left = [("model", memoryview(data), 0)]
-    turns = iter(range(_FIELDS))
-    while left:
-        kind, part, depth = left.pop()
-        if depth > _DEPTH:
-            return True
-        try:
-            left += (
-                (inner, held, depth + 1)
-                for number, held in _messages(part, turns)
-                if (inner := _INNER[kind].get(number)) is not None
-            )
-        except IndexError:  # it is cut off
-            continue
-    return False
-
-
-def _messages(data: memoryview, turns: Iterator[int]) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field with a text or a message, ``turns`` at most; IndexError where one is cut off."""
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        result = shift = 0
-        while shift < 70:
-            result |= (data[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if data[at - 1] < 0x80:
-                break
-        return result
-
-    while at < len(data) and next(turns, None) is not None:
-        field, wire = divmod(number(), 8)
-        if wire == _VARINT:
-            number()
-        elif wire in _FIXED:
-            at += _FIXED[wire]
-        elif wire == _HOLDS:
-            size = number()
-            yield field, data[at : at + size]
-            at += size
-        else:
-            return
+def _check(proto: onnx.ModelProto, path: str) -> None:
+    check_names(proto, path)
+    check_form(proto, path)
+    check_functions(proto, path)
 
 
 def load_full(source: ModelSource | Model) -> Model:
-    """Like :func:`load`, with every external weight in memory, so that the model can be saved elsewhere.
+    """Read a model with every external weight in memory, so that it can be saved elsewhere.
 
     Raises:
-        ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
+        ModelError: As for :func:`load`; also if an external weight file is missing or lies outside
+            the model's folder.
     """
     model = load(source)
-    outside = [t for t in external.all_tensors(model.proto.graph) if external.is_external(t)]
-    for tensor in outside:
-        loaded = model.external_tensor(tensor)
-        if loaded is None:
-            raise _missing(model, tensor)
-        tensor.CopyFrom(loaded)
+    for tensor in external.all_tensors(model.proto.graph):
+        if external.is_external(tensor):
+            loaded = model.external_tensor(tensor)
+            if loaded is None:
+                raise _missing_weights(model, tensor)
+            tensor.CopyFrom(loaded)
     model.forget_constants()
     return model
 
 
 def require_weights(model: Model) -> None:
-    """Looks whether every external weight file is there, without reading any.
+    """Check that every external weight file exists, without reading it.
 
     Raises:
-        ModelError: One is missing.
+        ModelError: A file is missing.
     """
-    there: set[str] = set()
+    existing: set[str] = set()
     for tensor in external.all_tensors(model.proto.graph):
-        if external.is_external(tensor) and (location := external.location_of(tensor)) not in there:
-            if external.path_of(tensor, model.base_dir, model.path) is None:
-                raise _missing(model, tensor)
-            there.add(location)
+        if external.is_external(tensor):
+            location = external.read_location(tensor)
+            if location in existing:
+                continue
+            if external.find_file(tensor, model.base_dir, model.path) is None:
+                raise _missing_weights(model, tensor)
+            existing.add(location)
 
 
-def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
-    location = external.location_of(tensor)
+def _missing_weights(model: Model, tensor: onnx.TensorProto) -> ModelError:
+    location = external.read_location(tensor)
     path = os.path.join(model.base_dir, location)
-    state = (
-        "a directory"
-        if location and os.path.isdir(path)
-        else "no file"
-        if os.path.exists(path)
-        else "missing"
-    )
+    if location and os.path.isdir(path):
+        state = "a directory"
+    else:
+        state = "no file" if os.path.exists(path) else "missing"
     return ModelError(
         f"weight file '{location}' of tensor '{tensor.name}' is {state}",
         model.path or "model",
@@ -433,12 +359,12 @@ def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
 
 
 def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:
-    """Writes a model atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
+    """Write a model atomically; weights of a model over 2 GB go to ``<name>.data`` next to it.
 
     Args:
         proto: The model. It is not changed.
-        path: Where to write; the folder must exist.
-        source: Path of the model it was made from, which is never overwritten.
+        path: Output file; its folder must exist.
+        source: Path of the original model, which is never overwritten.
 
     Raises:
         QdqtoolError: ``path`` is the source, its folder is missing, or it cannot be written.
@@ -450,35 +376,22 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
     write_model(proto, path)
 
 
-@contextlib.contextmanager
-def quiet_graphsurgeon() -> Iterator[None]:
-    """Without the lines that onnx-graphsurgeon prints on stdout, its errors included, which it raises as well."""
-    from onnx_graphsurgeon.logger import G_LOGGER
-
-    before = G_LOGGER.severity
-    G_LOGGER.severity = G_LOGGER.CRITICAL + 1
-    try:
-        yield
-    finally:
-        G_LOGGER.severity = before
-
-
 def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Writes a model as :func:`save` does, without looking at where it came from.
+    """Write a model as :func:`save` does, without comparing the path with the original's.
 
     Args:
         proto: The model. It is not changed.
-        path: Where to write.
+        path: Output file.
     """
-    parts = _parts(proto)
+    parts = _split_message(proto)
     if parts is not None and parts.size < MAX_PROTO_BYTES:
         with atomic_write(path) as file:
             file.writelines(parts)
         return
-    _save_external(proto, Path(path))
+    _split_weights(proto, Path(path))
 
 
-def _parts(proto: onnx.ModelProto) -> MessageParts | None:
+def _split_message(proto: onnx.ModelProto) -> MessageParts | None:
     try:
         return MessageParts(proto)
     except (ValueError, EncodeError):  # a part is over 2 GB
@@ -486,46 +399,48 @@ def _parts(proto: onnx.ModelProto) -> MessageParts | None:
 
 
 def byte_size(proto: onnx.ModelProto) -> int:
-    """Size of a model's message; one byte over :data:`MAX_PROTO_BYTES` for one that protobuf cannot measure."""
-    parts = _parts(proto)
+    """Return the size of a model's message.
+
+    If protobuf cannot measure it, the size is one byte over :data:`MAX_PROTO_BYTES`.
+    """
+    parts = _split_message(proto)
     return MAX_PROTO_BYTES + 1 if parts is None else parts.size
 
 
-def _save_external(proto: onnx.ModelProto, path: Path) -> None:
-    slim = without_large_weights(proto, 1024)
+def _split_weights(proto: onnx.ModelProto, path: Path) -> None:
+    slim = strip_large_weights(proto, 1024)
     for field in ("producer_name", "producer_version", "domain", "model_version"):
         if getattr(proto, field):
             setattr(slim, field, getattr(proto, field))
     for copy, original in ((slim, proto), (slim.graph, proto.graph)):
-        if isinstance(
-            original.doc_string, str
-        ):  # bytes where it is not UTF-8, which protobuf does not take back
+        # protobuf returns bytes for a text that is not UTF-8, but does not accept them.
+        if isinstance(original.doc_string, str):
             copy.doc_string = original.doc_string
     slim.metadata_props.extend(proto.metadata_props)
     slim.graph.metadata_props.extend(proto.graph.metadata_props)
     slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
     large = {t.name: t for t in proto.graph.initializer if tensor_bytes(t) > 1024}
-    write_apart(slim, large, path)
+    write_external(slim, large, path)
 
 
-def write_apart(
+def write_external(
     proto: onnx.ModelProto,
     weights: Mapping[str, onnx.TensorProto],
     path: Path,
 ) -> None:
-    """Writes a model whose large weights are in ``<name>.data`` beside it; they are read one at a time.
+    """Write a model and its large weights to ``<name>.data`` next to it, one weight at a time.
 
     Args:
-        proto: The model, with placeholders for these weights; where their data is will be entered in them, and the
-            data itself where it is texts or half bytes.
-        weights: The tensors with the data, by name.
-        path: Where to write.
+        proto: The model, with placeholders for these weights. They receive the place of their
+            data, or the data itself if it is texts or half bytes.
+        weights: Tensors with the data, by name.
+        path: Output file.
 
     Raises:
-        QdqtoolError: It cannot be written.
+        QdqtoolError: A file cannot be written.
     """
     data_name = path.name + ".data"
-    # The data first: a model never names data that is not there.
+    # The data is written first, so that a model never names missing data.
     with atomic_write(path.with_name(data_name)) as file:
         offset = 0
         for tensor in proto.graph.initializer:
@@ -537,7 +452,7 @@ def write_apart(
                 continue
             raw = source.raw_data or external.to_array(source).tobytes()
             file.write(raw)
-            # Not onnx's set_external_data: it asks for the data to be in the tensor already.
+            # onnx's set_external_data requires the data in the tensor.
             for key, value in (("location", data_name), ("offset", offset), ("length", len(raw))):
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = onnx.TensorProto.EXTERNAL

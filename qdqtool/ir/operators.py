@@ -145,7 +145,7 @@ MOBILENET = "mobilenetv2-titanrtx-qat-residual"
 _GUIDE = "developer guide, Q/DQ propagation: operators that commute with quantization"
 
 
-def _documented_passage(name: str) -> QPassage:
+def _passage_from_guide(name: str) -> QPassage:
     return QPassage(documented(f"q-past-{name.lower()}", f"A Q moves up past {name}.", _GUIDE))
 
 
@@ -200,7 +200,7 @@ ZERO_PAD = QPassage(
             "q-past-copying-pad",
             "A Q moves up past a Pad that reflects, repeats or wraps.",
             "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q "
-            "passes slices; a log in which a Q stays behind such a Pad would refute it",
+            "passes slices; a log in which a Q remains after such a Pad would refute it",
         ),
         when=lambda model, node: (
             str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
@@ -402,7 +402,7 @@ _TABLE: tuple[Operator, ...] = (
                 "q-past-globalmaxpool",
                 "A Q moves up past a GlobalMaxPool.",
                 "it becomes a max pooling, as GlobalAveragePool becomes an average one; a log in "
-                "which a Q stays behind it would refute it",
+                "which a Q remains after it would refute it",
             ),
         ),
     ),
@@ -444,7 +444,7 @@ _TABLE: tuple[Operator, ...] = (
             )
         ),
     ),
-    Operator("Split", LayerKind.SLICE, cuts=True, passage=_documented_passage("Split")),
+    Operator("Split", LayerKind.SLICE, cuts=True, passage=_passage_from_guide("Split")),
     # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
     Operator("Tile", LayerKind.SLICE),
     Operator(
@@ -470,19 +470,19 @@ _TABLE: tuple[Operator, ...] = (
             )
         ),
     ),
-    Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("Transpose")),
+    Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_passage_from_guide("Transpose")),
     *(
-        Operator(name, LayerKind.SHUFFLE, passage=_documented_passage(name))
+        Operator(name, LayerKind.SHUFFLE, passage=_passage_from_guide(name))
         for name in ("Squeeze", "Unsqueeze")
     ),
     Operator(
-        "DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("DepthToSpace")
+        "DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_passage_from_guide("DepthToSpace")
     ),
     Operator(
-        "SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_documented_passage("SpaceToDepth")
+        "SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_passage_from_guide("SpaceToDepth")
     ),
     *(
-        Operator(name, LayerKind.IDENTITY, passage=_documented_passage(name))
+        Operator(name, LayerKind.IDENTITY, passage=_passage_from_guide(name))
         for name in ("Identity", "Dropout")
     ),
     Operator(

@@ -66,7 +66,7 @@ _STORED_TYPES = (
 )
 
 
-def smoothed_tensors(model: Model) -> frozenset[str]:
+def read_smoothed_tensors(model: Model) -> frozenset[str]:
     """Return the inputs of Linears whose outliers were moved into weights, from the metadata."""
     return frozenset(model.metadata.get(SMOOTHED, "").splitlines())
 
@@ -163,7 +163,7 @@ class QuantParams:
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
-    def per_channel(self) -> bool:
+    def is_per_channel(self) -> bool:
         """Whether each channel has its own scale."""
         return self.axis is not None
 

@@ -87,10 +87,10 @@ def keeps_float32(model: Model, node: Node, position: int) -> bool:
     It does if its type requires it, or if it is a constant without elements.
     """
     is_empty = 0 in (model.constant_shape(node.input(position)) or ())
-    return is_empty or position in (_float32_inputs_of(model, node) or ())
+    return is_empty or position in (_node_float32_inputs(model, node) or ())
 
 
-def _float32_inputs_of(model: Model, node: Node) -> frozenset[int] | None:
+def _node_float32_inputs(model: Model, node: Node) -> frozenset[int] | None:
     return float32_inputs(node.op, max(model.opset, HALF_OPSET), len(node.outputs))
 
 
@@ -128,22 +128,16 @@ def find_out_of_range(model: Model) -> Iterator[str]:
     """Yield activations whose quantized range is near the largest value of FP16."""
     for node in model.nodes:
         if qdq.is_qdq(node) and not model.is_constant(node.input(0)):
-            scale = _single_scale(model, node)
+            scale = model.scalar(node.input(1))
             if scale is not None and scale > _MAX_SCALE:
                 yield node.input(0) if qdq.is_q(node) else node.output
-
-
-def _single_scale(model: Model, node: Node) -> float | None:
-    """Return the scale of a per-tensor Q or DQ; None if unknown."""
-    scale = model.constant(node.input(1))
-    return None if scale is None or scale.size != 1 else float(scale.reshape(-1)[0])
 
 
 def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
     """Return whether a Q must remain FP32 because its DQ does.
 
-    A pair has one scale. The scale of an activation may be written in both types if FP16 can hold
-    it, so that the producer remains FP16.
+    A pair has one scale. The scale of an activation may be written in both types if FP16 has a
+    number within a thousandth of it, so that the producer remains FP16.
     """
     if all(node.index in half for node in model.consumers(q.output) if qdq.is_dq(node)):
         return False
@@ -151,14 +145,11 @@ def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
         return False
     if model.is_constant(q.input(0)):
         return True
-    scale = _single_scale(model, q)
-    return scale is None or not _is_close_in_fp16(scale)
-
-
-def _is_close_in_fp16(scale: float) -> bool:
-    """Return whether FP16 has a number within a thousandth of a scale."""
+    scale = model.scalar(q.input(1))
+    if scale is None:
+        return True
     with np.errstate(over="ignore"):
-        return bool(abs(float(np.float16(scale)) - scale) <= 1e-3 * scale)
+        return bool(abs(float(np.float16(scale)) - scale) > 1e-3 * scale)
 
 
 def _bound_to_float32(model: Model, half: set[int]) -> set[int]:
@@ -203,7 +194,7 @@ def _reads_only_dqs(model: Model, node: Node) -> bool:
 
 
 def _can_be_half(model: Model, node: Node) -> bool:
-    if node.domain not in STANDARD or _float32_inputs_of(model, node) is None:
+    if node.domain not in STANDARD or _node_float32_inputs(model, node) is None:
         return False
     if not _has_float_types(model, node):
         return False

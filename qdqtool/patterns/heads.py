@@ -14,6 +14,8 @@ import numpy as np
 
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import (
+    CUTS,
+    JOINS,
     WEIGHTED,
     LayerKind,
     commuting_inputs,
@@ -23,7 +25,7 @@ from qdqtool.ir.operators import (
     output_axis,
     rearranges,
 )
-from qdqtool.ir.qdq import find_pair, is_dq, is_qdq
+from qdqtool.ir.qdq import float_tensor, is_dq, is_qdq
 from qdqtool.patterns.pointwise import (
     activation_input,
     activation_outputs,
@@ -117,14 +119,9 @@ def _bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
         for consumer in model.consumers(tensor):
             if _multiplies_with_bins(model, consumer, tensor):
                 products.append(consumer)
-            elif _moves_or_quantizes(consumer):
+            elif rearranges(consumer) or is_qdq(consumer) or consumer.op in (*CUTS, *JOINS):
                 queue.extend(consumer.outputs)
     return products
-
-
-def _moves_or_quantizes(node: Node) -> bool:
-    operator = operator_of(node)
-    return rearranges(node) or is_qdq(node) or operator.joins or operator.cuts
 
 
 def _multiplies_with_bins(model: Model, node: Node, tensor: str) -> bool:
@@ -141,20 +138,13 @@ def _are_bins(model: Model, node: Node, tensor: str) -> bool:
     Unreadable weights of a convolution are judged by their shape [1, n, 1, 1], as are stored
     integers, which a DQ scales.
     """
-    source = _tensor_before_pair(model, tensor)
+    source = float_tensor(model, tensor)
     if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
         return counts_up(model, source)
     if not model.is_constant(tensor) and not is_dq(model.producer(tensor)):
         return False
     shape = model.shape(tensor)
     return shape is not None and shape[:1] == (1,) and all(size == 1 for size in shape[2:])
-
-
-def _tensor_before_pair(model: Model, tensor: str) -> str:
-    pair = find_pair(model, tensor)
-    if pair is None or pair[1] is None:
-        return tensor
-    return pair[1].input(0)
 
 
 def counts_up(model: Model, tensor: str) -> bool:
@@ -398,8 +388,8 @@ def _fills_with_probability(model: Model, node: Node) -> bool:
     """Return whether a Where puts a number from 0 to 1 in; True for another node."""
     if node.op != "Where":
         return True
-    fill = model.constant(node.input(1))
-    return fill is not None and fill.size == 1 and 0.0 <= float(fill.reshape(-1)[0]) <= 1.0
+    fill = model.scalar(node.input(1))
+    return fill is not None and 0.0 <= fill <= 1.0
 
 
 def _find_score_product(model: Model, softmax: Node) -> Node | None:
@@ -412,12 +402,8 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
         if is_computed_product(model, node):
             return node
         if is_pointwise(node) or _moves_values(node):
-            queue.extend(t for t in _computed_inputs(model, node) if t not in queue)
+            queue.extend(t for t in run_time_inputs(model, node) if t not in queue)
     return None
-
-
-def _computed_inputs(model: Model, node: Node) -> list[str]:
-    return [t for t in node.inputs if t and not model.is_constant(t)]
 
 
 def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
@@ -512,7 +498,7 @@ def _find_sampling_layers(model: Model) -> set[int]:
 def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
     """Return the last Linears of four columns after an MLP in a network with attention.
 
-    Empty if there is no last Linear of another kind.
+    Empty if every last Linear is of this kind.
     """
     linears = [
         model.nodes[index]
@@ -552,13 +538,15 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
                 continue
             coordinates.update(tensor for tensor in node.outputs if tensor)
             if not is_producer and is_pointwise(node):
-                layers.producers |= _combined_producers(model, inputs, coordinates)
+                layers.producers |= _find_combined_producers(model, inputs, coordinates)
         if len(layers.producers) == count:
             break
     return coordinates
 
 
-def _combined_producers(model: Model, operands: tuple[str, ...], coordinates: set[str]) -> set[int]:
+def _find_combined_producers(
+    model: Model, operands: tuple[str, ...], coordinates: set[str]
+) -> set[int]:
     """Return the layers that alone produce an operand which is combined with coordinates."""
     producers: set[int] = set()
     if len(operands) > 1:

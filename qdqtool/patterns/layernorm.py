@@ -46,7 +46,7 @@ _SQUARES = (
 )
 # Arithmetic between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
-# Operators whose results are at most 1, and those whose results are no larger than their input
+# Operators whose results are at most 1, and those whose results are at most as large as their input
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
@@ -85,6 +85,7 @@ class DecomposedLayerNorm:
 
     @property
     def output(self) -> str:
+        """The normalized result."""
         return self.nodes[-1].output
 
 
@@ -225,7 +226,7 @@ def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
     if not is_run_time(model, square.input(0)):
         return True
     tensor = _skip_casts(model, square.input(0))
-    shape, axes = model.shape(tensor), _summed_axes(model, square, sums)
+    shape, axes = model.shape(tensor), _find_summed_axes(model, square, sums)
     if shape is None or not axes:
         return False
     count = _axes_size(shape, axes)
@@ -239,7 +240,7 @@ def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
     return smallest**2 / mean_count > _FP16_MIN and count * largest**2 < _FP16_MAX
 
 
-def _summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
+def _find_summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
     axes = set(_self_product_axes(model, square))
     for reduction in sums or [square]:
         axes.update(reduction_axes(model, reduction) or ())
@@ -273,11 +274,11 @@ def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     if node is None or node.domain not in DOMAINS:
         return None
     if is_dq(node):
-        return _dequantized_magnitudes(model, node)
+        return _dq_magnitudes(model, node)
     if node.op in _AT_MOST_ONE:
         return 1.0, 1.0
     if node.op == "Clip":
-        return _clipped_magnitudes(model, node)
+        return _clip_magnitudes(model, node)
     gains, last_size = _gain_range(model, node), (model.shape(tensor) or (None,))[-1]
     if gains is None or last_size is None:
         return None
@@ -288,7 +289,7 @@ def _keeps_magnitude(node: Node | None) -> bool:
     return _is(node, *_NOT_LARGER) or is_q(node) or rearranges(node) or operator_of(node).cuts
 
 
-def _dequantized_magnitudes(model: Model, dq: Node) -> tuple[float, float] | None:
+def _dq_magnitudes(model: Model, dq: Node) -> tuple[float, float] | None:
     params = read_params(model, dq)
     if params.scale is None or not params.scale.size or params.precision != Precision.INT8:
         return None
@@ -296,7 +297,7 @@ def _dequantized_magnitudes(model: Model, dq: Node) -> tuple[float, float] | Non
     return float(params.scale.min()), steps * float(params.scale.max())
 
 
-def _clipped_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
+def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
     magnitudes: list[float] = []
     for position, name in ((1, "min"), (2, "max")):
         tensor = clip.input(position)
@@ -339,8 +340,8 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
-    scale, bias = _optional_constant(model, norm.scale), _optional_constant(model, norm.bias)
-    sizes = _normalized_sizes(model, norm, scale)
+    scale, bias = _constant(model, norm.scale), _constant(model, norm.bias)
+    sizes = _layer_norm_sizes(model, norm, scale)
     if sizes is None:
         return None
     if not _fits(norm.scale, scale, sizes) or not _fits(norm.bias, bias, sizes):
@@ -355,10 +356,6 @@ def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInput
     return LayerNormInputs(
         tensor, np.ones(sizes, dtype) if full_scale is None else full_scale, full_bias
     )
-
-
-def _optional_constant(model: Model, tensor: str) -> _Array | None:
-    return _constant(model, tensor) if tensor else None
 
 
 def _normalizes_last_axes(model: Model, norm: DecomposedLayerNorm) -> bool:
@@ -381,7 +378,7 @@ def _is_used_inside(model: Model, norm: DecomposedLayerNorm) -> bool:
     return False
 
 
-def _normalized_sizes(
+def _layer_norm_sizes(
     model: Model, norm: DecomposedLayerNorm, scale: _Array | None
 ) -> list[int] | None:
     """Return the sizes of the normalized axes, from the scale if the tensor's are unknown."""
@@ -428,7 +425,7 @@ def fuse_layer_norms(model: Model) -> int:
     """Replace decomposed normalizations by LayerNormalization nodes in place.
 
     Only those that a LayerNormalization computes exactly are replaced. The last node of each
-    becomes the LayerNormalization, so that name and output stay. Needs opset 17 or newer.
+    becomes the LayerNormalization, so that name and output do not change. Needs opset 17 or newer.
 
     Returns:
         The number of replaced normalizations.
@@ -481,11 +478,11 @@ def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
     variance = _variance_nodes(model, root.input(0))
     if not variance:
         return None
-    candidate = _Candidate(model, root, variance)
+    candidate = _NormCandidate(model, root, variance)
     return candidate.build() if candidate.divides_input() else None
 
 
-class _Candidate:
+class _NormCandidate:
     """The nodes around the root of a mean of squares, by their role.
 
     Attributes:
@@ -503,7 +500,7 @@ class _Candidate:
         self.variance = variance
         square = variance[0]
         self.centered = _producer(model, square.input(0), "Sub")
-        self.mean = _subtracted_mean(model, self.centered)
+        self.mean = _find_subtracted_mean(model, self.centered)
         first = square if self.mean is None or self.centered is None else self.centered
         self.input = _skip_casts(model, first.input(0))
         self.roots, self.products = _root_and_products(model, root)
@@ -570,7 +567,7 @@ class _Candidate:
         """Return the means and differences that center the input, each once."""
         if self.mean is None:
             return []
-        means = [_subtracted_mean(self.model, difference) for difference in self.differences]
+        means = [_find_subtracted_mean(self.model, difference) for difference in self.differences]
         nodes = (self.mean, self.centered, *means, *self.differences)
         return list(dict.fromkeys(node for node in nodes if node is not None))
 
@@ -599,7 +596,7 @@ class _Candidate:
         """Return whether a product divides the input minus its mean by the root."""
         difference = self.differences[0]
         sources = {_skip_casts(self.model, node.input(0)) for node in (*means, difference)}
-        if sources != {self.input} or _subtracted_mean(self.model, difference) is None:
+        if sources != {self.input} or _find_subtracted_mean(self.model, difference) is None:
             return False
         return _divides_by_root(self.model, product, self.roots)
 
@@ -611,7 +608,7 @@ def _factors_with_constant(model: Model, tensor: str) -> list[str]:
     return factors if any(not is_run_time(model, factor) for factor in factors) else []
 
 
-def _subtracted_mean(model: Model, difference: Node | None) -> Node | None:
+def _find_subtracted_mean(model: Model, difference: Node | None) -> Node | None:
     """Return the ReduceMean of a tensor that a Sub subtracts from the same tensor."""
     if difference is None:
         return None

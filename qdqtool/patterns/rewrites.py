@@ -75,7 +75,7 @@ def unshare_weights(model: Model) -> Model:
     """
     view, editor = View(model), Editor(model)
     first: dict[str, Node] = {}
-    for node in view.weighted:
+    for node in view.nodes_with_weights:
         weights = view.weights(node)
         if weights.dq is None or not weights.constant:
             continue

@@ -111,7 +111,7 @@ class View:
         Below opset 13 ONNX has no axis, and TensorRT's parser uses 0.
         """
         params = self.params(node)
-        if params.per_channel and not params.has_axis and self.model.opset < 13:
+        if params.is_per_channel and not params.has_axis and self.model.opset < 13:
             return 0
         return params.axis
 
@@ -121,15 +121,15 @@ class View:
         return list(qdq.quantizers(self.model))
 
     @functools.cached_property
-    def weighted(self) -> list[Node]:
+    def nodes_with_weights(self) -> list[Node]:
         """Conv, ConvTranspose, Gemm and MatMul nodes in graph order."""
         return [node for node in self.model.ordered if node.op in WEIGHTED]
 
     @functools.cached_property
-    def quantized(self) -> frozenset[int]:
+    def fully_quantized_nodes(self) -> frozenset[int]:
         """Indices of the weighted nodes whose data and weights come from a DQ."""
         indices: set[int] = set()
-        for node in self.weighted:
+        for node in self.nodes_with_weights:
             pair = qdq.find_pair(self.model, node.input(0))
             if pair is not None and self.weights(node).dq is not None:
                 indices.add(node.index)
@@ -216,7 +216,7 @@ class View:
 
     def folded_nodes(self) -> set[str]:
         """Return the names of the nodes between constants and the quantizers of weights."""
-        for node in self.weighted:
+        for node in self.nodes_with_weights:
             self.weights(node)
         return {chain.node.name for chain in self._before.values() if chain.node is not None}
 

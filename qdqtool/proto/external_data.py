@@ -1,6 +1,6 @@
-"""Weights in files beside the model: which files they are, that they are the model's own, and how much they take.
+"""External weights of a model (their files, location and size) and serialization in parts.
 
-The model's message is made in parts here too: as a whole protobuf makes it twice, beside the model itself.
+protobuf needs memory for two more copies of a model to serialize it as a whole.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from qdqtool.proto.subgraphs import attribute_graphs
 from qdqtool.util import limits
 from qdqtool.util.files import INVALID_NAME, record_input
 
-_LARGE = 1 << 14  # elements
-_ELEMENTS = 1 << 63  # sizes are numbers of 64 bits
-_PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-endian
+_LARGE_ELEMENTS = 1 << 14
+_MAX_ELEMENTS = 1 << 63  # sizes are 64-bit numbers
+_NUMPY_TYPES: dict[int, str] = {  # types whose little-endian data numpy reads as stored
     onnx.TensorProto.FLOAT: "<f4",
     onnx.TensorProto.DOUBLE: "<f8",
     onnx.TensorProto.FLOAT16: "<f2",
@@ -35,16 +35,16 @@ _PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-e
     onnx.TensorProto.INT64: "<i8",
     onnx.TensorProto.BOOL: "?",
 }
-_BITS = {
+_BITS = {  # of one element in a file
     number: int(bits[0])
-    for name, number in onnx.TensorProto.DataType.items()  # of an element, in a file
+    for name, number in onnx.TensorProto.DataType.items()
     if (bits := re.search(r"\d+", name))
 }
 _BITS.update({onnx.TensorProto.FLOAT: 32, onnx.TensorProto.DOUBLE: 64, onnx.TensorProto.BOOL: 8})
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
+    """Yield all tensors of a graph: initializers, and those in attributes and subgraphs."""
     yield from graph.initializer
     for node in (n for n in graph.node if n.attribute):
         for attribute in node.attribute:
@@ -56,15 +56,18 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
-    """The values of a tensor whose data is in its message.
+    """Return the values of a tensor whose data is in its message.
 
-    Errors name the model by its path, and the tensor by ``name`` where it has none of its own.
+    Args:
+        tensor: The tensor.
+        model: Path of the model, for errors.
+        name: Name of the tensor in errors, for a tensor without a name.
 
     Raises:
-        ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.
+        ModelError: The type is unknown, or there are fewer values than the dimensions state.
     """
     try:
-        dtype = _PLAIN.get(tensor.data_type)
+        dtype = _NUMPY_TYPES.get(tensor.data_type)
         if (
             dtype is not None
             and tensor.HasField("raw_data")
@@ -83,52 +86,55 @@ def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
         ) from error
 
 
-def is_possible(dims: Sequence[int]) -> bool:
-    """Whether a tensor can have such dimensions: other libraries crash on more, whose product fits no number."""
-    return len(dims) <= limits.RANK and abs(math.prod(dims)) < _ELEMENTS
+def are_possible_dims(dims: Sequence[int]) -> bool:
+    """Return whether a tensor can have such dimensions; other libraries crash on larger ones."""
+    return len(dims) <= limits.RANK and abs(math.prod(dims)) < _MAX_ELEMENTS
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor's values are in a file beside the model."""
+    """Return whether a tensor's values are in a file next to the model."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
 def has_data(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor's values are there or in a file; not so in copies without large weights."""
+    """Return whether a tensor's values are available; copies without large weights lack them."""
     return is_external(tensor) or any(
         f.name.endswith("_data") and f.name != "external_data" for f, _ in tensor.ListFields()
     )
 
 
 def is_bytes(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor's values are bytes that may as well lie in a file: no texts, no packed half bytes in numbers."""
-    return tensor.HasField("raw_data") or tensor.data_type in (*_PLAIN, onnx.TensorProto.BFLOAT16)
+    """Return whether a tensor's values can be stored in a file: no texts, no packed half bytes."""
+    return tensor.HasField("raw_data") or tensor.data_type in (
+        *_NUMPY_TYPES,
+        onnx.TensorProto.BFLOAT16,
+    )
 
 
 def is_separable(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor is large, and its values may lie in a file."""
+    """Return whether a tensor is large and its values can be moved to a file."""
     return (
         is_bytes(tensor)
-        and math.prod(tensor.dims) > _LARGE
+        and math.prod(tensor.dims) > _LARGE_ELEMENTS
         and has_data(tensor)
         and not tensor.external_data
     )
 
 
-def location_of(tensor: onnx.TensorProto) -> str:
-    """The file, relative to the model's folder, that holds an external tensor."""
+def read_location(tensor: onnx.TensorProto) -> str:
+    """Return the file of an external tensor, relative to the model's folder."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
-def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
-    """The file that holds an external tensor; None where there is no such regular file.
+def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
+    """Return the file of an external tensor, None if it is not a regular file.
 
     Raises:
-        ModelError: It lies outside the model's folder.
+        ModelError: The file lies outside the model's folder.
     """
     if not base_dir:
         return None
-    location = location_of(tensor)
+    location = read_location(tensor)
     if "\0" in location:
         raise ModelError(
             f"weight file {location!r} of tensor '{tensor.name}': {INVALID_NAME}",
@@ -148,154 +154,153 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
         )
     try:
         return path if path.is_file() else None
-    except OSError:  # a name longer than the file system takes
+    except OSError:  # a name that is too long for the file system
         return None
 
 
 def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
-    """Looks at all external weights, without reading any, and notes their files as read.
+    """Check all external weights without reading them, and record their files as inputs.
 
     Raises:
-        ModelError: A file lies outside the model's folder, an entry is damaged, or together they are too much.
+        ModelError: A file lies outside the model's folder, an entry is damaged, or the weights
+            together are too large.
     """
-    found: dict[str, tuple[Path | None, int]] = {}
+    file_sizes: dict[str, int] = {}
     total = 0
     for tensor in all_tensors(proto.graph):
         if not is_external(tensor):
             continue
-        location = location_of(tensor)
-        if location not in found:
-            path = path_of(tensor, base_dir, model)
-            found[location] = path, path.stat().st_size if path is not None else 0
+        location = read_location(tensor)
+        if location not in file_sizes:
+            path = find_file(tensor, base_dir, model)
+            file_sizes[location] = 0 if path is None else path.stat().st_size
             if path is not None:
                 record_input(path)
-        total += _length(tensor, found[location][1], model)
-    if not found:
-        return
-    what = "the external weights of all tensors together take"
+        total += _used_bytes(tensor, file_sizes[location], model)
+    subject = "the external weights of all tensors together take"
     limits.check_size(
-        total, limits.EXTERNAL_DATA, what, ModelError, path=model, code="weights-too-large"
+        total, limits.EXTERNAL_DATA, subject, ModelError, path=model, code="weights-too-large"
     )
-    there = sum(size for _, size in found.values())
-    if total > there + limits.EXTERNAL_SHARED:
+    available = sum(file_sizes.values())
+    if total > available + limits.EXTERNAL_SHARED:
         raise ModelError(
-            f"{what} {limits.format_bytes(total)}, but their files hold {limits.format_bytes(there)}; "
-            "the model is damaged, export it again",
+            f"{subject} {limits.format_bytes(total)}, but their files hold "
+            f"{limits.format_bytes(available)}; the model is damaged, export it again",
             model,
             code="weights-damaged",
         )
 
 
-def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
-    """Bytes of the file that a tensor takes."""
-    needed = stored_bytes(tensor)
-    numbers = {"offset": 0, "length": min(size, needed)}
+def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
+    """Return how many bytes of its file a tensor uses."""
+    needed = data_size(tensor)
+    numbers = {"offset": 0, "length": min(file_size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
-        if keys.count(entry.key) > 1 and entry.key in (
-            "location",
-            *numbers,
-        ):  # readers differ in which they take
-            raise ModelError(
-                f"tensor '{tensor.name}' is damaged: it has more than one {entry.key}",
-                model,
-                code="tensor-damaged",
-                node=tensor.name,
-            )
+        # Libraries differ in which of two entries they use.
+        if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):
+            raise _tensor_error(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
-                raise ModelError(
-                    f"tensor '{tensor.name}' is damaged: its {entry.key} in "
-                    f"'{location_of(tensor)}' is '{entry.value[:40]}'",
-                    model,
-                    code="tensor-damaged",
-                    node=tensor.name,
-                )
+                state = f"its {entry.key} in '{read_location(tensor)}' is '{entry.value[:40]}'"
+                raise _tensor_error(tensor, state, model)
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:
-        raise ModelError(
-            f"tensor '{tensor.name}' is damaged: its length in '{location_of(tensor)}' is "
-            f"{numbers['length']}, and its dimensions take {needed} at most",
-            model,
-            code="tensor-damaged",
-            node=tensor.name,
+        state = (
+            f"its length in '{read_location(tensor)}' is {numbers['length']}, and its dimensions "
+            f"take {needed} at most"
         )
-    return max(0, min(numbers["length"], size - numbers["offset"]))
+        raise _tensor_error(tensor, state, model)
+    return max(0, min(numbers["length"], file_size - numbers["offset"]))
 
 
-def stored_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes that a tensor of such dimensions takes; of an unknown type the most that there may be."""
+def _tensor_error(tensor: onnx.TensorProto, state: str, model: str) -> ModelError:
+    return ModelError(
+        f"tensor '{tensor.name}' is damaged: {state}",
+        model,
+        code="tensor-damaged",
+        node=tensor.name,
+    )
+
+
+def data_size(tensor: onnx.TensorProto) -> int:
+    """Return the bytes that a tensor's dimensions and type take, 16 per element if unknown."""
     elements: int = math.prod(tensor.dims)
     return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
 
 
 def with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """A copy of an external tensor that states how much of the file it is; else that is all behind its offset."""
-    made = onnx.TensorProto()
-    made.CopyFrom(tensor)
+    """Return a copy of an external tensor that states its length.
+
+    Without a length, readers take the rest of the file.
+    """
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
     if tensor.data_type in _BITS and all(entry.key != "length" for entry in tensor.external_data):
-        made.external_data.add(key="length", value=str(stored_bytes(tensor)))
-    return made
+        copy.external_data.add(key="length", value=str(data_size(tensor)))
+    return copy
 
 
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 _INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 _RAW = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
-_BYTES_FOLLOW = 2  # the wire type of messages and strings
-_COPIED = 1 << 12  # bytes of a tensor that are not copied once more
+_LENGTH_DELIMITED = 2  # wire type of messages and strings
+_SMALL_DATA = 1 << 12  # bytes; data of smaller tensors is copied once more
 
 
 class MessageParts:
-    """The parts of a model's message, one for each initializer; joined they are what protobuf makes of the whole.
+    """Parts of a serialized model; joined, they are protobuf's serialization of the model.
 
     Attributes:
-        size: Bytes of the whole.
+        size: Bytes of all parts.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        """Measures the parts.
+        """Measure the parts.
 
         Raises:
-            ValueError: One is over 2 GB; also EncodeError, by version of protobuf.
+            ValueError: A part is over 2 GB; EncodeError in other versions of protobuf.
         """
         self._tensors = proto.graph.initializer
-        around_graph = _around(proto, _GRAPH)
-        around_weights = _around(proto.graph, _INITIALIZER)
+        around_graph = _split_at(proto, _GRAPH)
+        around_weights = _split_at(proto.graph, _INITIALIZER)
         if around_graph is None or around_weights is None or not proto.HasField("graph"):
-            self._front, self._back, self._sizes = _whole(proto), b"", None
+            self._front, self._back, self._sizes = _serialize(proto), b"", None
             self.size = len(self._front)
             return
-        self._sizes = [sum(map(len, _tensor(t))) for t in self._tensors]
-        graph = sum(map(len, around_weights)) + sum(
-            len(_head(_INITIALIZER, n)) + n for n in self._sizes
-        )
-        self._front = around_graph[0] + _head(_GRAPH, graph) + around_weights[0]
+        self._sizes = [sum(map(len, _tensor_parts(t))) for t in self._tensors]
+        weights = sum(len(_field_header(_INITIALIZER, size)) + size for size in self._sizes)
+        graph = weights + sum(map(len, around_weights))
+        self._front = around_graph[0] + _field_header(_GRAPH, graph) + around_weights[0]
         self._back = around_weights[1] + around_graph[1]
-        self.size = len(around_graph[0]) + len(_head(_GRAPH, graph)) + graph + len(around_graph[1])
+        self.size = len(self._front) + weights + len(self._back)
 
     def __iter__(self) -> Iterator[bytes]:
         yield self._front
         for tensor, size in zip(self._tensors, self._sizes or (), strict=self._sizes is not None):
-            yield _head(_INITIALIZER, size)
-            yield from _tensor(tensor)
+            yield _field_header(_INITIALIZER, size)
+            yield from _tensor_parts(tensor)
         yield self._back
 
 
-def _tensor(tensor: onnx.TensorProto) -> list[bytes]:
+def _tensor_parts(tensor: onnx.TensorProto) -> list[bytes]:
     raw = tensor.raw_data
-    around = _around(tensor, _RAW) if len(raw) > _COPIED else None
+    around = _split_at(tensor, _RAW) if len(raw) > _SMALL_DATA else None
     if around is None:
-        return [_whole(tensor)]
-    return [around[0], _head(_RAW, len(raw)), raw, around[1]]
+        return [_serialize(tensor)]
+    return [around[0], _field_header(_RAW, len(raw)), raw, around[1]]
 
 
-def _whole(message: Message) -> bytes:
+def _serialize(message: Message) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _around(message: Any, number: int) -> tuple[bytes, bytes] | None:
-    """The bytes of the fields in front of one and behind it; None where onnx does not know a field, or a text is not
-    UTF-8: that of documentation, which protobuf reads as bytes and does not take back."""
+def _split_at(message: Any, number: int) -> tuple[bytes, bytes] | None:
+    """Return the serialized fields before and after a field.
+
+    None if onnx does not know a field, or if a documentation text is not UTF-8: protobuf returns
+    it as bytes, but does not accept them.
+    """
     if len(UnknownFieldSet(message)):
         return None
     front, back = type(message)(), type(message)()
@@ -311,14 +316,14 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes] | None:
             getattr(copy, field.name).extend(value)
         else:
             setattr(copy, field.name, value)
-    return _whole(front), _whole(back)
+    return _serialize(front), _serialize(back)
 
 
-def _head(number: int, length: int) -> bytes:
-    """What is in front of a field of so many bytes: its number and wire type, and the length."""
-    made = bytearray([number << 3 | _BYTES_FOLLOW])
+def _field_header(number: int, length: int) -> bytes:
+    """Return the bytes before a field's content: number, wire type and length."""
+    header = bytearray([number << 3 | _LENGTH_DELIMITED])
     while length > 0x7F:
-        made.append(length & 0x7F | 0x80)
+        header.append(length & 0x7F | 0x80)
         length >>= 7
-    made.append(length)
-    return bytes(made)
+    header.append(length)
+    return bytes(header)

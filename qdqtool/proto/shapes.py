@@ -1,9 +1,9 @@
 """Types and shapes of tensors, inferred by onnx.
 
-onnx's inference is C++ that trusts the model. It ends the process on some wrong models (a 7x7 Conv over
-a 4x4 input followed by a Slice) and takes all memory on others. Models of ordinary networks are inferred
-in this process. All others are inferred in a child process with limited memory and time, and so is every
-conversion to another operator set.
+onnx's inference is C++ that trusts the model. It ends the process on some wrong models (a 7x7 Conv
+over a 4x4 input followed by a Slice) and takes all memory on others. Models of ordinary networks
+are inferred in this process. All others are inferred in a child process with limited memory and
+time, and so is every conversion to another operator set.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ _LARGE_SIZE = 1 << 24  # entries; a constant shape with a larger dimension is no
 # Operators whose inference neither crashes nor allocates much, found by trying all of them.
 _HARMLESS = frozenset(
     """
-    Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Celu Clip Concat Constant
-    ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace DequantizeLinear Div Dropout Einsum Elu Equal Erf
-    Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater
-    GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity If InstanceNormalization
-    IsInf IsNaN LRN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Loop LpNormalization MatMul Max
-    MaxPool Mean Min Mish Mod Mul Neg NonMaxSuppression NonZero Not OneHot Or PRelu Pad Pow QuantizeLinear
-    RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Size Slice
-    Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tanh Tile TopK Transpose Trilu
-    Unsqueeze Upsample Where Xor
+    Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Celu Clip Concat
+    Constant ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace DequantizeLinear Div Dropout
+    Einsum Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid
+    HardSwish Hardmax Identity If InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu
+    Less LessOrEqual Log LogSoftmax Loop LpNormalization MatMul Max MaxPool Mean Min Mish Mod Mul
+    Neg NonMaxSuppression NonZero Not OneHot Or PRelu Pad Pow QuantizeLinear RMSNormalization Range
+    Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+    Relu Reshape Resize Round ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Size Slice
+    Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tanh Tile TopK Transpose
+    Trilu Unsqueeze Upsample Where Xor
     """.split()
 )
 _CRASH_ON_NEGATIVE = frozenset(("GatherND", "Slice"))  # dimensions
@@ -69,8 +70,9 @@ _SIZE_INPUTS = {
 # Operators whose output types follow from the input types, whatever the values.
 _TYPED_BY_INPUTS = frozenset(
     """
-    Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose Div Flatten Gemm GlobalAveragePool
-    HardSigmoid HardSwish LeakyRelu MatMul MaxPool Mul Relu Sigmoid Softmax Split Sub Tanh Transpose
+    Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose Div Flatten Gemm
+    GlobalAveragePool HardSigmoid HardSwish LeakyRelu MatMul MaxPool Mul Relu Sigmoid Softmax Split
+    Sub Tanh Transpose
     """.split()
 )
 
@@ -145,24 +147,18 @@ def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.Mode
     return result
 
 
-# Static check ----------------------------------------------------------------------------------------
+# Static check -----------------------------------------------------------------------------------
 
 
 def is_safe(proto: onnx.ModelProto) -> bool:
-    """Return whether onnx's inference is known to neither crash on a model nor to take much memory."""
+    """Return whether onnx's inference of a model neither crashes nor takes much memory."""
     nodes = list(all_nodes(proto))
     if proto.functions or not all(_is_harmless(node) for node in nodes):
         return False
     constants = _constants(proto, nodes)
     if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
-        if _states_negative_size(proto, constants):
+        if _states_negative_size(proto, constants) or _can_produce_negative_size(nodes, constants):
             return False
-        producers = {node.output[0]: node for node in nodes if node.output}
-        for node in nodes:
-            if node.op_type in _RESIZING and not _has_usual_sizes(node, constants):
-                return False
-            if node.op_type in _WINDOWED and not _fits_window(node, constants, producers):
-                return False
     lengths = _vector_lengths(proto, constants)
     if _makes_large_tensors(nodes, constants, lengths):
         return False
@@ -209,6 +205,18 @@ def _as_tensor(attribute: onnx.AttributeProto) -> onnx.TensorProto:
     return onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[count], int64_data=ints)
 
 
+def _can_produce_negative_size(
+    nodes: Iterable[onnx.NodeProto], constants: Mapping[str, onnx.TensorProto]
+) -> bool:
+    producers = {node.output[0]: node for node in nodes if node.output}
+    for node in nodes:
+        if node.op_type in _RESIZING and not _has_usual_sizes(node, constants):
+            return True
+        if node.op_type in _WINDOWED and not _fits_window(node, constants, producers):
+            return True
+    return False
+
+
 def _states_negative_size(
     proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
 ) -> bool:
@@ -220,7 +228,7 @@ def _states_negative_size(
 
 
 def _has_usual_sizes(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    """Return whether all numbers that decide a node's output sizes are constant and not negative."""
+    """Return whether the numbers that decide a node's output sizes are constants from 0 on."""
     inputs = node.input[1 : _SIZE_INPUT_ENDS.get(node.op_type, len(node.input))]
     numbers: list[float] = []
     for tensor in filter(None, inputs):
@@ -253,6 +261,8 @@ def _fits_window(
     kernel = stated.get("kernel_shape") or _weight_sizes(node, constants, producers)
     if not kernel or "output_shape" in stated:
         return False
+    if not all(0 <= number <= _LARGE_SIZE for numbers in stated.values() for number in numbers):
+        return False
     rank = len(kernel)
     strides = stated.get("strides", [1] * rank)
     dilations = stated.get("dilations", [1] * rank)
@@ -260,14 +270,13 @@ def _fits_window(
     added = stated.get("output_padding", [0] * rank)
     if not len(strides) == len(dilations) == len(added) == len(pads) / 2 == rank:
         return False
-    if not all(0 <= number <= _LARGE_SIZE for numbers in stated.values() for number in numbers):
-        return False
-    for axis in range(rank):
-        extent = dilations[axis] * (kernel[axis] - 1) + 1 - pads[axis] - pads[axis + rank]
+    sizes = zip(kernel, strides, dilations, pads[:rank], pads[rank:], added, strict=True)
+    for size, stride, dilation, begin, end, addition in sizes:
+        extent = dilation * (size - 1) + 1 - begin - end
         if node.op_type == "ConvTranspose":
-            fits = added[axis] + extent >= strides[axis]
+            fits = addition + extent >= stride
         else:
-            fits = extent < 2 * strides[axis]
+            fits = extent < 2 * stride
         if not fits:
             return False
     return True
@@ -319,7 +328,7 @@ def _makes_large_tensors(
     constants: Mapping[str, onnx.TensorProto],
     lengths: Mapping[str, int],
 ) -> bool:
-    """Return whether a constant asks for an output of unusual rank or size, or for a huge step."""
+    """Return whether a constant requests an output of unusual rank or size, or a huge step."""
     for node in nodes:
         if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
             return True
@@ -347,8 +356,8 @@ def _has_long_vectors(
 ) -> bool:
     """Return whether onnx would compute vectors of many entries, one dimension for each.
 
-    Lengths are upper bounds. Tensors that are not known to be vectors count nothing. A tensor that is
-    reshaped to a vector counts as the largest input.
+    Lengths are upper bounds. Tensors that are not known to be vectors count nothing. A tensor that
+    is reshaped to a vector counts as the largest input.
     """
     if _LARGE_SIZE in lengths.values():
         return True
@@ -367,7 +376,7 @@ def _has_long_vectors(
     return False
 
 
-# Single nodes ----------------------------------------------------------------------------------------
+# Single nodes -----------------------------------------------------------------------------------
 
 
 def infer_node(
@@ -376,7 +385,7 @@ def infer_node(
     opset: int,
     values: Mapping[str, onnx.TensorProto] | None = None,
 ) -> Types:
-    """Return the output types of one node of ONNX's own operators, empty if onnx cannot infer them.
+    """Return the output types of one standard ONNX node, empty if onnx cannot infer them.
 
     Args:
         node: Node without subgraphs.
@@ -402,10 +411,10 @@ def infer_node(
 
 
 class NodeTypeCache:
-    """Output types of nodes, inferred once for all nodes alike in operator, attributes and input types.
+    """Output types of nodes, inferred once for equal operator, attributes and input types.
 
-    That is much faster than inferring a whole network with many equal nodes. It covers operators whose
-    output types follow from their input types, if these are completely known.
+    That is much faster than inferring a whole network with many equal nodes. It covers operators
+    whose output types follow from their input types, if these are completely known.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -435,11 +444,11 @@ class NodeTypeCache:
     def _infer(self, node: onnx.NodeProto, inputs: Sequence[KnownType]) -> list[KnownType] | None:
         if not has_sane_attributes(node) or not onnx.defs.has(node.op_type, self._opset):
             return None
-        if not all(_is_complete(known) for known in inputs):
+        if not all(map(_is_complete, inputs)):
             return None
         types = {
-            tensor: onnx.helper.make_tensor_type_proto(*known)
-            for tensor, known in zip(node.input, inputs, strict=True)
+            tensor: onnx.helper.make_tensor_type_proto(*tensor_type)
+            for tensor, tensor_type in zip(node.input, inputs, strict=True)
         }
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
         try:
@@ -457,6 +466,6 @@ class NodeTypeCache:
         return outputs
 
 
-def _is_complete(known: KnownType) -> bool:
-    elem_type, dims = known
+def _is_complete(tensor_type: KnownType) -> bool:
+    elem_type, dims = tensor_type
     return bool(elem_type) and dims is not None and None not in dims and len(dims) <= limits.RANK

@@ -9,6 +9,7 @@ import sys
 
 
 def main() -> None:
+    """Run one task."""
     memory, task, *numbers = sys.argv[1:]
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # onnx's C++ prints to stdout

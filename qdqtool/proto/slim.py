@@ -19,7 +19,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
         return 2**31
 
 
-def without_large_weights(
+def strip_large_weights(
     proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES, only: Container[str] | None = None
 ) -> onnx.ModelProto:
     """Return a copy without the data of large initializers, which keep type and dimensions.
@@ -37,13 +37,12 @@ def without_large_weights(
     for field in ("node", "input", "output", "value_info", "sparse_initializer"):
         getattr(slim.graph, field).extend(getattr(proto.graph, field))
     for tensor in proto.graph.initializer:
-        keeps_data = tensor_bytes(tensor) <= keep
-        if only is not None and tensor.name not in only:
-            keeps_data = True
-        slim.graph.initializer.add().CopyFrom(tensor if keeps_data else without_data(tensor))
+        is_chosen = only is None or tensor.name in only
+        keeps_data = not is_chosen or tensor_bytes(tensor) <= keep
+        slim.graph.initializer.add().CopyFrom(tensor if keeps_data else strip_data(tensor))
     return slim
 
 
-def without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
+def strip_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
     """Return a tensor with the same name, type and dimensions, without its data."""
     return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

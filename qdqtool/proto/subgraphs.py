@@ -82,7 +82,7 @@ def copy_node(
     return copy
 
 
-def captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
+def find_captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the tensors that the subgraphs of a node read from outside, once for each subgraph."""
     for attribute in node.attribute:
         for graph in attribute_graphs(attribute):
@@ -93,7 +93,7 @@ def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
     inside = {value.name for value in graph.input} | {t.name for t in graph.initializer}
     outside: dict[str, None] = {}
     for node in graph.node:
-        for name in (*node.input, *captured_tensors(node)):
+        for name in (*node.input, *find_captured_tensors(node)):
             if name and name not in inside:
                 outside[name] = None
         inside.update(node.output)
@@ -202,7 +202,7 @@ def find_dependencies(
     for node in reversed(nodes):
         if any(tensor and tensor in needed and tensor not in fed for tensor in node.output):
             dependencies.append(node)
-            needed.update((*node.input, *captured_tensors(node)))
+            needed.update((*node.input, *find_captured_tensors(node)))
     return dependencies[::-1], needed
 
 
@@ -237,16 +237,13 @@ def extract_part(
         if sparse.values.name in needed and sparse.values.name not in fed
     )
     if whole.quantization_annotation:
-        _copy_annotations(whole, graph, needed.union(*(node.output for node in part_nodes)))
+        tensors = needed.union(*(node.output for node in part_nodes))
+        graph.quantization_annotation.extend(
+            annotation
+            for annotation in whole.quantization_annotation
+            if annotation.tensor_name in tensors
+        )
     return part, needed
-
-
-def _copy_annotations(whole: onnx.GraphProto, part: onnx.GraphProto, tensors: set[str]) -> None:
-    part.quantization_annotation.extend(
-        annotation
-        for annotation in whole.quantization_annotation
-        if annotation.tensor_name in tensors
-    )
 
 
 def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
@@ -306,7 +303,7 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
             path,
             code="nested-too-deeply",
         )
-    keys = [_called_key(node) for node in with_subgraph_nodes(proto.graph.node)]
+    keys = [_callee_key(node) for node in with_subgraph_nodes(proto.graph.node)]
     called = [sizes[key] for key in keys if key in sizes]
     _check_totals(called, sum(f.ByteSize() for f in _functions(proto).values()), path)
 
@@ -331,7 +328,7 @@ def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
     copies = sum(size.size for size in called) - stored
     if copies > limits.FUNCTION_COPIES:
         raise ModelError(
-            "what its own functions hold would be copied for each call, which takes "
+            "the contents of its functions would be copied for each call, which takes "
             f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; "
             "export the model without functions",
             path,
@@ -373,12 +370,12 @@ def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
     functions = _functions(proto)
     calls: dict[_Key, list[_Key]] = {}
     for key, function in functions.items():
-        keys = [_called_key(node) for node in with_subgraph_nodes(function.node)]
+        keys = [_callee_key(node) for node in with_subgraph_nodes(function.node)]
         calls[key] = [callee for callee in keys if callee in functions]
     return calls
 
 
-def called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
+def find_called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     """Return the functions that a model's graph calls, in the order of the file.
 
     Calls from subgraphs and from other functions count.
@@ -387,7 +384,7 @@ def called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     called: set[_Key] = set()
     stack = [proto.graph.node]
     while stack:
-        keys = {_called_key(node) for node in with_subgraph_nodes(stack.pop())}
+        keys = {_callee_key(node) for node in with_subgraph_nodes(stack.pop())}
         for key in keys.intersection(functions) - called:
             called.add(key)
             stack.append(functions[key].node)
@@ -402,5 +399,5 @@ def _key(domain: str, name: str, overload: str) -> _Key:
     return "" if domain == "ai.onnx" else domain, name, overload
 
 
-def _called_key(node: onnx.NodeProto) -> _Key:
+def _callee_key(node: onnx.NodeProto) -> _Key:
     return _key(node.domain, node.op_type, getattr(node, "overload", ""))

@@ -69,7 +69,7 @@ def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tenso
 def norm_factor(norm: nn.Module | None) -> Tensor | None:
     """Return the factor of each channel in evaluation, float64 [channels].
 
-    None for modules that are no BatchNormalization or have no statistics.
+    None for modules that are not BatchNormalization or have no statistics.
     """
     if (
         not isinstance(norm, nn.modules.batchnorm._BatchNorm)

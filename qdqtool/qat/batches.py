@@ -18,7 +18,7 @@ from qdqtool.qat.planning import Plan
 from qdqtool.util.text import reason_of
 
 _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
-_HELP = "say with fn=lambda batch: ... what of a batch the network is called with"
+_HELP = "give fn=lambda batch: ... that returns the network's input"
 
 
 def as_batches(data: Any, plan: Plan) -> Iterable[Any]:

@@ -1,7 +1,7 @@
 """Modules with quantizers: the network's own classes, extended by derived ones.
 
 A module becomes an instance of a class of the same name that is derived from its own class. Class
-names, parameters and state-dict keys stay as they are; only the quantizers add keys.
+names, parameters and state-dict keys do not change; only the quantizers add keys.
 """
 
 import functools
@@ -216,7 +216,7 @@ _rebuilt = _rebuild  # name in pickles of version 0.2
 def make_quantized(module: nn.Module) -> QuantizedModule:
     """Change the class of a module, in place, to one that can hold quantizers.
 
-    The object stays the same, so that references to it (of optimizers, hooks, tied modules) and its
+    The object is the same as before, so that references to it (of optimizers, hooks, tied modules) and its
     name in the network remain valid. The new class has the name of the old one and is derived from
     it and :class:`QuantizedModule`; copies and pickles derive it again.
     """

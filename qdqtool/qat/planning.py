@@ -334,7 +334,7 @@ def choose_sample(model: Any, sample: Any) -> Any:
     """Return the sample, or an image of the size that Ultralytics' model was trained with.
 
     Raises:
-        QdqtoolError: There is no sample, and the model is not Ultralytics'.
+        QdqtoolError: The sample is missing, and the model is not Ultralytics'.
     """
     if sample is not None:
         return sample

@@ -78,8 +78,8 @@ def calibrate(
 
     The network runs in evaluation mode with nothing quantized, on the device it is on, and
     statistics are collected there. Quantizers that share a scale get the range that suits all their
-    tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The quantizers stay the backend's
-    own: its calibrators can be used instead. A progress bar is drawn on a terminal.
+    tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The quantizers are still the
+    backend's own: its calibrators can be used instead. A progress bar is drawn on a terminal.
 
     Args:
         model: A network that :func:`qdqtool.qat.prepare` was called on, or its wrapper.
@@ -101,7 +101,7 @@ def calibrate(
     Raises:
         QdqtoolError: The network was not prepared, a method is unknown, a pattern matches nothing,
             or ``max_batches`` is below 1.
-        DataError: There is no data, the network cannot be called with it, or a quantizer saw none
+        DataError: The data is empty, the network cannot be called with it, or a quantizer saw none
             of it, or NaN.
     """
     if together is None:

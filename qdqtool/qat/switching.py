@@ -134,7 +134,7 @@ def sensitivity(
 
     Raises:
         QdqtoolError: The network was not prepared, or ``max_batches`` is below 1.
-        DataError: There is no data, or the network cannot be called with it.
+        DataError: The data is empty, or the network cannot be called with it.
     """
     network = unwrap(model)
     plan = read_plan(network)

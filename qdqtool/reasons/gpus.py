@@ -1,4 +1,4 @@
-"""Reasons that the GPU table gives: what a GPU cannot do with a prediction."""
+"""Reasons that the GPU table gives: limits of a GPU."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
     GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores there.",
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32 there.",
-    GpuFact.DP4A_FP32: _DP4A + "FP16 is no faster than FP32 there.",
+    GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32 there.",
     GpuFact.FUSION: (
-        "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after {count} convolutions "
+        "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after "
+        "{count} convolutions "
         "({first} first) may not be fused, so that these write float."
     ),
-    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 kernel there.",
+    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 "
+    "kernel there.",
     GpuFact.JETSON: (
-        "{gpu}: the prediction is for its GPU, which runs the Q/DQ passes of desktop GPUs (all 868 pass and copy lines "
+        "{gpu}: the prediction is for its GPU, which runs the Q/DQ passes of desktop GPUs (all "
+        "868 pass and copy lines "
         "of one network are the same on AGX Orin and RTX 3080 Ti). Its DLA does not support Q/DQ."
     ),
     GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
@@ -51,14 +54,14 @@ _TEXTS: dict[GpuFact, str] = {
 
 
 class GpuLacks(Refusal):
-    """What a GPU cannot do with a prediction.
+    """A limit of the GPU that the prediction meets.
 
     Attributes:
         fact: Which fact of the GPU table.
         gpu: The GPU with its compute capability.
         count: How many convolutions it concerns.
         first: The first of them.
-        values: What else its words name.
+        values: Other values that the message names.
     """
 
     rules = (

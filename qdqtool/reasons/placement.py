@@ -15,7 +15,7 @@ PLACEMENT = "placement"  # stands for the pass in these reasons
 _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
-# Nodes that an option leaves float -------------------------------------------------------------
+# Nodes that an option leaves float ------------------------------------------------------------
 
 
 class ExcludedNode(Refusal):
@@ -32,7 +32,7 @@ class FloatForAccuracy(Refusal):
     """A node that a search chose to leave float."""
 
     def skip_reason(self) -> str:
-        return "stays float for accuracy"
+        return "left float for accuracy"
 
 
 class PresetPart(StrEnum):
@@ -58,7 +58,7 @@ _PRESET_REASONS = {
     PresetPart.DETECTOR: f"last convolution of a detection head {_HEAD_OPTION}",
     PresetPart.SCORES: "scores that select queries (`head='float'`)",
     PresetPart.LAST: "last convolution before an output (`head='float'`)",
-    PresetPart.ATTENTION: "attention stays float (`attention='int8'` quantizes it)",
+    PresetPart.ATTENTION: "attention runs in float (`attention='int8'` quantizes it)",
 }
 
 
@@ -71,7 +71,7 @@ class PresetFloat(Refusal):
         return _PRESET_REASONS[self.part]
 
 
-# Nodes that TensorRT cannot run in INT8 ---------------------------------------------------------
+# Nodes that TensorRT cannot run in INT8 -------------------------------------------------------
 
 
 class CustomDomain(Refusal):
@@ -117,7 +117,8 @@ class WeightsRank(Refusal):
 
     def skip_reason(self) -> str:
         return (
-            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports constant "
+            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports "
+            "constant "
             "INT8 weights of two"
         )
 
@@ -170,10 +171,10 @@ class SubgraphLayers(Refusal):
     count: int
 
     def skip_reason(self) -> str:
-        return f"the {self.count} convolutions or products inside its body stay float"
+        return f"the {self.count} convolutions or products inside its body run in float"
 
 
-# Nodes for which INT8 gains nothing -------------------------------------------------------------
+# Nodes for which INT8 gains nothing -----------------------------------------------------------
 
 
 class FloatResult(Refusal):
@@ -192,19 +193,20 @@ class FloatResult(Refusal):
 
 
 class FloatResidual(Refusal):
-    """A residual Add that stays float.
+    """A residual Add that is not quantized.
 
     Attributes:
-        is_requested: Whether an option leaves it float. Otherwise the target gains nothing from INT8.
+        is_requested: Whether an option leaves it float. Otherwise the target gains nothing from
+            INT8.
     """
 
     is_requested: bool
 
     def skip_reason(self) -> str:
         if self.is_requested:
-            return "residual stays float (`residual='none'`)"
+            return "residual is not quantized (`residual='none'`)"
         return (
-            "residual stays float: this target gains nothing from quantizing it "
+            "residual is not quantized: this target gains nothing from quantizing it "
             "(`residual='skip'` or `residual='both'` quantizes it)"
         )
 
@@ -223,7 +225,7 @@ class FloatInput(Refusal):
         return "another consumer reads its input as float, so its producer writes float anyway"
 
 
-# Nodes that training cannot quantize ------------------------------------------------------------
+# Nodes that training cannot quantize ----------------------------------------------------------
 
 
 class QuantizerObstacle(StrEnum):
@@ -235,7 +237,7 @@ class QuantizerObstacle(StrEnum):
         "its input"
     )
     CALL = "no call of + or of an averaging pool that can be found again in the network's code"
-    OTHER_RUN = "another run of the same module has to stay float"
+    OTHER_RUN = "another run of the same module has to run in float"
 
 
 class UnreachableNode(Refusal):
@@ -247,7 +249,7 @@ class UnreachableNode(Refusal):
         return str(self.obstacle)
 
 
-# Skipped nodes ----------------------------------------------------------------------------------
+# Skipped nodes --------------------------------------------------------------------------------
 
 
 @record
@@ -271,7 +273,7 @@ class SkippedNode:
 
 
 class NothingToQuantize(ModelError):
-    """A network that stays float as a whole.
+    """A network in which nothing is quantized.
 
     Attributes:
         refusal: Most frequent reason, without a node. None if the network has nothing to quantize.

@@ -149,7 +149,7 @@ class TensorOrigin:
 
 @once
 def float_consumers(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
-    """Those that are no Q."""
+    """Return the consumers that are not Qs."""
     return [r for r in readers if r.kind is not ConsumerKind.Q]
 
 

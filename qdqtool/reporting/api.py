@@ -50,7 +50,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no errors or warnings, and the build, if there is one, agrees."""
+        """Whether all findings are notes, and the build, if any, agrees."""
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 

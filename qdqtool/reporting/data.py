@@ -194,7 +194,7 @@ class Edge(LayoutEdge):
 class GraphDrawing:
     """A graph with its layout. The page arranges the graph of modules itself.
 
-    ``why`` is the reason if there is no drawing.
+    ``why`` is the reason if the drawing is missing.
     """
 
     boxes: list[Box] = field(default_factory=list)

@@ -184,7 +184,7 @@ class ModelCollector:
         return scales
 
     def _find_input_quantizer(self, node: OnnxNode, position: int) -> OnnxNode | None:
-        """Return the Q that an input goes through; its DQ if there is no Q."""
+        """Return the Q that an input goes through; its DQ if the Q is missing."""
         view, index = self.subject.view, self.subject.model
         tensor = node.inputs[position]
         if tensor in view.constants:

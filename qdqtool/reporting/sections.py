@@ -464,12 +464,12 @@ MAX_ROWS = 50  # of a profile that match no predicted layer
 PARTS = {
     "int8": ("INT8 layers", "convolutions and other layers that compute in INT8"),
     "float": ("Float layers", "layers that compute in a floating-point type"),
-    "conversion": ("Conversions", "Q and DQ that stay: a change of data type at run time"),
+    "conversion": ("Conversions", "Q and DQ that remain: a change of data type at run time"),
     "copy": ("Copies", "copies that Concats and Splits need: memory only"),
     "layout": ("Layout changes", "reformats that change the layout in memory and no data type"),
     "region": (
         "Unlisted regions",
-        "what the build compiles as one (ForeignNode) and the simulation does not list",
+        "layers that the build compiles as one (ForeignNode) and the simulation does not list",
     ),
     "edge": (
         "Inputs and outputs",

@@ -11,7 +11,7 @@ import onnx
 from qdqtool.errors import ModelError
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.graph import Model, Node
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS, attribute_graphs
 from qdqtool.util import limits
 
@@ -20,11 +20,12 @@ _PRODUCTS = ("Attention", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul")
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What one run takes.
+    """Memory and work of one run.
 
     Attributes:
-        peak_bytes: Largest number of bytes of activations that are alive at the same time, without weights.
-        operations: Multiplications, or elements read or written where these are more.
+        peak_bytes: Largest number of bytes of activations that are alive at the same time. Weights
+            do not count.
+        operations: Multiplications, or elements read or written if these are more.
     """
 
     peak_bytes: int
@@ -41,13 +42,16 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
         shapes: Shape of each input that will be fed.
     """
     model = with_input_shapes(proto, shapes)
-    operations = sum(_operations(model, node) for node in model.ordered)
-    return RunCost(peak_activation_bytes(model), operations + _loop_operations(model))
+    constants = ConstantEvaluator(model)
+    operations = 0
+    for node in model.ordered:
+        operations += _operations(model, node) + _subgraph_operations(node.proto, constants)
+    return RunCost(peak_activation_bytes(model), operations)
 
 
 def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
     """Return a network without large weights whose inputs have the given shapes."""
-    slim = without_large_weights(proto)
+    slim = strip_large_weights(proto)
     graph = slim.graph
     del graph.value_info[:]
     for value in graph.output:
@@ -64,8 +68,8 @@ def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 def peak_activation_bytes(model: Model) -> int:
     """Return the largest number of bytes of activations that are alive at the same time.
 
-    Inputs live from the beginning and outputs to the end. A tensor of unknown shape counts nothing, an
-    open dimension 1.
+    Inputs live from the beginning and outputs to the end. A tensor of unknown shape counts nothing,
+    an open dimension 1.
     """
     last_use: dict[str, int] = {}
     for position, node in enumerate(model.ordered):
@@ -94,24 +98,6 @@ def activation_bytes(model: Model, tensor: str) -> int:
     return int(width) * _count(shape)
 
 
-def check_loops(model: Model) -> None:
-    """Refuse a model with a loop whose trip count makes one run take days.
-
-    Raises:
-        ModelError: One takes more than `limits.LOOP_WORK`.
-    """
-    constants = ConstantEvaluator(model)
-    for node in model.nodes:
-        if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
-            raise ModelError(
-                f"node '{node.name}' ({node.op}) turns so often that one run would take days; "
-                "check its trip count, or cut it off",
-                model.path or "model",
-                code="endless-loop",
-                node=node.name,
-            )
-
-
 def _count(shape: Iterable[int | None] | None) -> int:
     """Return the number of elements; an open dimension counts as 1, an unknown shape nothing."""
     return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
@@ -122,7 +108,7 @@ def _sizes(model: Model, tensor: str) -> list[int]:
 
 
 def _operations(model: Model, node: Node) -> int:
-    """Return the multiplications of a node, at least one for each element that it reads or writes."""
+    """Return the multiplications of a node, at least one for each element read or written."""
     written = sum(_count(model.shape(t)) for t in node.outputs if t)
     moved = max(written, sum(_count(model.shape(t)) for t in node.inputs if t))
     if node.domain not in DOMAINS:
@@ -140,11 +126,6 @@ def _operations(model: Model, node: Node) -> int:
         steps = math.prod(_sizes(model, node.input(0))[:2])
         return max(moved, steps * (math.prod(weights) + math.prod(state)))
     return moved
-
-
-def _loop_operations(model: Model) -> int:
-    constants = ConstantEvaluator(model)
-    return sum(_subgraph_operations(node.proto, constants) for node in model.ordered)
 
 
 def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
@@ -172,14 +153,18 @@ def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bo
     body = next((a.g for a in node.attribute if a.name == "body"), None)
     if body is None or len(body.input) < 2 or not body.output:
         return False
-    condition = body.output[0].name
-    producers = {tensor: inner for inner in body.node for tensor in inner.output}
-    for _ in range(len(body.node)):
-        inner = producers.get(condition)
-        if inner is None or inner.op_type != "Identity" or not inner.input:
-            break
-        condition = inner.input[0]
+    condition = _skip_identities(body.output[0].name, body)
     return condition == body.input[1].name or _is_true(condition, body)
+
+
+def _skip_identities(tensor: str, graph: onnx.GraphProto) -> str:
+    producers = {output: node for node in graph.node for output in node.output}
+    for _ in range(len(graph.node)):
+        node = producers.get(tensor)
+        if node is None or node.op_type != "Identity" or not node.input:
+            break
+        tensor = node.input[0]
+    return tensor
 
 
 def _is_true(tensor: str, graph: onnx.GraphProto) -> bool:

@@ -112,7 +112,7 @@ def find_depthwise(model: Model) -> frozenset[int]:
     """Return the indices of the depthwise convolutions: one input channel per group."""
     view = View(model)
     indices = set()
-    for node in view.weighted:
+    for node in view.nodes_with_weights:
         if node.op == "Conv" and node.attributes.get("group", 1) != 1:
             shape = view.weight_shape(node)
             if shape is not None and len(shape) > 1 and shape[1] == 1:

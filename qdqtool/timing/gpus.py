@@ -191,7 +191,7 @@ class Gpu:
         bandwidth: Memory bandwidth in GB/s.
         l2: L2 cache in MB.
         power: Limit of the board or module in W; 0 if unknown or irrelevant (a clock was given).
-        rates: What an SM does per clock.
+        rates: Operations of an SM per clock.
         evidence: ``seen`` if a device listing of trtexec confirms the line.
         source: Where the figures come from.
         notes: Assumptions about a GPU that is not in the table.

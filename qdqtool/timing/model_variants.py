@@ -18,7 +18,7 @@ from qdqtool.ir.qdq import FLOATS, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.proto.external_data import has_data
 from qdqtool.proto.shapes import infer_node
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import STANDARD
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.trt.targets import Target
@@ -50,7 +50,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
         model: The model; it is not changed.
         only: Names of the constants to replace. Default: all.
     """
-    proto = without_large_weights(model.proto, only=only)
+    proto = strip_large_weights(model.proto, only=only)
     proto.metadata_props.extend(model.proto.metadata_props)
     originals = model.proto.graph.initializer
     for tensor, original in zip(proto.graph.initializer, originals, strict=True):

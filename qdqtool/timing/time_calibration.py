@@ -119,7 +119,7 @@ def calibrate_by_layers(
         source: Name of the profile.
 
     Raises:
-        QdqtoolError: There is no common layer, or the times cannot be of this model.
+        QdqtoolError: No layer is common to both, or the times cannot be of this model.
     """
     if not measured_ms:
         raise QdqtoolError(

@@ -448,7 +448,7 @@ def _attention_product_work(
 ) -> LayerWork | None:
     """Return the work of a product of two computed tensors; None if a shape is unknown.
 
-    Both products of an attention are one kernel, in which the scores stay.
+    Both products of an attention are one kernel, which keeps the scores to itself.
     """
     shape, target = lookup_shape(node.input(0)), lookup_shape(node.output)
     sizes = _count_input_elements(model, node, lookup_shape)

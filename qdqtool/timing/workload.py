@@ -241,7 +241,7 @@ class _WorkloadBuilder:
     def _has_open_output(self, layer: EngineLayer) -> bool:
         """Whether the builder chooses the width of a layer's output.
 
-        It does on 8.x. What 10 does is known from typed builds.
+        It does on 8.x. For 10 it is known from typed builds.
         """
         stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
         return (
@@ -261,7 +261,7 @@ class _WorkloadBuilder:
         """Fuse conversions into adjacent kernels that map or copy values.
 
         On Blackwell Myelin compiles the whole network: one kernel holds DQ, DQ, Add, ReLU and Q,
-        and there are no changes of layout (the engine of bev-blackwell-trt10).
+        without changes of layout (the engine of bev-blackwell-trt10).
 
         Args:
             mapped: Tensors of kernels that map or copy values.

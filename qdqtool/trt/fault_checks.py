@@ -111,7 +111,7 @@ def activation_per_channel(
     by: str, node: str, dq: str, params: QuantParams | None
 ) -> simulation.ActivationPerChannel | None:
     """Return a refusal if an activation has one scale for each channel."""
-    if params is None or not params.per_channel:
+    if params is None or not params.is_per_channel:
         return None
     return simulation.ActivationPerChannel(by, node, dq, params.summary)
 

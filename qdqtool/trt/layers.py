@@ -509,7 +509,7 @@ def can_absorb(q: Layer | None) -> bool:
     """
     if q is None or q.has_computed_scale:
         return False
-    return q.quant is None or not q.quant.per_channel
+    return q.quant is None or not q.quant.is_per_channel
 
 
 def weights_position(layer: Layer) -> int | None:

@@ -339,7 +339,7 @@ class Network:
     def exchange(self, first: Layer, second: Layer) -> None:
         """Exchange two layers in a row.
 
-        Tensor names stay with their position. The caller sets the shapes.
+        Tensor names keep their position. The caller sets the shapes.
         """
         source, middle, out = first.data, first.out, second.out
         self.set_input(second, 0, source)

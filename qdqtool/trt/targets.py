@@ -19,7 +19,7 @@ from qdqtool.util.tables import read_rows
 DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
 
-# Evidence about Conv + activation + Add, by version. There is no published log of either.
+# Evidence about Conv + activation + Add, by version. No log of either is published.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (
     "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ "
@@ -292,7 +292,7 @@ def target_named(name: str | Target) -> Target:
         name: Name such as ``trt8.5``, version such as ``10.3`` or ``8.5.2``, or a target.
 
     Raises:
-        QdqtoolError: There is no such target.
+        QdqtoolError: The target is unknown.
     """
     if isinstance(name, Target):
         return name

@@ -37,7 +37,7 @@ from qdqtool.insertion.rewrite import name_rounded_weights, round_weights
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.proto.external_data import has_data, to_array
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.runtime.sessions import SharedWeights, core_count
 from qdqtool.tuning import metrics
 from qdqtool.tuning.metrics import Evidence, Metric
@@ -303,7 +303,7 @@ class PartitionedNetwork:
     def __init__(self, job: TuningJob) -> None:
         self.job = job
         whole = Model(onnx.ModelProto.FromString(job.model))
-        slim = without_large_weights(whole.proto)
+        slim = strip_large_weights(whole.proto)
         self.weights = SharedWeights()
         for tensor in slim.graph.initializer:
             original = whole.initializers[tensor.name]
@@ -444,7 +444,7 @@ class PartitionedNetwork:
             helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.inputs
         ]
         proto = partial_model(quantized, part.outputs, inputs)
-        weights = self.weights.used_by(proto)
+        weights = self.weights.attach(proto)
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION_BYTES
         session = open_packed_session(
             proto.SerializeToString(),

@@ -1,18 +1,25 @@
 """Result of :func:`qdqtool.tune`."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import onnx
 
 from qdqtool.insertion.result import largest_json
+from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.tuning.planner import Configuration, PlacementCost
 from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import save_answer
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon
 
 SCHEMA = "qdqtool/tuning/1"
 
@@ -256,6 +263,10 @@ class Tuning:
         """Build the Q/DQ model of another placement of :attr:`front` or :attr:`others`."""
         assert self.builder is not None
         return self.builder(point.configuration)
+
+    def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
+        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        return to_graphsurgeon(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Q/DQ model, atomically.

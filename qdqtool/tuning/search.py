@@ -621,7 +621,7 @@ class PlacementSearch:
         """Return the best placement, and whether it reaches the goal on the samples to judge on.
 
         Raises:
-            QdqtoolError: There is no placement.
+            QdqtoolError: No placement was found.
         """
         front = self.find_front()
         if not front:

@@ -5,7 +5,7 @@ A choice that cannot pay, whatever its accuracy, is never measured:
 * :data:`FREE`: the network is predicted to be no slower with the site float. The site is float at
   once.
 * :data:`LARGER`: another choice leaves these nodes and more float for the same cost or less.
-* :data:`BETWEEN`: the nodes are float, but every activation that they consume stays INT8 for other
+* :data:`BETWEEN`: the nodes are float, but every activation that they consume is INT8 for other
   consumers, and conversions are added before and after. Only the rounding of these weights goes
   away, which is the smallest part of the error (weights per channel) at the highest price.
 * :data:`NO_GAIN`: quantizing nodes that the preset leaves float is predicted to save no time.
@@ -215,7 +215,7 @@ def _list_other_methods(planner: Planner, scale: GroupScale) -> list[str]:
 
 FREE = "INT8 gains nothing here: float is predicted to be no slower"
 NO_GAIN = "INT8 is predicted to be no faster here"
-BETWEEN = "would be float between two conversions, and what it reads stays INT8 for others"
+BETWEEN = "would be float between two conversions, and its inputs are INT8 for other consumers"
 LARGER = "costs as much as leaving {} float, which frees more"
 
 

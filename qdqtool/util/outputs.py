@@ -26,7 +26,7 @@ from qdqtool.util.text import escape_hidden
 def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
     """Open a temporary file next to `path` and rename it to `path` when the block ends.
 
-    On any error, Ctrl-C included, the temporary file is removed and `path` stays as it was. Devices
+    On any error, Ctrl-C included, the temporary file is removed and `path` is unchanged. Devices
     and open descriptors (/dev/null, /dev/stdout) are written directly.
 
     Raises:

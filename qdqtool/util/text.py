@@ -34,7 +34,7 @@ def as_line(text: str) -> str:
 
 
 def as_text(lines: Iterable[str]) -> str:
-    """Return lines as one text; a name with a line break stays in its line."""
+    """Return lines as one text; a name with a line break does not start a new line."""
     return "".join(f"{as_line(line)}\n" for line in lines)
 
 

@@ -180,11 +180,13 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
 
     Exporters that number their nodes give equal names to different nodes of two exports.
     """
-    weights = {n.index: view.weights(n).source for n in view.weighted if view.weights(n).folded}
+    weights = {
+        n.index: view.weights(n).source for n in view.nodes_with_weights if view.weights(n).folded
+    }
     shapes = {i: tuple(view.model.constant_shape(name) or ()) for i, name in weights.items()}
     parsed = {n.name: n for n in build.parse.nodes if n.name}
     conflicts: dict[str, NameConflict] = {}
-    for node in view.weighted:
+    for node in view.nodes_with_weights:
         shape = shapes.get(node.index, ())
         conflict = _compare_parsed_node(node, parsed.get(trt_name(node)), shape)
         if conflict is not None:

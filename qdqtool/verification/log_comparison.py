@@ -108,7 +108,7 @@ def compare_trace(
     Args:
         prediction: The prediction.
         build: The build.
-        complete: Whether the log contains the passes to their end. If not, a missing line is no
+        complete: Whether the log contains the passes to their end. If not, a missing line is not a
             mismatch.
         uncertain: Lines that depend on unknown scales; they are left out on both sides.
         kind: TRACE compares the lines of the Q/DQ passes, COPY those about slices and

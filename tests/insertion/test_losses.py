@@ -425,7 +425,7 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
 def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
     assert yolov8.losses is not None
     text = render(yolov8, 80)
-    assert "What limits accuracy" in text
+    assert "Limit of accuracy" in text
     assert yolov8.losses.tensors[0].tensor in render(yolov8, 80, everything=True)
     assert all(len(line) <= 80 for line in text.splitlines())
 

@@ -138,7 +138,7 @@ def test_inserted_model_is_valid_and_runs(
         params = read_params(index, node)
         assert params.scale is not None and (params.scale > 0).all()
         assert params.zero_point is not None and not params.zero_point.any()
-        assert params.per_channel == ("_weight_quantizer" in node.name)
+        assert params.is_per_channel == ("_weight_quantizer" in node.name)
     for group in result.groups if unify else ():
         scales = {q.scale for q in result.activations if q.tensor in group.group.quantized}
         assert scales == {group.scale}

@@ -15,7 +15,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.smoothing import ScaleMigration, smooth
 from qdqtool.ir.graph import Model
-from qdqtool.ir.qdq import smoothed_tensors
+from qdqtool.ir.qdq import read_smoothed_tensors
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,
@@ -119,7 +119,9 @@ def test_smoothing_changes_int8_error(model: onnx.ModelProto, most: float) -> No
 def test_insertion_names_smoothed_tensors(options: dict[str, Any], count: int) -> None:
     result = qdqtool.insert(add_outliers(vit()), samples(vit()), predict=False, **options)
     assert len(result.as_json()["smoothed"]) == len(result.smoothed) == count
-    assert smoothed_tensors(Model(result.model)) == {t for s in result.smoothed for t in s.tensors}
+    assert read_smoothed_tensors(Model(result.model)) == {
+        t for s in result.smoothed for t in s.tensors
+    }
 
 
 def chain(build: Callable[[Tokens, str], str], consumers: int = 1) -> onnx.ModelProto:

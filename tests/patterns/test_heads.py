@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.findings.lint.heads import last_convolutions
+from qdqtool.findings.lint.heads import find_last_convolutions
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import counts_up, find_dfl, find_head
@@ -76,14 +76,14 @@ def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> 
     assert not dfl & names(head.finals)
     layers = importer.build(model).layers_of_kind(*WEIGHTED)
     assert {layer.nodes[0] for layer in layers if layer.weights.dfl} == dfl
-    last = {n.name for n in view.weighted if n.index not in view.feeds_weighted}
+    last = {n.name for n in view.nodes_with_weights if n.index not in view.feeds_weighted}
     assert last == ({"box", "score", "dfl"} if dfl else {"score", "dfl"})
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_convolutions_before_dfl_are_the_last_ones(form: str) -> None:
     view = View(Model(detector(form)))
-    assert {n.name for n in last_convolutions(view)} == {"box", "score"}
+    assert {n.name for n in find_last_convolutions(view)} == {"box", "score"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from calibration.session import partial_model
 from qdqtool.ir.graph import Model
 from qdqtool.proto import external_data as external
-from qdqtool.proto.slim import without_data
+from qdqtool.proto.slim import strip_data
 from qdqtool.runtime import sessions
 from qdqtool.runtime.sessions import open_proto
 
@@ -126,7 +126,7 @@ def test_error_of_onnxruntime_does_not_depend_on_temporary_file() -> None:
 
 
 LARGE = numpy_helper.from_array(np.zeros((1 << 14) + 1, np.float32), "large")
-EXTERNAL = without_data(LARGE)
+EXTERNAL = strip_data(LARGE)
 EXTERNAL.external_data.add(key="location", value="w.bin")
 
 
@@ -137,7 +137,7 @@ EXTERNAL.external_data.add(key="location", value="w.bin")
         (numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small"), False),
         (helper.make_tensor("texts", TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15)), False),
         (helper.make_tensor("halves", TensorProto.INT4, [1 << 15], [1] * (1 << 15)), False),
-        (without_data(LARGE), False),
+        (strip_data(LARGE), False),
         (EXTERNAL, False),
     ],
     ids=["large", "small", "texts", "half bytes", "without data", "external"],

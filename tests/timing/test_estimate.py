@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.formats.predict_text import whether_it_pays
+from qdqtool.formats.predict_text import describe_gain
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.timing import model_variants, work
 from qdqtool.timing.estimate import estimate, predict_on_gpu
 from qdqtool.timing.gpus import Gpu, all_gpus, choose_gpu, find_gpu
@@ -163,7 +163,7 @@ def test_int8_gains_little_in_a_network_of_small_kernels() -> None:
         convolution_chain(8, channels=16, size=20), find_gpu("RTX 4090")
     )
     assert time.gain < MIN_GAIN
-    assert "kernels take at least" in " ".join(whether_it_pays(time, prediction, 200))
+    assert "kernels take at least" in " ".join(describe_gain(time, prediction, 200))
 
 
 def test_batch_option_is_the_batch_of_the_model() -> None:
@@ -392,7 +392,7 @@ def test_shapes_are_inferred_without_large_weights(g: Graph) -> None:
     y = g.conv(part, "conv", 64, 1, scale=None, weights="float")
     proto = g.model(y)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    for version in (proto, without_large_weights(proto)):
+    for version in (proto, strip_large_weights(proto)):
         assert TensorShapes(Model(version)).get(y) == (1, 64, 16, 32)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import FORMATS
@@ -49,7 +49,7 @@ def model(case: str) -> Model:
 @functools.cache
 def graph(case: str) -> Model:
     """Return the graph without its weights, megabytes of zeros that the simulation does not read."""
-    return Model(without_large_weights(model(case).proto, 1 << 16))
+    return Model(strip_large_weights(model(case).proto, 1 << 16))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from qdqtool.buildlog.summary import find_pass_lines, summarize
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats import build_text, log_text
-from qdqtool.formats.output import Page
+from qdqtool.formats.output import TextPage
 
 SECONDS = 10.0
 
@@ -70,6 +70,6 @@ def use_build(build: Build) -> None:
     build_text.render(report, "ms", 80, everything=True)
     drawing.format_dot(drawing.draw_engine(report))
     if len(report.rows) < 300:
-        build_text.engines(Page(), compare_engines(report, report))
+        build_text.add_engines(TextPage(), compare_engines(report, report))
     with contextlib.suppress(QdqtoolError):
         graph_from_log(build)

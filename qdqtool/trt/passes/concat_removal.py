@@ -11,7 +11,7 @@ DIRECT = seen(
 )
 RESIZE = seen(
     "resize-copied",
-    "What a Resize writes is copied into the Concat: it does not support striding.",
+    "The output of a Resize is copied into the Concat: it does not support striding.",
     "yolo-resnet18-orin-trt8502:5780",
     "bevfusion-camera-orin-trt8502:889",
     "bevfusion-camera-rtx3080ti-trt8600:5825",
@@ -19,13 +19,13 @@ RESIZE = seen(
 )
 DECONVOLUTION = seen(
     "deconvolution-copied",
-    "What a deconvolution writes is copied into the Concat.",
+    "The output of a deconvolution is copied into the Concat.",
     "centerpoint-a100-trt823-fp16:1755",
     about=("ConvTranspose", COPY_STRIDING),
 )
 SHARED = assumed(
     "shared-copied",
-    "What a convolution writes is copied if something else reads it besides the Concat.",
+    "The output of a convolution is copied if it has other consumers than the Concat.",
     "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such "
     "inputs are copied, convolutions that the Concat alone reads are retargeted (lines 885 and "
     "886). A Concat input that is retargeted although a convolution reads it as well would refute "

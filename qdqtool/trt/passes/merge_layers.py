@@ -10,7 +10,7 @@ EQUAL = seen(
     "Convolutions of equal shape and precision that read one tensor become one layer, A || B.",
     "yolov8-orin-trt8412-excerpts:232",
     "centerpoint-a100-trt823-fp16:1747",
-    source="different kernels stay apart (yolo-resnet18-orin-trt8502), and so do a convolution "
+    source="different kernels are not merged (yolo-resnet18-orin-trt8502), and so do a convolution "
     "with Relu and one without (bevfusion-camera-orin-trt8502: Conv_47 and Conv_79, also in "
     "INT8); TensorRT 8.0 does not merge quantized ones (centernet-resnet34-qat-trt80, "
     "NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone: no merged one "

@@ -40,7 +40,7 @@ class MyelinOptimization(Pass):
 
     Later passes skip it.
 
-    A quantized fully connected layer, with its bias and activation, stays with the passes: it is
+    A quantized fully connected layer, with its bias and activation, remains with the passes: it is
     INT8 in all seven
     recorded engines that have one.
     """

@@ -46,7 +46,7 @@ QUANTIZED = seen(
 )
 ACTIVATED = assumed(
     "activated",
-    "What an activation between convolution and Add makes of the fusion.",
+    "Effect of an activation between convolution and Add on the fusion.",
     "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt "
     "quantizes the residual branch only since 2025-10, so that convolution, activation and Add "
     "can fuse on 10.x",

@@ -37,7 +37,7 @@ MIXED_FLOATS = assumed(
     "mixed-floats",
     "Data and weights that are dequantized to different float types are not multiplied in INT8.",
     "ONNX wants one float type for both; TensorRT-RTX 1.7 refuses such a convolution (`input` and "
-    "`kernel` must be of same type). What a weakly typed 10.x build makes of it is not known",
+    "`kernel` must be of same type). The result of a weakly typed 10.x build is unknown",
 )
 SUM = seen(
     "sum",
@@ -63,7 +63,7 @@ FLOAT_POINTWISE = documented(
     "pointwise-to-float",
     "Another pointwise layer alike, of one input or several.",
     "NVIDIA/TensorRT issue 2204 (8.4): PWN, INT8 to float, under Q/DQ. Inputs of which some are "
-    "float stay as they are",
+    "float do not change",
 )
 DIFFERENT = assumed(
     "different-scales",
@@ -138,7 +138,7 @@ class QuantizeDoubleInputNodes(Pass):
             layer.add_cases(PRELU)
 
     def _find_3d_obstacle(self, layer: Layer) -> Deconvolution3D | None:
-        """Return a refusal if a ConvTranspose of three spatial dimensions stays float."""
+        """Return a refusal if a ConvTranspose of three spatial dimensions runs in float."""
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
         obstacle = fault_checks.deconvolution_3d(

@@ -37,7 +37,7 @@ class RequantizeFusion(Pass):
     def _apply(self, network: Network) -> None:
         for q in network.layers_of_kind(LayerKind.QUANTIZE):
             dq = dq_before(q.data)
-            if dq is None or (q.quant is not None and q.quant.per_channel):
+            if dq is None or (q.quant is not None and q.quant.is_per_channel):
                 continue
             conv = dq.data.producer_of_kind(*CONVOLVE)
             is_chain = dq.data.single_consumer() and dq.out.single_consumer()

@@ -41,7 +41,7 @@ _KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # it depen
 class VanillaSwapWithFollowingQ(Pass):
     """Moves a Q up past operators that it can pass, so that they run in INT8.
 
-    Tensor names stay with the position: the tensor between both keeps its name and becomes INT8.
+    Tensor names keep their position: the tensor between both keeps its name and becomes INT8.
     """
 
     cases = (SINGLE,)
@@ -66,7 +66,7 @@ class VanillaSwapWithFollowingQ(Pass):
             elif q.data.single_consumer() is not q:
                 if network.reports_refusals:
                     self._refuse_consumers(op, q)
-            elif q.quant is None or not q.quant.per_channel:
+            elif q.quant is None or not q.quant.is_per_channel:
                 self._swap(network, op, q, op.passage)
                 queue.append(q)
 

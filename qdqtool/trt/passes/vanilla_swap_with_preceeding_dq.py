@@ -89,7 +89,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
     def _copy(network: Network, dq: Layer) -> list[Layer]:
         """Give each operator that a shared DQ can pass a DQ of its own. Return these."""
         copies: list[Layer] = []
-        if dq.quant is not None and dq.quant.per_channel:
+        if dq.quant is not None and dq.quant.is_per_channel:
             return copies
         for number, op in enumerate(list(filter(_can_pass, dq.out.consumers))):
             if len(op.inputs) != 1:

@@ -191,7 +191,7 @@ _TYPE_NAMES: dict[int, str] = {
 
 
 def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> Iterator[Refusal]:
-    """Yield every reason for which there is no engine, in graph order.
+    """Yield every reason for which the build fails, in graph order.
 
     Args:
         states: States of the model's tensors.

@@ -22,7 +22,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
 
     Faults that the compiler rejects or crashes on are among the refusals (see
     :func:`build_status`). The convolutions are listed as they would be without the fault. ``layer``
-    and ``conversions`` stay None: the compiler has no named layers. Source: builds with 1.7.1.116,
+    and ``conversions`` are None: the compiler has no named layers. Source: builds with 1.7.1.116,
     SM80 to SM121 (the same result on all of them).
 
     Args:

@@ -1,0 +1,75 @@
+"""Conversion from and to graphs of onnx-graphsurgeon.
+
+onnx-graphsurgeon drops the metadata of a model, such as YOLO's class names and strides. The graphs
+made here keep it as the attribute ``metadata_props``, which :func:`from_graphsurgeon` reads again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from qdqtool.errors import ModelError
+from qdqtool.util.text import reason_of
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon
+
+
+def is_graphsurgeon(source: object) -> bool:
+    """Return whether an object is of onnx-graphsurgeon, without importing it."""
+    return type(source).__module__.partition(".")[0] == "onnx_graphsurgeon"
+
+
+def from_graphsurgeon(graph: onnx_graphsurgeon.Graph) -> onnx.ModelProto:
+    """Return the model of a graph.
+
+    Raises:
+        ModelError: onnx-graphsurgeon cannot export the graph.
+    """
+    import onnx_graphsurgeon
+
+    with quiet_graphsurgeon():
+        try:
+            proto: onnx.ModelProto = onnx_graphsurgeon.export_onnx(graph)
+        except Exception as error:  # graphsurgeon raises errors of many classes
+            raise ModelError(
+                f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}",
+                code="export-failed",
+            ) from error
+    metadata = getattr(graph, "metadata_props", None)
+    if metadata:
+        onnx.helper.set_model_props(proto, dict(metadata))
+    return proto
+
+
+def to_graphsurgeon(proto: onnx.ModelProto) -> onnx_graphsurgeon.Graph:
+    """Return the graph of a model. Changes of the graph do not change the model.
+
+    The graph has the model's metadata as the attribute ``metadata_props``. Copies of the graph
+    lack it.
+    """
+    import onnx_graphsurgeon
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    with quiet_graphsurgeon():
+        graph: Any = onnx_graphsurgeon.import_onnx(copy)
+    graph.metadata_props = {entry.key: entry.value for entry in proto.metadata_props}
+    return graph
+
+
+@contextlib.contextmanager
+def quiet_graphsurgeon() -> Iterator[None]:
+    """Silence the lines that onnx-graphsurgeon prints on stdout. It raises its errors as well."""
+    from onnx_graphsurgeon.logger import G_LOGGER
+
+    before = G_LOGGER.severity
+    G_LOGGER.severity = G_LOGGER.CRITICAL + 1
+    try:
+        yield
+    finally:
+        G_LOGGER.severity = before

@@ -1,0 +1,61 @@
+"""Graphs of onnx-graphsurgeon as models, and models as such graphs."""
+
+import onnx
+import onnx_graphsurgeon
+import pytest
+
+import qdqtool
+from qdqtool.errors import ModelError
+from qdqtool.ir.graphsurgeon import from_graphsurgeon, to_graphsurgeon
+from tests.errors import has
+from tests.trt.builder import Graph
+
+
+def model() -> onnx.ModelProto:
+    """Return a quantized convolution with metadata."""
+    g = Graph()
+    proto = g.model(g.conv(g.pair(g.input(1, 16, 8, 8), "p"), "c", 16))
+    onnx.helper.set_model_props(proto, {"stride": "32", "names": "{0: 'person'}"})
+    return proto
+
+
+def test_graph_has_nodes_and_metadata_of_the_model() -> None:
+    proto = model()
+    graph = to_graphsurgeon(proto)
+    assert [node.name for node in graph.nodes] == [node.name for node in proto.graph.node]
+    assert graph.metadata_props == {"stride": "32", "names": "{0: 'person'}"}
+    again = from_graphsurgeon(graph)
+    assert {entry.key: entry.value for entry in again.metadata_props} == graph.metadata_props
+
+
+def test_edits_of_the_graph_do_not_change_the_model() -> None:
+    proto = model()
+    before = proto.SerializeToString()
+    to_graphsurgeon(proto).nodes[0].name = "renamed"
+    assert proto.SerializeToString() == before
+
+
+def test_graph_is_predicted_as_its_model() -> None:
+    proto = model()
+    summary = qdqtool.predict(to_graphsurgeon(proto), target="trt10").summary()
+    assert summary == qdqtool.predict(proto, target="trt10").summary()
+
+
+@pytest.mark.parametrize("function", ["fix", "extract"])
+def test_results_return_graphs(function: str) -> None:
+    proto = model()
+    if function == "fix":
+        result = qdqtool.fix(proto, target="trt8.5")
+        graph, expected = result.to_graphsurgeon(), result.proto
+    else:
+        part = qdqtool.extract(proto, node="c", target="trt8.5")
+        graph, expected = part.to_graphsurgeon(), part.proto
+    assert isinstance(graph, onnx_graphsurgeon.Graph)
+    assert len(graph.nodes) == len(expected.graph.node)
+
+
+def test_graph_that_cannot_be_exported_is_an_error() -> None:
+    graph = to_graphsurgeon(model())
+    graph.inputs[0].dtype = None
+    with pytest.raises(ModelError, check=has("export-failed")):
+        qdqtool.predict(graph)
