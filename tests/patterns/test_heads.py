@@ -20,7 +20,7 @@ FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
 
 
 def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
-    """Build a convolution of boxes before a DFL, and one of scores. Its bins are powers of 0 to 7."""
+    """Build convolutions of boxes before a DFL, and of scores. Its bins are powers of 0 to 7."""
     g = Graph()
     stem = g.op("Relu", g.conv(g.input(1, 16, 4, 4), "stem", 16), "r")
     box, score = (
