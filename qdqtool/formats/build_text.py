@@ -98,8 +98,10 @@ def _add_layer(page: TextPage, row: LayerCost) -> None:
 
 def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
     """Layers that take much longer than such layers usually do: a slow tactic, or work that does not show."""
-    slow = [r for r in report.rows if r.times_expected is not None and r.times_expected > _SLOW]
-    slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
+    slow = sorted(
+        (r for r in report.rows if r.times_expected is not None and r.times_expected > _SLOW),
+        key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0),
+    )
     if slow:
         page.add_heading(
             f"Slower than such layers usually are on {report.gpu} ({len(slow)}): a slow tactic or format"

@@ -313,8 +313,10 @@ def has_fp16(model: Model) -> bool:
     """Return whether a model has float16 weights or tensors."""
     graph = model.proto.graph
     types = {t.data_type for t in graph.initializer}
-    types.update(v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info))
-    types.update(model.elem_type(n.output) for n in model.nodes if n.op == "Constant")
+    types.update(
+        (v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)),
+        (model.elem_type(n.output) for n in model.nodes if n.op == "Constant"),
+    )
     return TensorProto.FLOAT16 in types
 
 

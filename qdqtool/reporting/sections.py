@@ -543,8 +543,10 @@ def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
 
 def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
     """Return the rows of a profile that match no predicted layer, the slowest first."""
-    rows = [row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0]
-    rows.sort(key=lambda row: -row.ms)
+    rows = sorted(
+        (row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0),
+        key=lambda row: -row.ms,
+    )
     return [data.ProfileEntry(display_name(r.name), round(r.ms, 5)) for r in rows[:MAX_ROWS]]
 
 

@@ -134,8 +134,9 @@ class Network:
 
     def layers_of_kind(self, *kinds: LayerKind) -> list[Layer]:
         """Return the layers of some kinds, in the order in which the optimizer visits them."""
-        layers = [layer for kind in kinds for layer in self._by_kind[kind].values()]
-        layers.sort(key=_RANK)
+        layers = sorted(
+            (layer for kind in kinds for layer in self._by_kind[kind].values()), key=_RANK
+        )
         return layers
 
     def has(self, *kinds: LayerKind) -> bool:

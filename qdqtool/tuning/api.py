@@ -268,8 +268,11 @@ class _TuningRun:
             "preprocess": self.options.images.preprocess,
             "smooth": self.options.network.smooth,
         }
-        lines = [self.target.name, self.metric.identity]
-        lines += [f"{name}={setting!r}" for name, setting in settings.items()]
+        lines = [
+            self.target.name,
+            self.metric.identity,
+            *(f"{name}={setting!r}" for name, setting in settings.items()),
+        ]
         return {
             "model": _hash(_serialize(self.model)),
             "images": self.sets.fingerprint,
