@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.identity import consumer_names_in, finding_key
+from qdqtool.findings.identity import finding_key, iterate_consumer_names
 from qdqtool.types import ConvOutcome, Finding, Prediction
 from qdqtool.util.text import format_list
 
@@ -39,7 +39,7 @@ class Invariants:
 
     def required_nodes(self) -> set[str]:
         """Return the nodes that the findings list as consumers."""
-        return {name for f in self.findings for name in consumer_names_in(finding_key(f))}
+        return {name for f in self.findings for name in iterate_consumer_names(finding_key(f))}
 
     def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
         """Return the findings and convolutions that a prediction does not show."""
