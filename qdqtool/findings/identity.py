@@ -1,8 +1,8 @@
-"""When two findings report the same, of a model and of a part of it: by their causes' values, never by their words.
+"""Keys that are equal for a finding of a model and the same finding of a part of the model.
 
-Those values count that a user is told. What a cut changes without touching the cause is left out: sizes, what lies
-behind the readers of a tensor, the name of an output, what writes a tensor that is named itself, and of a conversion
-all that another finding, or the refusal beside it, explains.
+A key has the values that the message names. Values that change when the model is cut are left out: sizes, nodes after
+the consumers of a tensor, the name of an output, the producer of a named tensor, and values of a conversion that another
+finding or reason explains.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class _Consumption(NamedTuple):
 
 
 def finding_key(finding: Finding) -> IdentityKey:
-    """Equal for two findings that report the same."""
+    """Return a key that is equal for two findings that report the same."""
     causes = dict.fromkeys(
         _cause_key(finding, cause) for cause in finding.causes
-    )  # the same is told once
+    )  # equal causes are reported once
     return finding.code, finding.severity, finding.node, finding.gains, *causes
 
 
 def consumer_names_in(found: IdentityKey) -> Iterator[str]:
-    """The nodes that a key lists as readers: where one is missing, the finding is another."""
+    """Yield the consumers in a key. A part without one of them has another finding."""
     for value in found:
         if isinstance(value, _Consumption):
             yield value.node
@@ -72,13 +72,13 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
 
 
 def _reason_key(refusal: Refusal) -> IdentityKey:
-    """The values of a refusal, apart from those that a part may have otherwise."""
+    """Return the fields of a reason, without those that can differ in a part of the model."""
     named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
     return type(refusal), *(_comparable(v) for name, v in named if name not in refusal.apart)
 
 
 def _comparable(value: Any) -> Any:
-    """What is compared of a value: one that is equal to itself, as a scale that is not a number is not."""
+    """Return a value that is equal to itself; a scale that is NaN is not."""
     if isinstance(value, _Consumption):
         return value
     if isinstance(value, TensorOrigin):
@@ -93,7 +93,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _consumers_key(readers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Who reads a tensor; neither in what order, nor what lies behind."""
+    """Return the direct consumers of a tensor, in a fixed order."""
     found = {
         _Consumption(
             "" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _comparable(r.scale)
@@ -104,11 +104,11 @@ def _consumers_key(readers: Sequence[TensorConsumer]) -> IdentityKey:
 
 
 def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
-    """A Q whose pair another reader can share."""
+    """Return the node and scale of a Q whose pair another consumer can share."""
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
 
-# What is told of a class, where that depends on its values -----------------------------------------------------------
+# Keys of the classes whose message depends on some fields only -----------------------------------------------------------
 
 
 def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> IdentityKey:
@@ -132,7 +132,7 @@ def _output_key(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized
 
 
 def _average_key(refusal: Refusal) -> IdentityKey:
-    """Of an average behind a result: what it is, or the Q behind it; without one it says nothing."""
+    """Return the key of an average pooling after a result: its first Q, or the reason itself."""
     if not isinstance(refusal, simulation.PoolingOneSide):
         return _reason_key(refusal)
     return tuple(q.node for q in quantizer_consumers(refusal.readers)[:1])
@@ -207,7 +207,7 @@ def _loss_key(finding: Finding, cause: Cause, r: IntegersLost) -> IdentityKey:
 
 
 def _scales_key(cause: Cause, tensor: str, readers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Scales that differ: those of a Concat's parts and how far apart all are, or who has them."""
+    """Return the reason and range of a Concat's different scales, or the Qs that have them."""
     quantizers = quantizer_consumers(readers)
     for parts in cause.also:
         return _reason_key(parts), _scale_range([q.scale for q in quantizers])
@@ -220,7 +220,7 @@ def _scale_range(scales: Sequence[Scale]) -> IdentityKey:
 
 
 def _conversion_key(finding: Finding, cause: Cause, r: RemainingConversion) -> IdentityKey:
-    """What is told of a conversion, by what explains it."""
+    """Return the key of a conversion, which depends on the cause that explains it."""
     if finding.code == "INPUT-CONVERSION":
         return r.name, r.scale, r.precision, r.origin.tensor
     return r.name, r.scale, r.attention, *_conversion_cause_key(cause, r)

@@ -59,7 +59,7 @@ _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
 def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
-    """The pooling in front of all readers, where there is one: no Q moves up past it."""
+    """Return the pooling before all consumers, which no Q can move up past; empty without one."""
     shared = r.readers[0].path[0] if r.readers[0].path else None
     if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.readers):
         return None
@@ -80,7 +80,7 @@ def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
 
 
 def is_left_float(r: OutputNotQuantized) -> bool:
-    """Whether no convolution lies behind what reads the result: it was left float."""
+    """Return whether no convolution is downstream of the consumers, which were left float."""
     return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.readers)
 
 
