@@ -119,7 +119,8 @@ def check_activations(
     index = load_full(model)
     view = View(index)
     sources = {
-        q.input(0): float_tensor(index, q.input(0)) for q in activation_scales.quantized(view)
+        q.input(0): float_tensor(index, q.input(0))
+        for q in activation_scales.find_int8_quantizers(view)
     }
     if not sources:
         return

@@ -253,7 +253,7 @@ def headlines() -> list[str]:
         *(listed for _, listed in findings()),
         [f for _, listed in findings() for f in listed],
     ]
-    return [text for text in dict.fromkeys(map(obstacles.obstacles, groups)) if text]
+    return [text for text in dict.fromkeys(map(obstacles.describe_obstacles, groups)) if text]
 
 
 def comparisons(folder: Path) -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ from qdqtool.comparison.result import (
 )
 from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
@@ -210,7 +210,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} has {obstacles(findings)}: nothing to compare",
+                f"{side.title} has {describe_obstacles(findings)}: nothing to compare",
                 code="unsupported",
             )
     reason = "no layer in common"
@@ -398,7 +398,7 @@ def _compare_with_build(
         summary.products = sum(c.is_product for c in prediction.convolutions)
         summary.plain = summary.convolutions - summary.products
     file.conversions = _predicted_conversions(prediction, engine.conversions)
-    file.obstacle = obstacles(prediction.findings)
+    file.obstacle = describe_obstacles(prediction.findings)
     sides = (engine, file) if build_first else (file, engine)
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqtool.comparison.result import NodeSide, QuantizerScales, SideSummary
-from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
@@ -138,7 +138,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     summary.plain = sum(not c.is_product for c in prediction.convolutions)
     summary.conversions, summary.target = prediction.conversions, prediction.target
     summary.compute_capabilities = prediction.compute_capabilities
-    summary.obstacle = obstacles(prediction.findings)
+    summary.obstacle = describe_obstacles(prediction.findings)
     if prediction.time is not None:
         summary.ms, summary.gpu = prediction.time["total_ms"], prediction.time["gpu"]
     return summary

@@ -1,4 +1,4 @@
-"""Findings from the reasons that the simulator recorded. Nothing is looked up in the model again."""
+"""Make findings from the reasons that the simulator recorded, without another look at the model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ MODEL_FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
     ),
     simulation.WeightsNotConstant: ("WEIGHT-INDIRECT",),
 }
-"""Reasons that are faults of the model. The checks report them, also where no layer reads the fault,
-so that the layer gets no finding of its own. The values are further codes that the checks may use."""
+"""Reasons that are faults of the model, and further codes that the checks may use for them.
+
+The checks report these faults, also where no layer reads them. Layers get no finding of their own.
+"""
 
 
 def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
@@ -44,7 +46,8 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
 
     Args:
         prediction: The prediction.
-        report: Report that has the findings of the checks already, so that others can refer to them.
+        report: Report that has the findings of the checks already, so that others can refer to
+            them.
     """
     recorded = RecordedReasons(prediction, report)
     for residual in recorded.all_of(simulation.ResidualBothQuantized):

@@ -13,7 +13,8 @@ from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
-# Codes of the first TensorRT without weak typing also apply to networks that are strongly typed by choice.
+# Codes of the first TensorRT without weak typing also apply to networks that are strongly typed by
+# choice.
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
@@ -34,7 +35,7 @@ class CodeScope:
     severity: Severity | None = None
 
     def by_target(self) -> list[CodeScope]:
-        """Return a scope for each evidence of the targets' passes, which limits that of the code."""
+        """Return a scope for each evidence of the passes, which limits the evidence of the code."""
         evidence = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
         scopes = []
         for level in dict.fromkeys(evidence.values()):
@@ -57,8 +58,8 @@ class FindingCodeEntry:
         fix: Advice.
         holds: Targets to which it applies, with evidence.
         passes: Whether it comes from the simulated passes, whose evidence then limits its own.
-        error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most specific
-            first. ``log`` names them in braces in place of the text.
+        error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
+            specific first. ``log`` names them in braces in place of the text.
     """
 
     code: str
@@ -75,8 +76,8 @@ class FindingCodeEntry:
     def on(self, target: str) -> CodeScope | None:
         """Return the scope that includes a target; None if the code does not apply to it.
 
-        A new target that no code names has the codes of the nearest earlier target. Their evidence is
-        at most that of the target's own rules.
+        A new target that no code names has the codes of the nearest earlier target. Their evidence
+        is at most that of the target's own rules.
         """
         base = target.removesuffix(STRONGLY_TYPED)
         listed = _listed_target(base)
@@ -87,6 +88,7 @@ class FindingCodeEntry:
         return replace_fields(scope, evidence=scope.evidence.weaker(TARGETS[base].evidence))
 
     def severity_on(self, target: str) -> Severity:
+        """Return the severity on a target."""
         scope = self.on(target)
         return self.severity if scope is None or scope.severity is None else scope.severity
 
@@ -138,7 +140,7 @@ def get(code: str) -> FindingCodeEntry:
 
 
 def find(text: str) -> FindingCodeEntry | None:
-    """Return the entry of a code in any spelling (``skip_float``, ``Skip-Float``); None if unknown."""
+    """Return the entry of a code in any spelling, such as ``skip_float``; None if unknown."""
     return CODES.get(text.strip().upper().replace("_", "-").replace(" ", "-"))
 
 

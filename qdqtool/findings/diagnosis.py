@@ -263,7 +263,8 @@ def _explain_quantization(
     explanation = recorded.explanation(origin.convolution or origin.node)
     explanation = explanation or recorded.explanation(origin.boundary)
     siblings = quantizer_consumers(conversion.siblings)
-    # Other Qs on the tensor are reported without a convolution too: on a sum, or on a part of a tensor.
+    # Other Qs on the tensor are reported without a convolution too: on a sum, or on a part of a
+    # tensor.
     is_part = any(step.op in (*JOINS, *CUTS) for q in siblings for step in q.path)
     scales: tuple[FindingReference, ...] = ()
     if explanation or origin.convolution or is_part or origin.op in SUMS:

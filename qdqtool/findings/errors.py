@@ -1,9 +1,9 @@
 """Causes and fixes of TensorRT's warnings and errors.
 
-The table is ``qdqtool/findings/errors.toml``. Its texts and causes come from NVIDIA's issue threads,
-the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. A text is matched by a
-fragment that is the same in every version. ``error_forms.toml`` describes errors that are not in the
-table by their form, and missing kernels by the kind of their node.
+The table is ``qdqtool/findings/errors.toml``. Its texts and causes come from NVIDIA's issue
+threads, the sources of onnx-tensorrt and trtexec, and TensorRT's documentation. A text is matched
+by a fragment that is the same in every version. ``error_forms.toml`` describes errors that are not
+in the table by their form, and missing kernels by the kind of their node.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ _TOPICS = {  # by words of a condition or a function; the first that matches cou
 
 
 def explain_form(text: str) -> KnownError | None:
-    """Return what the form of an unknown error text shows; None if it is not an error of TensorRT."""
+    """Explain an unknown error text by its form; None if it is not an error of TensorRT."""
     error = parse_error(text)
     if not error.is_error:
         return _explain_marked_line(text)
@@ -278,7 +278,8 @@ def _explain_marked_line(text: str) -> KnownError | None:
         else:
             severity, name = WARNING, "A warning"
             fix = (
-                "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that "
+                "Compare the engine's layers with the prediction ('qdqtool verify'): a warning "
+                "that "
                 "changes nothing there needs no action."
             )
         return KnownError(
@@ -297,19 +298,28 @@ def _explain_marked_line(text: str) -> KnownError | None:
 def _advise(error: ErrorLine) -> str:
     if error.part == _PARSER.name:
         return (
-            "Check the model (onnx.checker, onnxruntime), fold constants ('polygraphy surgeon sanitize "
-            "--fold-constants') and see whether this operator and opset are in onnx-tensorrt's operators.md."
+            "Check the model (onnx.checker, onnxruntime), fold constants ('polygraphy surgeon "
+            "sanitize "
+            "--fold-constants') and see whether this operator and opset are in onnx-tensorrt's "
+            "operators.md."
         )
     if error.code == 5 or "alloc" in error.function.lower():
         return "Free GPU memory, lower the workspace or the batch, and close other programs on this GPU."
     if error.code == 3 or (error.code == 9 and not error.file):
         return "Change the call, option or setting that the text names."
     if error.part in ("the runtime", "CUDA and memory"):
-        return "Check that engine, TensorRT, driver and GPU belong together; build the engine again on this machine."
+        return (
+            "Check that engine, TensorRT, driver and GPU belong together; build the engine again "
+            "on "
+            "this machine."
+        )
     return (
-        "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without --int8). If that works, run "
-        "'qdqtool predict' for what it knows before a build, then leave the Q/DQ of one block after another out. "
-        "Try a newer TensorRT before anything longer: most texts of this form are bugs of one version."
+        "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without --int8). If "
+        "that works, run "
+        "'qdqtool predict' for what it knows before a build, then leave the Q/DQ of one block "
+        "after another out. "
+        "Try a newer TensorRT before anything longer: most texts of this form are bugs of one "
+        "version."
     )
 
 
@@ -368,7 +378,7 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def parse_operator(component: str) -> str:
-    """Return the operator in a node's name: Range for ``/model.22/Range_2``, Conv for ``Conv_224``."""
+    """Return the operator in a node's name, such as Range for ``/model.22/Range_2``."""
     unnamed = _UNNAMED.search(component[:_MAX_NAME])
     if unnamed:
         return unnamed[1]
@@ -377,11 +387,11 @@ def parse_operator(component: str) -> str:
 
 
 def find_node_kind(word: str) -> NodeKind | None:
-    """Return the kind of an operator or of a usual layer name (``002_convolutional``, ``conv1``)."""
+    """Return the kind of an operator or of a usual layer name, such as ``conv1``."""
     lower = word.lower()
-    found = _KINDS_BY_WORD.get(lower)
-    if found is not None:
-        return found
+    kind = _KINDS_BY_WORD.get(lower)
+    if kind is not None:
+        return kind
     if lower.endswith(("weight", "bias", "_output_0")):
         return None
     if "quantizelinear" in lower:

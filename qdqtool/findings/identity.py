@@ -108,7 +108,7 @@ def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
 
-# Keys of the classes whose message depends on some fields only -----------------------------------------------------------
+# Keys of the classes whose message depends on some fields only --------------------------------
 
 
 def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> IdentityKey:

@@ -1,4 +1,4 @@
-"""Explain a line of TensorRT's optimizer log: its pass, the cases of the pass, and their meaning."""
+"""Explain a line of TensorRT's optimizer log: its pass, and the cases of the pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.tables import join_lines, read_sections
 
-# After a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ".
+# After a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT
+# VERBOSE ".
 _PREFIX = re.compile(r"\s*(?:\[[^\]]{1,40}\]\s*){0,4}(?:TensorRT VERBOSE:?\s*)?")
 _HEADING = re.compile(r"(Original|After [a-zA-Z /-]{1,60}?): (\d{1,9}) layers?\b")
 
@@ -46,6 +47,7 @@ class Rule:
     test: str
 
     def as_json(self) -> Json:
+        """Return the published fields."""
         cases = [
             {"case": name} | to_json_fields(case, "evidence", "says", "builds", "source")
             for name, case in self.cases.items()
@@ -75,6 +77,7 @@ class LineAnswer:
     counted: int | None = field(default=None)
 
     def as_json(self) -> Json:
+        """Return the published fields."""
         return {
             "schema": "qdqtool/line/1",
             "line": self.line,
@@ -111,7 +114,8 @@ def explain_line(text: str) -> LineAnswer | None:
     note: str = ""
     if not rules:
         note = Note(
-            f"{event.pass_name} is a pass that no available build shows; qdqtool does not simulate it. Please "
+            f"{event.pass_name} is a pass that no available build shows; qdqtool does not "
+            "simulate it. Please "
             "report a log that contains it.",
             code="pass-unknown",
             name=event.pass_name,

@@ -8,19 +8,16 @@ from collections.abc import Iterable, Sequence
 from qdqtool.types import Finding, FindingCode, Refusal
 from qdqtool.util.text import format_count
 
-_OBSTACLES: dict[FindingCode, str] = {
-    "QOPERATOR": "integer operators instead of Q/DQ ({ops})",
-    "ZP-NONZERO": "zero points other than 0 at {n}",
-    "ZP-UINT8": "{n} to UINT8",
-}
-_EXCLUDED = 8  # names of nodes in a recipe
+_REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
+_MAX_EXCLUDED = 8  # nodes of a recipe
 
 
 def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
     """Return the call of onnxruntime's quantizer that makes a Q/DQ model for TensorRT.
 
-    Biases are float, results of Conv and Add get no pair of their own before the activation, and the nodes to
-    exclude are those of a detection head. It cannot give the parts of a Concat one scale.
+    Biases are float, results of Conv and Add get no pair of their own before the activation, and
+    the nodes to exclude are those of a detection head. It cannot give the parts of a Concat one
+    scale.
     """
     excluded = f"nodes_to_exclude={list(exclude)!r}, " if exclude else ""
     return (
@@ -31,29 +28,39 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
     )
 
 
-def obstacles(findings: Iterable[Finding]) -> str:
-    """In what forms a model is quantized that TensorRT does not take at all; empty for none."""
-    found: dict[FindingCode, list[Refusal]] = defaultdict(list)
+def describe_obstacles(findings: Iterable[Finding]) -> str:
+    """Return the quantization formats of a model that TensorRT does not accept; empty if none.
+
+    The text says what to do.
+    """
+    reasons: dict[FindingCode, list[Refusal]] = defaultdict(list)
     head: list[str] = []
     for finding in findings:
         if finding.code == "HEAD-QUANT":
             head.append(finding.node)
-        if finding.code in _OBSTACLES:
-            found[finding.code] += [cause.refusal for cause in finding.causes]
-    parts = []
-    for code, refusals in found.items():
-        counts = Counter(getattr(r, "op", "") for r in refusals).most_common()
-        ops = ", ".join(f"{count} {op}" for op, count in counts[:3]) + ", ..." * (len(counts) > 3)
-        parts.append(_OBSTACLES[code].format(ops=ops, n=format_count(len(refusals), "quantizer")))
-    if not parts:
+        if finding.code in _REJECTED_FORMS:
+            reasons[finding.code] += [cause.refusal for cause in finding.causes]
+    if not reasons:
         return ""
-    cut = set(found) == {"ZP-UINT8"}
-    built = (
-        "and rejects this or clips every value above 127" if cut else "so this model does not build"
-    )
-    mend = "" if "QOPERATOR" in found else "'qdqtool fix' converts it, or "
+    forms = " and ".join(_describe_form(code, group) for code, group in reasons.items())
+    consequence = "so this model does not build"
+    if set(reasons) == {"ZP-UINT8"}:
+        consequence = "and rejects this or clips every value above 127"
+    fix = "" if "QOPERATOR" in reasons else "'qdqtool fix' converts it, or "
+    recipe = onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
     return (
-        f"{' and '.join(parts)}: TensorRT supports only Q/DQ with symmetric INT8, {built}; {mend}"
-        "quantize the float model: qdqtool insert FLOAT.onnx --calib images/ (or onnxruntime's "
-        f"{onnxruntime_recipe(head if len(head) <= _EXCLUDED else ())} and then qdqtool fix)"
+        f"{forms}: TensorRT supports only Q/DQ with symmetric INT8, {consequence}; {fix}quantize "
+        "the float model: qdqtool insert FLOAT.onnx --calib images/ (or onnxruntime's "
+        f"{recipe} and then qdqtool fix)"
     )
+
+
+def _describe_form(code: FindingCode, reasons: Sequence[Refusal]) -> str:
+    if code == "QOPERATOR":
+        counts = Counter(getattr(reason, "op", "") for reason in reasons).most_common()
+        operators = ", ".join(f"{count} {op}" for op, count in counts[:3])
+        return f"integer operators instead of Q/DQ ({operators}{', ...' if counts[3:] else ''})"
+    quantizers = format_count(len(reasons), "quantizer")
+    if code == "ZP-UINT8":
+        return f"{quantizers} to UINT8"
+    return f"zero points other than 0 at {quantizers}"

@@ -1,7 +1,7 @@
 """Build methods: how each allows INT8 and FP16, and how it prints a verbose log.
 
-The table is ``qdqtool/findings/ways.toml``. Findings, ``explain``, ``predict --for`` and the README read
-it. The flags of other tools are named there only.
+The table is ``qdqtool/findings/ways.toml``. Findings, ``explain``, ``predict --for`` and the README
+read it. The flags of other tools are named there only.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class BuildMethod:
         return self.strong
 
     def as_json(self, target: str) -> Json:
+        """Return the published fields."""
         return {
             "way": self.name,
             "flags": self.flags(target),
@@ -97,10 +98,10 @@ _JETPACK = ("10.3", "10.7")  # of JetPack 6, whose trtexec is not on the path
 def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
     """Return the trtexec command that builds a model and writes a log for ``qdqtool verify``.
 
-    Strongly typed networks, and TensorRT 11 and later, have no precision flags. Weakly typed networks
-    of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the unquantized part. Both flags are
-    deprecated since 10.12 (release notes), and 10.15 runs Q/DQ in INT8 without ``--int8``. trtexec
-    lists the layers from 8.2 on.
+    Strongly typed networks, and TensorRT 11 and later, have no precision flags. Weakly typed
+    networks of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the unquantized part. Both
+    flags are deprecated since 10.12 (release notes), and 10.15 runs Q/DQ in INT8 without
+    ``--int8``. trtexec lists the layers from 8.2 on.
 
     Args:
         target: The TensorRT version.
@@ -143,7 +144,8 @@ def describe_float_flag(way: str | None) -> tuple[str, str]:
         )
     return (
         "layers that are not quantized run in FP32 unless the builder gets --fp16 as well.",
-        f"{BUILD_METHODS['trtexec'].weak} ... (--for gives them for {', '.join(w for w in BUILD_METHODS if w != 'trtexec')}).",
+        f"{BUILD_METHODS['trtexec'].weak} ... (--for gives them for "
+        f"{', '.join(w for w in BUILD_METHODS if w != 'trtexec')}).",
     )
 
 
@@ -153,4 +155,5 @@ class FloatFlag(Refusal):
     rules = (FindingRule("FLAG-FP16"),)
 
     def message(self, finding: Finding, cause: Cause) -> Message:
+        """Return the message and the fix."""
         return describe_float_flag(finding.way)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.lint.weight_granularity import find_per_tensor
+from qdqtool.findings.lint.weight_granularity import find_scales_per_tensor
 from qdqtool.fixing.site import (
     FixSite,
     broadcast_along,
@@ -286,7 +286,7 @@ def find_per_tensor_weights(
     view: View, target: Target, refusals: Sequence[Refusal]
 ) -> list[FixSite]:
     """Return sites that give float weights with one scale a scale for each output channel."""
-    granularities, _ = find_per_tensor(view, target.name)
+    granularities, _ = find_scales_per_tensor(view, target.name)
     lossy = [r for r in select_refusals(WeightsPerTensor, refusals) if r.lossy]
     layers = {name for r in lossy for name in r.layers}
     convolutions = [g.node for g in granularities if not g.rounded and g.node.name in layers]

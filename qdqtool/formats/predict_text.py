@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.findings.obstacles import obstacles
+from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.report import title_of
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.reasons.simulation import OutsideRules
@@ -43,7 +43,7 @@ def verdict(prediction: Prediction) -> str:
     convolutions = sum(not c.is_product for c in prediction.convolutions)
     outside = _describe_outside(prediction)
     layers = format_layer_counts(convolutions, counts["matrix_products"])
-    forms = obstacles(prediction.findings)
+    forms = describe_obstacles(prediction.findings)
     if not counts["convolutions"] and not counts["matrix_products"]:
         if forms:
             return f"{outside}nothing in INT8: the model has {forms}"

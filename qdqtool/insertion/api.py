@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings.lint.activation_scales import outliers
-from qdqtool.findings.lint.floats import norms
+from qdqtool.findings.lint.activation_scales import check_outliers
+from qdqtool.findings.lint.floats import check_norms
 from qdqtool.findings.report import FindingReport
 from qdqtool.insertion import fp16, rules
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
@@ -322,7 +322,7 @@ class _Inserter:
                 parts = [self._statistics[source] for source in sources]
                 entries.append((quantizers[tensor], tensor, scale.scale, parts))
         report = FindingReport(self._target.name)
-        outliers(report, self._model, entries, self._statistics.images)
+        check_outliers(report, self._model, entries, self._statistics.images)
         has_fix = self._options.network.smooth is None or bool(self.result.smoothed)
         for finding in report.findings:
             fix = f" {finding.fix}" if has_fix else ""
@@ -413,7 +413,7 @@ class _Inserter:
     def check_layer_norms(self) -> None:
         """Report decomposed layer normalizations; the first one stands for all."""
         report = FindingReport(self._target.name)
-        norms(View(self._model), report)
+        check_norms(View(self._model), report)
         findings = report.findings
         self.result.findings.extend(findings)
         if findings:

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.findings.lint.operators import depthwise, large_kernel
+from qdqtool.findings.lint.operators import find_depthwise_faults, find_large_kernel
 from qdqtool.insertion.einsum import EinsumConverter
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.structure import (
@@ -472,14 +472,14 @@ class _Placer:
             return None
         model = self._model
         shape = model.constant_shape(node.input(1)) or ()
-        forms: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
+        forms: list[Refusal | None] = [find_large_kernel(PLACEMENT, node, shape[2:])]
         is_depthwise = shape[1:2] == (1,) and node.integer("group", 1) > 1
         layer = find_float_fusions(model).layers.get(node.name) if is_depthwise else None
         if layer is not None:
             fusion = layer.fusion
             activation = fusion.activation.op if fusion.activation is not None else ""
             consumers = model.consumers(fusion.tensor_before_activation or layer.out.source)
-            forms += depthwise(PLACEMENT, node, activation, consumers)
+            forms += find_depthwise_faults(PLACEMENT, node, activation, consumers)
         return next((f for f in forms if isinstance(f, tuple(self._rules.failing))), None)
 
     def _choose_add_inputs(self, node: Node) -> _Choice:

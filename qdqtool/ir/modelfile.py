@@ -1,4 +1,4 @@
-"""Reading, checking and writing of ONNX files: compressed, with external weights, atomically."""
+"""Reading, checking and writing of ONNX files."""
 
 from __future__ import annotations
 
@@ -84,8 +84,9 @@ def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:
 
 
 def check_names(proto: onnx.ModelProto, path: str) -> None:
-    """Check the texts and stored tensors of a model, except documentation and string attributes.
+    """Check the texts and stored tensors of a model.
 
+    Documentation and string attributes are not checked.
     :class:`Model` checks the names, operators and tensors of the main graph's nodes.
 
     Args:

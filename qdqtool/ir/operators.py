@@ -601,7 +601,7 @@ def output_axis(node: Node, rank: int) -> int | None:
 
 
 def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
-    """Return the axis along which a node's weights get one scale each, None for a single scale.
+    """Return the axis of a node's weights that has one scale per index, None for one scale.
 
     It is the output axis (NVIDIA's rule of one scale per output channel). A ConvTranspose gets a
     single scale if the target is not known to support one per output
@@ -654,7 +654,9 @@ def is_run_time(model: Model, tensor: str) -> bool:
 
 
 def pooling_type(model: Model, node: Node) -> str | None:
-    """Return the pooling that TensorRT makes of a reduction: ``AVERAGE``, ``MAX``, None for none.
+    """Return the pooling that TensorRT makes of a reduction.
+
+    ``AVERAGE`` or ``MAX``; None if it remains a reduction.
 
     GlobalAveragePool was seen so (resnet18-qat-rtx2000-trt8510). NVIDIA's guide documents the same
     for a Reduce that averages over H and W and keeps its dimensions, as ReduceMean with

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear nodes: finding pairs, reading scales and zero points.
+"""QuantizeLinear and DequantizeLinear nodes: pairs, scales and zero points.
 
 All spellings in use are supported: parameters as initializers or Constant nodes, shape ``[]`` or
 ``[1]``, float weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing zero
@@ -368,7 +368,7 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
 
 
 def float_tensor(model: Model, tensor: str) -> str:
-    """Return the tensor of the float network that consecutive Q/DQ pairs produce a tensor from."""
+    """Return the tensor before consecutive Q/DQ pairs, as in the float network."""
     pair = find_pair(model, tensor)
     while pair is not None and pair[1] is not None:
         tensor = pair[1].input(0)

@@ -1,4 +1,4 @@
-"""Values and shapes that the sizes of a network's inputs determine, and axes of matrix products.
+"""Values and shapes that depend on input sizes only, and axes of matrix products.
 
 Exporters leave many shapes to be computed at run time although they are the same for all data of
 one size.

@@ -1,1 +1,1 @@
-"""Structures in a graph that TensorRT or a quantizer treats as one: heads, attention, normalizations."""
+"""Structures in a graph: heads, attention, normalizations, rewrites."""

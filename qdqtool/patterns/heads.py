@@ -1,4 +1,4 @@
-"""Detection heads, attentions and coordinate layers, recognized by structure instead of names.
+"""Detection heads, attentions and coordinate layers, recognized by structure.
 
 A YOLOv8-style head turns each box side's distribution over n bins into its mean: a Softmax, then a
 product with the constants 0 ... n-1 (a 1x1 convolution in Ultralytics' exports). That product is
@@ -526,7 +526,7 @@ def _multiplies_few_columns(model: Model, node: Node) -> bool:
 
 
 def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
-    """Add the layers whose results are combined with coordinates; return all coordinate tensors."""
+    """Add layers whose results are combined with coordinates; return coordinate tensors."""
     coordinates: set[str] = set()
     for _ in range(_MAX_ROUNDS):
         count = len(layers.producers)

@@ -311,8 +311,9 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
 
 
 def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
-    """Return the smallest gain of a LayerNormalization, and its largest gain plus its largest bias.
+    """Return the smallest gain of a LayerNormalization, and its largest gain plus bias.
 
+    The bias is the largest one.
     None for another node, for other axes than the last, and if a constant is unknown.
     """
     if node is None or not _is(node, "LayerNormalization"):

@@ -104,7 +104,7 @@ def has_data(tensor: onnx.TensorProto) -> bool:
 
 
 def is_bytes(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor's values can be stored in a file: no texts, no packed half bytes."""
+    """Return whether a tensor's values can be in a file: no texts, no packed half bytes."""
     return tensor.HasField("raw_data") or tensor.data_type in (
         *_NUMPY_TYPES,
         onnx.TensorProto.BFLOAT16,
@@ -232,7 +232,7 @@ def data_size(tensor: onnx.TensorProto) -> int:
 def with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
     """Return a copy of an external tensor that states its length.
 
-    Without a length, readers take the rest of the file.
+    Without a length, libraries read the rest of the file.
     """
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)

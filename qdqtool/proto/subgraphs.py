@@ -83,7 +83,7 @@ def copy_node(
 
 
 def find_captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the tensors that the subgraphs of a node read from outside, once for each subgraph."""
+    """Yield the outer tensors that the subgraphs of a node read, once for each subgraph."""
     for attribute in node.attribute:
         for graph in attribute_graphs(attribute):
             yield from _outside_tensors(graph)

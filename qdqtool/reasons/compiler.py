@@ -97,11 +97,13 @@ _LOST: dict[LossCause, Message] = {
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
     LossCause.SHARED: (
-        "{conv}: the factor of {node} ({op}) cannot be merged into the scale of {dq}, because other nodes read the same tensor.",
+        "{conv}: the factor of {node} ({op}) cannot be merged into the scale of {dq}, because "
+        "other nodes read the same tensor.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
     LossCause.POOL: (
-        "{conv}: {node} ({op}) is between {dq} and a Q and becomes an INT8 pooling with the scale of the Q; {conv} "
+        "{conv}: {node} ({op}) is between {dq} and a Q and becomes an INT8 pooling with the scale "
+        "of the Q; {conv} "
         "reads a second, float pooling.",
         "Put Q/DQ on the input of {conv} as well, or remove the Q of the other consumer.",
     ),
@@ -114,7 +116,8 @@ _LOST: dict[LossCause, Message] = {
         "Give all inputs of {node} one scale, or put Q/DQ directly before {conv}.",
     ),
     LossCause.PAD: (
-        "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width is fused into a convolution, "
+        "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width is "
+        "fused into a convolution, "
         "if it is directly before it and has no other consumer.",
         "Put Q/DQ between {node} and {conv}, or use the pads attribute of the convolution.",
     ),
@@ -123,16 +126,19 @@ _LOST: dict[LossCause, Message] = {
         _ACTIVATION,
     ),
     LossCause.INPUT_AXIS: (
-        "{dq}: its scale varies along an axis; TensorRT-RTX computes a convolution that reads it in float.",
+        "{dq}: its scale varies along an axis; TensorRT-RTX computes a convolution that reads it "
+        "in float.",
         "Quantize the tensor with one scalar scale.",
     ),
     LossCause.INPUT_SHAPE1: (
-        "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel; a convolution that reads it runs in "
+        "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel; a convolution "
+        "that reads it runs in "
         "float.",
         "Give {dq} a scalar scale (shape []).",
     ),
     LossCause.WEIGHTS_AXIS: (
-        "{conv}: the scales of its weights ({dq}) vary along an axis other than the output channels (0).",
+        "{conv}: the scales of its weights ({dq}) vary along an axis other than the output "
+        "channels (0).",
         "Quantize the weights along axis 0.",
     ),
     LossCause.SUM_AXIS: (
@@ -148,7 +154,8 @@ _LOST: dict[LossCause, Message] = {
         "Quantize both sides to int8.",
     ),
     LossCause.TURING: (
-        "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets disables it for all.",
+        "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets disables it for "
+        "all.",
         "Build for SM80 and later only.",
     ),
 }
@@ -156,12 +163,14 @@ _LOST: dict[LossCause, Message] = {
 
 _FAULTS: dict[FaultKind, Message] = {
     FaultKind.CONSTANT_TYPE: (
-        '{node}: TensorRT-RTX rejects a constant of type {0}: "Failed to import initializer: {node}".',
+        '{node}: TensorRT-RTX rejects a constant of type {0}: "Failed to import initializer: '
+        '{node}".',
         "Quantize to int8.",
     ),
     FaultKind.OPERATOR: (
         '{node}: TensorRT-RTX does not support {what}; the parser stops with "{words}".',
-        "Replace it by an operator or form that TensorRT-RTX supports, or remove it from the model.",
+        "Replace it by an operator or form that TensorRT-RTX supports, or remove it from the "
+        "model.",
     ),
     FaultKind.NMS: (
         '{node}: "NonMaxSuppression has no runners that implement the layer".',
@@ -176,24 +185,29 @@ _FAULTS: dict[FaultKind, Message] = {
         "Make the network input int8, with zero point 0.",
     ),
     FaultKind.WEIGHTS_SCALE: (
-        "{node}: its scale '{0}' is computed at run time; TensorRT-RTX stops with \"MyelinCheckException: operand.h: "
+        "{node}: its scale '{0}' is computed at run time; TensorRT-RTX stops with "
+        '"MyelinCheckException: operand.h: '
         'CHECK(is_constant())".',
         "Write the scale as a constant; TensorRT has no dynamic quantization.",
     ),
     FaultKind.SCALE: (
-        "{node}: its scale '{0}' is computed at run time; TensorRT-RTX crashes (signal 11) while building.",
+        "{node}: its scale '{0}' is computed at run time; TensorRT-RTX crashes (signal 11) while "
+        "building.",
         "Write the scale as a constant; TensorRT has no dynamic quantization.",
     ),
     FaultKind.BLOCKS: (
-        '{node}: blocks along axis {0}; "The blocking dimension must be the last or second to last dimension".',
+        '{node}: blocks along axis {0}; "The blocking dimension must be the last or second to '
+        'last dimension".',
         "Use one scale for each output channel.",
     ),
     FaultKind.ZERO_POINT: (
-        "{node}: its zero point '{0}' is computed; \"has `zero_point` which is not an initializer\".",
+        "{node}: its zero point '{0}' is computed; \"has `zero_point` which is not an "
+        'initializer".',
         "Write the zero point as a constant 0.",
     ),
     FaultKind.FLOAT_TYPES: (
-        '{node}: "{0} `input` and `kernel` must be of same type. `input` type is {1} but `kernel` is of type {2}."',
+        '{node}: "{0} `input` and `kernel` must be of same type. `input` type is {1} but `kernel` '
+        'is of type {2}."',
         "Give input and weights the same float type (a DQ writes the type of its scale).",
     ),
     FaultKind.INTEGERS: (
@@ -205,12 +219,14 @@ _FAULTS: dict[FaultKind, Message] = {
         "Quantize the weights to int8.",
     ),
     FaultKind.HALF_SHAPE1: (
-        '{node}: float16 weights with one scale of shape [1] ({0}); "MyelinCheckException: const_ppg.cpp: '
+        '{node}: float16 weights with one scale of shape [1] ({0}); "MyelinCheckException: '
+        "const_ppg.cpp: "
         'CHECK(same_symbolic_shapes(op_output->dimensions(), A_dims)) failed".',
         "Give the weights a scalar scale (shape []), or one for each output channel.",
     ),
     FaultKind.HARDWARE_TYPE: (
-        '{node}: "Cannot compile for target(s) {1}, because the model contains HW-specific datatypes: {0}".',
+        '{node}: "Cannot compile for target(s) {1}, because the model contains HW-specific '
+        'datatypes: {0}".',
         "Quantize to int8, or build for SM{2} or later only.",
     ),
 }

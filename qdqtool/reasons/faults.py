@@ -1,6 +1,7 @@
 """Faults that the checks of a model find without simulation, and regions that Myelin compiles.
 
-A fault that a pass finds too, such as a zero point that is not 0, is in `qdqtool.reasons.simulation`.
+A fault that a pass finds too, such as a zero point that is not 0, is in
+`qdqtool.reasons.simulation`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class NothingQuantized(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"this model has no Q/DQ; {'one layer' if self.convolutions == 1 else f'{self.convolutions} layers'} with "
+            "this model has no Q/DQ; "
+            f"{'one layer' if self.convolutions == 1 else f'{self.convolutions} layers'} with "
             "constant weights could run in INT8."
         )
 
@@ -104,7 +106,9 @@ class UnsignedZeroPoint(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} quantizes to uint8{'' if self.is_explicit else ' (it has no zero point, which means uint8 in ONNX)'}: TensorRT "
+            f"{self.node} quantizes to "
+            f"uint8{'' if self.is_explicit else ' (it has no zero point, which means uint8 in ONNX)'}: "
+            "TensorRT "
             f"reads int8 and clips everything above 127 x {format_scale(self.scale)}."
         )
 
@@ -223,17 +227,20 @@ class ScaleDead(Refusal):
         bounds = f"{first.op} gives {format_number(first.low)} to {format_number(first.high)}"
         shift = f" and zero point {self.zero_point}" if self.zero_point else ""
         text = (
-            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {what} {format_number(first.value)}: "
+            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {what} "
+            f"{format_number(first.value)}: "
             f"{bounds}."
         )
         if not self.whole:
             return text, (
-                "Keep it in float, or quantize the inputs of the Concat separately: no common scale fits all of them."
+                "Keep it in float, or quantize the inputs of the Concat separately: no common "
+                "scale fits all of them."
             )
         if self.reach is None:
             return text, "Calibrate again: the scale and zero point are those of another tensor."
         return text, (
-            f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; calibration may find a "
+            f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; "
+            "calibration may find a "
             "smaller one."
         )
 
@@ -261,7 +268,8 @@ class ScaleCount(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} has {self.count} scales for axis {self.axis} of weights {list(self.shape)}"
+            f"{self.node} has {self.count} scales for axis {self.axis} of weights "
+            f"{list(self.shape)}"
             f"{f', which has size {self.shape[self.axis]}' if -len(self.shape) <= self.axis < len(self.shape) else ''}."
         )
 
@@ -308,7 +316,8 @@ class WeightsBehind(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node}: {list_names((f'{s.node} ({s.op})' for s in self.steps), more=self.more)} "
+            f"{self.node}: "
+            f"{list_names((f'{s.node} ({s.op})' for s in self.steps), more=self.more)} "
             f"{'is' if len(self.steps) == 1 else 'are'} between the weights and {self.quantizer}."
         )
 
@@ -389,7 +398,8 @@ class ActivationScales(Refusal):
         )
         factor = f", all by about the same factor ({off})" if self.factor else ""
         return (
-            f"{self.bad} of {self.total} activation scales do not fit {_samples(self.samples)}{factor}: "
+            f"{self.bad} of {self.total} activation scales do not fit "
+            f"{_samples(self.samples)}{factor}: "
             f"{'; '.join(map(fit, self.worst))}{_more(self.bad, len(self.worst))}."
         )
 
@@ -427,13 +437,16 @@ class OutlierScales(Refusal):
             else "By the gains of the normalizations before them"
         )
         said = (
-            f"{self.bad} of {self.total} activation scales cover outliers, and leave other values one or two of 127 steps. "
-            f"{where}, the largest value is many times the typical one: {listed}{_more(self.bad, len(self.worst))}."
+            f"{self.bad} of {self.total} activation scales cover outliers, and leave other values "
+            "one or two of 127 steps. "
+            f"{where}, the largest value is many times the typical one: "
+            f"{listed}{_more(self.bad, len(self.worst))}."
         )
         if self.linear:
             return said
         return said, (
-            "Keep them float (--exclude), and compare the accuracy. A method that clips (--method-for "
+            "Keep them float (--exclude), and compare the accuracy. A method that clips "
+            "(--method-for "
             "TENSOR=percentile) helps if the outliers do not matter."
         )
 
@@ -473,14 +486,18 @@ _WEIGHT_SCALE_ADVICE = {
     ),
     WeightScalesCause.FACTOR: (
         "all by the same factor, {factor:.4g}",
-        "Use scale = max|w| / 127 for each channel. A factor of 1.008 comes from 128 instead of 127, a factor of 2 from a wrong range.",
+        "Use scale = max|w| / 127 for each channel. A factor of 1.008 comes from 128 instead of "
+        "127, a factor of 2 from a wrong range.",
     ),
     WeightScalesCause.OTHER_WEIGHTS: (
-        "they were probably computed before BatchNormalization was folded into the weights, or from another checkpoint",
-        "Compute the scales from the weights in this file: fold BatchNormalization first, then quantize.",
+        "they were probably computed before BatchNormalization was folded into the weights, or "
+        "from another checkpoint",
+        "Compute the scales from the weights in this file: fold BatchNormalization first, then "
+        "quantize.",
     ),
     WeightScalesCause.TENSOR: (
-        "each layer has one scale for all channels, computed from some of them or from other weights",
+        "each layer has one scale for all channels, computed from some of them or from other "
+        "weights",
         "Use max|w| / 127 of the whole tensor, or better one scale for each output channel.",
     ),
     WeightScalesCause.TOO_LARGE: (
@@ -525,8 +542,10 @@ class WeightScales(Refusal):
         shares = f"{self.clipped:.0%} of the channels are clipped, {self.wasted:.0%} use a quarter of the steps or less"
         off = f"{self.worst:.3g} {'times' if self.worst >= 1 else 'of'} the range of its scale"
         return (
-            f"the scales of the weights do not fit the weights in {len(self.layers)} of {self.total} checked layers: "
-            f"{why.format(factor=self.factor, channels=self.channels)} ({shares}; the largest weight of {self.node} is {off}).",
+            f"the scales of the weights do not fit the weights in {len(self.layers)} of "
+            f"{self.total} checked layers: "
+            f"{why.format(factor=self.factor, channels=self.channels)} ({shares}; the largest "
+            f"weight of {self.node} is {off}).",
             fix,
         )
 
@@ -556,8 +575,10 @@ class WeightsPerTensor(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         text = (
-            f"{len(self.layers)} of {self.total} layers have one scale for all output channels of their weights; "
-            f"ranges of the channels of {self.node} differ {self.spread:.3g}-fold, and {self.lost:.0%} of them lose "
+            f"{len(self.layers)} of {self.total} layers have one scale for all output channels of "
+            "their weights; "
+            f"ranges of the channels of {self.node} differ {self.spread:.3g}-fold, and "
+            f"{self.lost:.0%} of them lose "
             f"two bits or more"
         )
         text += (
@@ -569,7 +590,8 @@ class WeightsPerTensor(Refusal):
             return text, "Give each output channel a scale of its own: max|w| / 127."
         some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
         return text, (
-            f"The file has no float weights{some}, so quantize again from the float model: qdqtool insert "
+            f"The file has no float weights{some}, so quantize again from the float model: "
+            "qdqtool insert "
             "FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
         )
 
@@ -693,7 +715,8 @@ class UnknownOperator(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown operator, {self.op}: no Q or DQ moves "
+            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown "
+            f"operator, {self.op}: no Q or DQ moves "
             "past it or is fused into it."
         )
 
@@ -711,7 +734,8 @@ class OtherTypes(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in self.kinds)} ({self.node} first) are not "
+            f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in self.kinds)} "
+            f"({self.node} first) are not "
             "covered by this prediction, which has only rules for INT8."
         )
 
@@ -754,7 +778,8 @@ class FusedByMyelin(Refusal):
         where = f"{self.nodes} nodes from {self.node} to {self.last}, with {', '.join(p for p in parts if p)}"
         if self.possible:
             return (
-                f"Myelin may compile {where}: up to {self.possible} of the conversions counted here would then be part of "
+                f"Myelin may compile {where}: up to {self.possible} of the conversions counted "
+                "here would then be part of "
                 "its kernels."
             )
         text = f"Myelin compiles {where}"
@@ -883,7 +908,8 @@ class FloatEinsum(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} computes a matrix product as an Einsum ({self.equation}), in float; its operands are "
+            f"{self.node} computes a matrix product as an Einsum ({self.equation}), in float; its "
+            "operands are "
             f"{'' if self.quantized else 'not all '}dequantized."
         )
 
@@ -907,17 +933,20 @@ class DecomposedNorm(Refusal):
         if self.alone:
             return (
                 (
-                    f"{self.node} ({self.alone}) squares values that are summed: in FP16 the square of 256 is infinite, and that of "
+                    f"{self.node} ({self.alone}) squares values that are summed: in FP16 the "
+                    "square of 256 is infinite, and that of "
                     "2e-4 is zero."
                 ),
-                "Keep these nodes FP32, or scale the values before them so that FP16 holds the squares.",
+                "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
+                "squares.",
             )
         text = f"{self.node} squares values in a decomposed normalization: in FP16 the square of 256 is already infinite."
         if self.exact:
             raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
             return (
                 text,
-                f"qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the same{raised}.",
+                "qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the "
+                f"same{raised}.",
             )
         if self.opset >= 17:
             return text, "Keep these nodes FP32: no LayerNormalization computes the same."
@@ -972,5 +1001,6 @@ class RemainingFloat(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"the float part of the model is FP32 ({self.convolutions} of "
-            f"{format_layer_counts(self.total - self.products, self.products)} read or write FP32 and could use FP16, {self.first} first)."
+            f"{format_layer_counts(self.total - self.products, self.products)} read or write FP32 "
+            f"and could use FP16, {self.first} first)."
         )

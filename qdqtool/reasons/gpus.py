@@ -36,12 +36,15 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32 there.",
     GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32 there.",
     GpuFact.FUSION: (
-        "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after {count} convolutions "
+        "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after "
+        "{count} convolutions "
         "({first} first) may not be fused, so that these write float."
     ),
-    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 kernel there.",
+    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 "
+    "kernel there.",
     GpuFact.JETSON: (
-        "{gpu}: the prediction is for its GPU, which runs the Q/DQ passes of desktop GPUs (all 868 pass and copy lines "
+        "{gpu}: the prediction is for its GPU, which runs the Q/DQ passes of desktop GPUs (all "
+        "868 pass and copy lines "
         "of one network are the same on AGX Orin and RTX 3080 Ti). Its DLA does not support Q/DQ."
     ),
     GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",

@@ -15,7 +15,7 @@ PLACEMENT = "placement"  # stands for the pass in these reasons
 _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
-# Nodes that an option leaves float -------------------------------------------------------------
+# Nodes that an option leaves float ------------------------------------------------------------
 
 
 class ExcludedNode(Refusal):
@@ -71,7 +71,7 @@ class PresetFloat(Refusal):
         return _PRESET_REASONS[self.part]
 
 
-# Nodes that TensorRT cannot run in INT8 ---------------------------------------------------------
+# Nodes that TensorRT cannot run in INT8 -------------------------------------------------------
 
 
 class CustomDomain(Refusal):
@@ -117,7 +117,8 @@ class WeightsRank(Refusal):
 
     def skip_reason(self) -> str:
         return (
-            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports constant "
+            f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports "
+            "constant "
             "INT8 weights of two"
         )
 
@@ -173,7 +174,7 @@ class SubgraphLayers(Refusal):
         return f"the {self.count} convolutions or products inside its body run in float"
 
 
-# Nodes for which INT8 gains nothing -------------------------------------------------------------
+# Nodes for which INT8 gains nothing -----------------------------------------------------------
 
 
 class FloatResult(Refusal):
@@ -195,7 +196,8 @@ class FloatResidual(Refusal):
     """A residual Add that is not quantized.
 
     Attributes:
-        is_requested: Whether an option leaves it float. Otherwise the target gains nothing from INT8.
+        is_requested: Whether an option leaves it float. Otherwise the target gains nothing from
+            INT8.
     """
 
     is_requested: bool
@@ -223,7 +225,7 @@ class FloatInput(Refusal):
         return "another consumer reads its input as float, so its producer writes float anyway"
 
 
-# Nodes that training cannot quantize ------------------------------------------------------------
+# Nodes that training cannot quantize ----------------------------------------------------------
 
 
 class QuantizerObstacle(StrEnum):
@@ -247,7 +249,7 @@ class UnreachableNode(Refusal):
         return str(self.obstacle)
 
 
-# Skipped nodes ----------------------------------------------------------------------------------
+# Skipped nodes --------------------------------------------------------------------------------
 
 
 @record

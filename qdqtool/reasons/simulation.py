@@ -1,6 +1,7 @@
 """Reasons that the simulator records: a pass looked at a node and did not fire, or a conversion remains.
 
-Findings are made from these records and look nothing up again, so that a user reads what the simulator saw.
+Findings are made from these records and look nothing up again, so that a user reads what the
+simulator saw.
 """
 
 from __future__ import annotations
@@ -120,20 +121,23 @@ def _skip_fix(add: str, what: str, quantizers: Sequence[TensorConsumer]) -> str:
     if q is None:
         return f"Put Q/DQ on {what} before {add}; its scale needs calibration."
     return (
-        f"Connect {add} to the DequantizeLinear of {q.node} (scale {format_scale(q.scale)}) instead of {what}: no new "
+        f"Connect {add} to the DequantizeLinear of {q.node} (scale {format_scale(q.scale)}) "
+        f"instead of {what}: no new "
         "scale is needed."
     )
 
 
 _REDUCTION = (
-    "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, or remove the pair "
+    "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, "
+    "or remove the pair "
     "before it."
 )
 
 
 def _reduction(r: ReduceNotPooling) -> str:
     return (
-        f"{r.node} (ReduceMean) runs in float: TensorRT converts it to a pooling only over height and width with "
+        f"{r.node} (ReduceMean) runs in float: TensorRT converts it to a pooling only over height "
+        "and width with "
         "keepdims=1."
     )
 
@@ -145,7 +149,8 @@ def _parts(r: ConcatScales, consequence: str, own: Sequence[Scale]) -> Message:
     parts = ["none" if p is None else format_scale(p) for p in r.parts]
     listed = ", ".join(parts[:_PARTS]) + ", ..." * (len(parts) > _PARTS)
     return (
-        f"{r.node} has inputs with scales {listed}, and its output has scale {format_scale(r.behind)}; {consequence}.",
+        f"{r.node} has inputs with scales {listed}, and its output has scale "
+        f"{format_scale(r.behind)}; {consequence}.",
         advise_common_scale([*r.parts, r.behind, *own]),
     )
 
@@ -159,7 +164,8 @@ def _scales(
         return _parts(cause.also[0], consequence, own)
     if len({s for s in own if s is not None}) < 2:
         return (
-            f"{consequence}: {list_names(consumer_names(quantizers))} quantize it{describe_unread_consumers(readers)}, and their scales "
+            f"{consequence}: {list_names(consumer_names(quantizers))} quantize "
+            f"it{describe_unread_consumers(readers)}, and their scales "
             "are not available to compare.",
             "",
         )
@@ -212,7 +218,8 @@ def _blocked(r: RemainingConversion, refusal: Refusal) -> str:
         return f"it cannot move up past {format_node(refusal.node, refusal.op)}{who}"
     if isinstance(refusal, ConcatReadElsewhere):
         return (
-            f"{refusal.node} (Concat) is also read as float by {list_names(consumer_names(float_consumers(refusal.readers)))}"
+            f"{refusal.node} (Concat) is also read as float by "
+            f"{list_names(consumer_names(float_consumers(refusal.readers)))}"
             f"{describe_unread_consumers(refusal.readers)}"
         )
     return f"{refusal.node} runs in float"
@@ -254,14 +261,16 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
             )
         if not self.dq:
             return (
-                f"{self.node} runs in float: its weights are quantized, its input '{self.tensor}' is not.",
+                f"{self.node} runs in float: its weights are quantized, its input '{self.tensor}' "
+                "is not.",
                 f"Put Q/DQ on '{self.tensor}' (its scale needs calibration).",
             )
         shared = next((a for a in cause.also if isinstance(a, ManyConsumers)), None)
         if shared is not None:
             past = "" if self.blocker is None else f" past {self.blocker.node} ({self.blocker.op})"
             return (
-                f"{self.node} runs in float: {self.dq} has {len(shared.readers)} consumers, and only a DQ with a single one "
+                f"{self.node} runs in float: {self.dq} has {len(shared.readers)} consumers, and "
+                "only a DQ with a single one "
                 f"moves down{past}.",
                 f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
             )
@@ -269,7 +278,8 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
             f"past {self.blocker.node} ({self.blocker.op}) to it"
             if self.blocker is not None
             else (
-                f"to it: it has other consumers, and remains before {format_node(self.producer, self.op)}"
+                "to it: it has other consumers, and remains before "
+                f"{format_node(self.producer, self.op)}"
             )
         )
         return (
@@ -289,7 +299,8 @@ class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node}: its input is quantized{f' ({self.dq})' if self.dq else ''}, but its weights '{self.weight}' are not, so it runs "
+            f"{self.node}: its input is quantized{f' ({self.dq})' if self.dq else ''}, but its "
+            f"weights '{self.weight}' are not, so it runs "
             "in float."
         )
 
@@ -305,7 +316,8 @@ class WeightsNotConstant(Refusal, reason="weights-not-constant"):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.node}: its weights '{self.weight}' are "
-            f"{'stored as a sparse tensor (store them in full)' if self.sparse else 'computed at run time'}, so it runs in "
+            f"{'stored as a sparse tensor (store them in full)' if self.sparse else 'computed at run time'}, "
+            "so it runs in "
             "float."
         )
 
@@ -407,7 +419,8 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.dq} has {'uint8 ' if self.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(self.zero_points)))}; "
+            f"{self.dq} has {'uint8 ' if self.unsigned else ''}zero point "
+            f"{' to '.join(map(str, dict.fromkeys(self.zero_points)))}; "
             "TensorRT requires 0."
         )
 
@@ -437,7 +450,8 @@ class WeightsAxis(Refusal, reason="weights-axis"):
         shape = f" {list(self.shape)}" if self.shape else ""
         if self.transposed:
             return (
-                f"{self.node}: {self.dq} has several scales along axis {self.axis} of the weights{shape}: no version is known to "
+                f"{self.node}: {self.dq} has several scales along axis {self.axis} of the "
+                f"weights{shape}: no version is known to "
                 "compute per-channel scales of a ConvTranspose correctly.",
                 "Use one scale, the largest, for all its weights.",
             )
@@ -445,7 +459,8 @@ class WeightsAxis(Refusal, reason="weights-axis"):
             "" if self.written else " (not stated: the default is 1 in ONNX, 0 in TensorRT 8 and 9)"
         )
         return (
-            f"{self.node}: {self.dq} uses axis {self.axis}{written} of the weights{shape}; the output channels are axis "
+            f"{self.node}: {self.dq} uses axis {self.axis}{written} of the weights{shape}; the "
+            "output channels are axis "
             f"{self.expected}."
         )
 
@@ -512,7 +527,8 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
             norm = self.readers[0]
             return (
                 f"{_writes(self)}: {norm.node} ({norm.op}) reads it as float.",
-                f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster kernels (ModelOpt pull request "
+                f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster kernels "
+                "(ModelOpt pull request "
                 "1117). The normalization itself is computed in float either way.",
             )
         if quantized:
@@ -561,21 +577,26 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
         add, pool = find_float_sum(self), find_shared_pooling(self)
         if pool is not None:
             return (
-                f"{_writes(self)} because {pool.node} ({pool.op}) is consumed in INT8 by {list_names(consumer_names(quantized))} and "
-                f"as float by {list_names(consumer_names(floats))}{describe_unread_consumers(self.readers)}: no Q can move up past it.",
+                f"{_writes(self)} because {pool.node} ({pool.op}) is consumed in INT8 by "
+                f"{list_names(consumer_names(quantized))} and "
+                "as float by "
+                f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.readers)}: "
+                "no Q can move up past it.",
                 _skip_fix(add.node, f"the result of {pool.node}", quantizers_after_pooling(self))
                 if add is not None
                 else "",
             )
         if add is not None:
             return (
-                f"{_writes(self)} because {add.node} reads it as float (its residual input has no Q/DQ), in addition to "
+                f"{_writes(self)} because {add.node} reads it as float (its residual input has no "
+                "Q/DQ), in addition to "
                 f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.readers)}.",
                 _skip_fix(add.node, f"'{self.tensor}'", quantized),
             )
         readers = list(dict.fromkeys(consumer_names(floats)))
         return (
-            f"{_writes(self)} because {list_names(readers)} {'reads' if len(readers) == 1 else 'read'} it as float, in addition to "
+            f"{_writes(self)} because {list_names(readers)} "
+            f"{'reads' if len(readers) == 1 else 'read'} it as float, in addition to "
             f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.readers)}.",
             f"Quantize the float consumer too, with scale {format_scale(quantized[0].scale)}."
             if finding.gains
@@ -653,7 +674,8 @@ class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         return (
-            f"{self.add} has Q/DQ on both inputs (scales {' and '.join(map(format_scale, self.scales))}): "
+            f"{self.add} has Q/DQ on both inputs (scales "
+            f"{' and '.join(map(format_scale, self.scales))}): "
             f"{self.quantizer} is fused into {self.node}, so the Add is a separate layer.",
             f"Remove {self.quantizer} and its DequantizeLinear.",
         )
@@ -673,11 +695,13 @@ class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
         readers, residual = describe_consumers(self.readers), self.residual.node
         if self.node == self.add:
             return (
-                f"{self.add} runs in float{format_size(self.elements)}: its inputs are quantized, but {readers}.",
+                f"{self.add} runs in float{format_size(self.elements)}: its inputs are quantized, "
+                f"but {readers}.",
                 f"Quantize the result of {self.add}, or remove the pairs before it.",
             )
         return (
-            f"{self.node} reads and writes float{format_size(self.elements)} at {self.add}: its residual is quantized ({residual}), "
+            f"{self.node} reads and writes float{format_size(self.elements)} at {self.add}: its "
+            f"residual is quantized ({residual}), "
             f"but {readers}.",
             f"Quantize the result of {self.add}, or remove the pair of {residual} before the Add.",
         )
@@ -729,7 +753,8 @@ class ActivationJoined(Refusal, reason="activation-joined"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{_writes(self)}: the nodes after it ({list_names(self.pointwise)}) are one pointwise kernel, which also reads "
+            f"{_writes(self)}: the nodes after it ({list_names(self.pointwise)}) are one "
+            "pointwise kernel, which also reads "
             f"{list_names(map(describe_origin, self.others))} and is not fused into a convolution."
         )
 
@@ -762,7 +787,8 @@ class InsideActivation(Refusal, reason="inside-activation"):
         return (
             f"{self.node} is between {self.activation} and the Mul of {self.convolution}'s SiLU."
             if self.gate
-            else f"{self.node} is between {self.convolution} and {'SiLU' if self.silu else self.activation or 'its activation'}."
+            else f"{self.node} is between {self.convolution} and "
+            f"{'SiLU' if self.silu else self.activation or 'its activation'}."
         )
 
 
@@ -796,7 +822,8 @@ class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} writes float because {self.batchnorm} after it remains a separate layer: its parameters are not plain "
+            f"{self.node} writes float because {self.batchnorm} after it remains a separate "
+            "layer: its parameters are not plain "
             "constants."
         )
 
@@ -811,7 +838,8 @@ class ConvTransposeBatchNorm(Refusal, reason="convtranspose-batchnorm"):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         return (
-            f"{self.node}: {self.batchnorm} after it is not folded, so its output is float{format_size(self.elements)}.",
+            f"{self.node}: {self.batchnorm} after it is not folded, so its output is "
+            f"float{format_size(self.elements)}.",
             f"Fold {self.batchnorm} into the weights of {self.node} before quantizing.",
         )
 
@@ -1057,6 +1085,7 @@ class ScalesAround(RemainingConversion):
         between = operator_between(self.passed)
         where = "" if between is None else f"{between.node} ({between.op}) is between "
         return (
-            f"{where}scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted to INT8.",
+            f"{where}scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted "
+            "to INT8.",
             advise_common_scale([self.first_scale, self.scale]),
         )

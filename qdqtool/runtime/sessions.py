@@ -207,9 +207,10 @@ def open_proto(
     weights: Mapping[str, onnx.TensorProto] = _NO_WEIGHTS,
     **options: Any,
 ) -> Any:
-    """Return a session on the CPU; large weights and models over 2 GB go through a temporary file.
+    """Return a session on the CPU, through a temporary file for large models.
 
-    onnxruntime reads one weight at a time from a file, but holds all of them twice for a message.
+    Large weights and models over 2 GB are written to a file. onnxruntime reads one weight at a time
+    from a file, but holds all of them twice for a message.
 
     Args:
         proto: The model. Its placeholders are filled in. A model over 2 GB may be cleared.

@@ -400,9 +400,9 @@ def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path)
 
 
 def headline_of(proto: onnx.ModelProto) -> str:
-    from qdqtool.findings.obstacles import obstacles
+    from qdqtool.findings.obstacles import describe_obstacles
 
-    return obstacles(predict(proto).findings)
+    return describe_obstacles(predict(proto).findings)
 
 
 def test_recipe_without_a_head_excludes_nothing() -> None:

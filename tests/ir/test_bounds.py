@@ -1,4 +1,4 @@
-"""Bounds that hold for every input, and quantizers that make one value of everything within them."""
+"""Bounds that hold for every input, and quantizers that round all of them to one value."""
 
 import numpy as np
 import onnx
@@ -11,9 +11,9 @@ from qdqtool.ir.qdq import read_params
 from tests.trt.builder import Graph
 
 
-def bounds_of(g: Graph, tensor: str) -> tuple[float, float] | None:
-    found = find_bounds(Model(g.model(tensor))).get(tensor)
-    return None if found is None else (found.low, found.high)
+def read_bounds(g: Graph, tensor: str) -> tuple[float, float] | None:
+    bounds = find_bounds(Model(g.model(tensor))).get(tensor)
+    return None if bounds is None else (bounds.low, bounds.high)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ def bounds_of(g: Graph, tensor: str) -> tuple[float, float] | None:
     ],
 )
 def test_bounds_of_activations(g: Graph, op: str, low: float, high: float) -> None:
-    assert bounds_of(g, g.op(op, g.input(1, 4, 8, 8), "n")) == (low, high)
+    assert read_bounds(g, g.op(op, g.input(1, 4, 8, 8), "n")) == (low, high)
 
 
 @pytest.mark.parametrize("op", ["LeakyRelu", "Conv", "Floor"])
 def test_bounds_unknown(g: Graph, op: str) -> None:
     inputs = [g.op("Sigmoid", g.input(1, 4, 8, 8), "s")]
     inputs += [g.const("w", np.ones((4, 4, 1, 1), np.float32))] * (op == "Conv")
-    assert bounds_of(g, g.op(op, inputs, "n")) is None
+    assert read_bounds(g, g.op(op, inputs, "n")) is None
 
 
 def test_bounds_pass_what_moves_values(g: Graph) -> None:
@@ -43,7 +43,9 @@ def test_bounds_pass_what_moves_values(g: Graph) -> None:
     x = g.op("Transpose", x, "t", perm=[0, 2, 3, 1])
     x = g.op("Reshape", [x, g.const("shape", np.array([1, 64, 4], np.int64))], "r")
     x = g.slice(x, "cut", 0, 8)
-    assert bounds_of(g, g.pool(g.op("Unsqueeze", [x, g.const("a", np.array([0]))], "u"), "m")) == (
+    assert read_bounds(
+        g, g.pool(g.op("Unsqueeze", [x, g.const("a", np.array([0]))], "u"), "m")
+    ) == (
         0,
         1,
     )
@@ -54,8 +56,8 @@ def test_bounds_of_cubic_resize_unknown(g: Graph) -> None:
     scales = [g.const("roi", np.zeros(0, np.float32)), g.const("f", np.float32([1, 1, 2, 2]))]
     linear = g.op("Resize", [x, *scales], "linear", mode="linear")
     cubic = g.op("Resize", [x, *scales], "cubic", mode="cubic")
-    assert bounds_of(g, linear) == (0, 1)
-    assert bounds_of(g, cubic) is None
+    assert read_bounds(g, linear) == (0, 1)
+    assert read_bounds(g, cubic) is None
 
 
 def test_bounds_of_arithmetic(g: Graph) -> None:
@@ -63,25 +65,25 @@ def test_bounds_of_arithmetic(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
     x = g.op("Mul", [x, g.const("two", np.float32(2))], "double")
     x = g.op("Sub", [x, g.const("half", np.float32(0.5))], "shift")
-    assert bounds_of(g, g.op("Mul", [x, g.const("stride", np.float32(32))], "m")) == (-16, 48)
+    assert read_bounds(g, g.op("Mul", [x, g.const("stride", np.float32(32))], "m")) == (-16, 48)
 
 
 def test_bounds_of_concat_need_all_parts(g: Graph) -> None:
     data = g.input(1, 4, 8, 8)
     scores = g.op("Sigmoid", data, "s")
-    assert bounds_of(g, g.concat([scores, g.op("Tanh", data, "t")], "both")) == (-1, 1)
-    assert bounds_of(g, g.concat([scores, g.op("Exp", g.op("Neg", data, "n"), "e")], "two")) == (
+    assert read_bounds(g, g.concat([scores, g.op("Tanh", data, "t")], "both")) == (-1, 1)
+    assert read_bounds(g, g.concat([scores, g.op("Exp", g.op("Neg", data, "n"), "e")], "two")) == (
         0,
         np.inf,
     )
-    assert bounds_of(g, g.concat([scores, data], "one")) is None
+    assert read_bounds(g, g.concat([scores, data], "one")) is None
 
 
 def test_bounds_of_a_pair(g: Graph) -> None:
-    """A DQ writes what 8 bits hold; of a bounded tensor what its ends are rounded to."""
+    """A DQ produces the range of 8 bits, or the rounded ends of a bounded tensor."""
     data = g.input(1, 4, 8, 8)
-    assert bounds_of(g, g.pair(data, "p", 0.5)) == (-64, 63.5)
-    assert bounds_of(g, g.pair(g.op("Sigmoid", data, "s"), "q", 0.75)) == (0, 0.75)
+    assert read_bounds(g, g.pair(data, "p", 0.5)) == (-64, 63.5)
+    assert read_bounds(g, g.pair(g.op("Sigmoid", data, "s"), "q", 0.75)) == (0, 0.75)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_bounds_of_a_pair(g: Graph) -> None:
 def test_constant_value_is_what_onnxruntime_computes(
     scale: float, zero: int, integer: type, value: float | None
 ) -> None:
-    """The step from which every score is 0 is 2 exactly: 0.5 rounds to even. A zero point at the end saturates."""
+    """Scores are 0 from a step of 2 on: 0.5 rounds to even. A zero point at the end saturates."""
     g = Graph()
     x = g.input(1, 1, 1, 101)
     out = g.pair(
@@ -114,13 +116,13 @@ def test_constant_value_is_what_onnxruntime_computes(
     proto = g.model(out)
     model = Model(proto)
     q = next(n for n in model.nodes if n.op == "QuantizeLinear")
-    found = find_constant_value(read_params(model, q), find_bounds(model)[q.input(0)])
+    constant = find_constant_value(read_params(model, q), find_bounds(model)[q.input(0)])
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     values = np.linspace(0, 1, 101, dtype=np.float32).reshape(1, 1, 1, 101)
     computed = np.unique(session.run(None, {"x": values})[0])
-    assert found == value
+    assert constant == value
     assert (computed.size == 1) == (value is not None)
     if value is not None:
         assert computed[0] == value

@@ -17,7 +17,7 @@ from tests.trt.builder import Graph
 
 
 def network(seed: int) -> onnx.ModelProto:
-    """Build pairs, a residual, a Concat, a Reshape to a constant shape, and two nodes of one name."""
+    """Build pairs, a residual, a Concat, a Reshape, and two nodes of one name."""
     g = Graph(seed=seed)
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
     y = g.conv(g.pair(x, "p", 0.1), "a", 8)
@@ -225,7 +225,7 @@ def test_edit_that_makes_a_second_producer_is_an_error() -> None:
 
 
 def model_with_branches() -> tuple[Model, str]:
-    """Replace the DQ of a pair by an If whose branches read the input of the Q; return that tensor as well."""
+    """Replace a DQ by an If whose branches read the input of its Q; return that tensor as well."""
     model = Model(two_pairs())
     editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
     ends = [onnx.ValueInfoProto(name="in")]

@@ -1,4 +1,4 @@
-"""Every operator of the table: importer, placement, fixes and scales agree on it, and numbers confirm its facts.
+"""Facts of every operator, which importer, placement, fixes and scales share.
 
 A new operator with further inputs or attributes needs a line in ``RECIPES``.
 """
@@ -110,7 +110,7 @@ def forms(matches: Callable[[Operator], object]) -> list[Any]:
     ]
 
 
-def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
+def build_quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
     """Build a convolution, the operator, and a pair on each of its results."""
     g = Graph(opset=OPSET)
     before = g.conv(g.input(*SHAPE), "before")
@@ -122,7 +122,7 @@ def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
     return Model(g.model(*outputs)), results
 
 
-def operators_that_a_q_passed(prediction: Prediction) -> list[str]:
+def find_passed_operators(prediction: Prediction) -> list[str]:
     return [
         e.subject
         for e in prediction.trace
@@ -143,18 +143,18 @@ def has_one_input(operator: Operator) -> bool:
     )
 
 
-# Operators that a Q passes ------------------------------------------------------------------------------------------------
+# Operators that a Q passes ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
 def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recipe: Recipe) -> None:
-    model, results = quantized(recipe)
+    model, results = build_quantized(recipe)
     node = model.node("op")
     assert operators.passage(model, node) is not None
     assert operators.commuting_inputs(model, node)
     prediction = simulate(model, TARGET)
     is_layer = any("op" in layer.nodes for layer in prediction.layers)  # an Identity is not
-    assert "op" in operators_that_a_q_passed(prediction) or not is_layer
+    assert "op" in find_passed_operators(prediction) or not is_layer
     outcome = next(c for c in prediction.convolutions if c.name == "before")
     assert str(outcome.output) == "INT8"
     (group,) = find_scale_groups(model, ["before:0", *results])
@@ -182,10 +182,10 @@ def test_fix_unifies_scales_across_operator_that_a_q_passes(
     ("operator", "recipe"), forms(lambda o: not o.passage and has_one_input(o))
 )
 def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> None:
-    model, results = quantized(recipe)
+    model, results = build_quantized(recipe)
     node = model.node("op")
     assert operators.commuting_inputs(model, node) == ()
-    assert "op" not in operators_that_a_q_passed(simulate(model, TARGET))
+    assert "op" not in find_passed_operators(simulate(model, TARGET))
     assert len(find_scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
 
@@ -235,7 +235,7 @@ def test_q_passes_operator_that_joins(g: Graph, name: str) -> None:
     assert set(group.sources) == {a, b}
 
 
-# Joins and cuts -------------------------------------------------------------------------------------------------
+# Joins and cuts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.cuts))
@@ -247,7 +247,7 @@ def test_operator_that_cuts_returns_values_of_its_input(operator: Operator, reci
         assert np.isin(part, x).all()
 
 
-# Activations ----------------------------------------------------------------------------------------------------
+# Activations --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_pointwise_operator_commutes_with_permutation(operator: Operator, recipe
     assert np.allclose(plain.reshape(-1)[order], permuted.reshape(-1), rtol=1e-6, atol=1e-7)
 
 
-# Averages -------------------------------------------------------------------------------------------------------
+# Averages -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.averages))
@@ -323,11 +323,11 @@ def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -
     assert {str(t.precision) for t in (*layer.inputs, *layer.outputs)} == {"INT8"}
 
 
-# Weights --------------------------------------------------------------------------------------------------------
+# Weights ------------------------------------------------------------------------------------------
 
 
-def weighted(operator: Operator) -> tuple[onnx.ModelProto, int]:
-    """Return a node with constant weights, four outputs of three inputs, and the rank of the weights."""
+def build_with_weights(operator: Operator) -> tuple[onnx.ModelProto, int]:
+    """Return a node with weights, four outputs of three inputs, and the rank of the weights."""
     shapes = {"Conv": (4, 3, 3, 3), "ConvTranspose": (3, 4, 2, 2), "Gemm": (3, 4), "MatMul": (3, 4)}
     shape = shapes[operator.name]
     data = (1, 3, 6, 6) if len(shape) == 4 else (2, 3)
@@ -350,7 +350,7 @@ def weighted(operator: Operator) -> tuple[onnx.ModelProto, int]:
 )
 def test_output_axis_of_weights(operator: Operator) -> None:
     # A factor for each index along the axis becomes a factor for each output channel.
-    proto, rank = weighted(operator)
+    proto, rank = build_with_weights(operator)
     model = Model(proto)
     node = model.node("n")
     axis = operators.output_axis(node, rank)
@@ -395,7 +395,7 @@ def test_weights_quantized_along_outputs_run_in_int8(
     assert (str(outcome.precision) == "INT8") is is_int8
 
 
-# The table itself -----------------------------------------------------------------------------------------------
+# The table itself ---------------------------------------------------------------------------------
 
 
 def test_cases_of_operators_state_their_evidence() -> None:

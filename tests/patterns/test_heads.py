@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.findings.lint.heads import last_convolutions
+from qdqtool.findings.lint.heads import find_last_convolutions
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import counts_up, find_dfl, find_head
@@ -20,7 +20,7 @@ FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
 
 
 def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
-    """Build a convolution of boxes before a DFL, and one of scores. Its bins are powers of 0 to 7."""
+    """Build convolutions of boxes before a DFL, and of scores. Its bins are powers of 0 to 7."""
     g = Graph()
     stem = g.op("Relu", g.conv(g.input(1, 16, 4, 4), "stem", 16), "r")
     box, score = (
@@ -83,7 +83,7 @@ def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> 
 @pytest.mark.parametrize("form", FORMS)
 def test_convolutions_before_dfl_are_the_last_ones(form: str) -> None:
     view = View(Model(detector(form)))
-    assert {n.name for n in last_convolutions(view)} == {"box", "score"}
+    assert {n.name for n in find_last_convolutions(view)} == {"box", "score"}
 
 
 @pytest.mark.parametrize(

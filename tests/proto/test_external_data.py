@@ -22,7 +22,7 @@ from tests.trt.builder import Graph
 
 
 def documented() -> onnx.ModelProto:
-    """Return a model with documentation, metadata and weights in typed fields; its first weight is large."""
+    """Return a model with documentation, metadata, typed weights and a large first weight."""
     model = conv_net()
     graph = model.graph
     large = numpy_helper.from_array(np.ones(2048, np.float32), "large")
@@ -183,7 +183,7 @@ def test_advice_may_be_a_bool_of_numpy() -> None:
 
 
 def whole() -> onnx.ModelProto:
-    """Build x -> Relu -> a; If(given) with a + w inside -> b; b * sparse -> c; and nodes that c does not need."""
+    """Build a = Relu(x), b = If(given) of a + w, c = b * sparse, and nodes without effect on c."""
     ends = [onnx.ValueInfoProto(name="in")]
     inner = helper.make_graph([helper.make_node("Add", ["a", "w"], ["in"])], "inner", [], ends)
     nodes = [

@@ -1,4 +1,4 @@
-"""Inference of types: safe for ordinary networks, harmless for models that crash onnx or exhaust memory."""
+"""Inference of types, also for models that crash onnx or exhaust memory."""
 
 import os
 import subprocess
@@ -336,7 +336,9 @@ CACHED: dict[str, tuple[list[list[int]], int, dict[str, Any]]] = {
     **{op: ([IMAGE_DIMS, [6, 1, 1]], 1, {}) for op in ("Add", "Div", "Mul", "Sub")},
     **{
         op: ([IMAGE_DIMS], 1, {})
-        for op in "Clip GlobalAveragePool HardSigmoid HardSwish LeakyRelu Relu Sigmoid Softmax Tanh".split()
+        for op in (
+            "Clip GlobalAveragePool HardSigmoid HardSwish LeakyRelu Relu Sigmoid Softmax Tanh"
+        ).split()
     },
     "AveragePool": ([IMAGE_DIMS], 1, POOLING),
     "MaxPool": ([IMAGE_DIMS], 1, POOLING),
@@ -374,13 +376,13 @@ def test_node_type_cache_agrees_with_inference_of_the_model(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "known",
+    "tensor_type",
     [(0, (2, 3)), (1, None), (1, (None, 3)), (1, (1,) * 65)],
     ids=["no-type", "no-shape", "open-dimension", "rank-65"],
 )
-def test_node_type_cache_needs_complete_types(known: Any) -> None:
+def test_node_type_cache_needs_complete_types(tensor_type: Any) -> None:
     proto = one_node("Concat", [[2, 3]], axis=1)
-    assert NodeTypeCache(proto).outputs(proto.graph.node[0], "Concat", [known]) is None
+    assert NodeTypeCache(proto).outputs(proto.graph.node[0], "Concat", [tensor_type]) is None
 
 
 def test_node_type_cache_skips_damaged_nodes_and_functions() -> None:

@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime: weights go through a file, so that memory does not hold them once more."""
+"""Sessions of onnxruntime, whose weights go through a file."""
 
 import resource
 import subprocess
@@ -21,7 +21,7 @@ from qdqtool.runtime.sessions import open_proto
 
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
-    """Build two products with 65536 weights each, of raw bytes and of typed numbers, and a small bias."""
+    """Build products with 65536 weights of raw bytes and of typed numbers, and a small bias."""
     rng = np.random.default_rng(0)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     second = rng.normal(0, 0.1, (256, 256)).astype(dtype)

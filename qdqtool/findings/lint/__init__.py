@@ -1,1 +1,1 @@
-"""What a model shows without simulation, on every target: faults of a build, heads, shapes that INT8 dislikes."""
+"""Checks of a model without simulation: build faults, scales, heads, unfavorable shapes."""

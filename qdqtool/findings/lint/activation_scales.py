@@ -1,4 +1,7 @@
-"""Whether the scales of activations fit data: what each Q clips, the bits that it uses, and outliers that it covers."""
+"""Check the scales of activations against calibration data.
+
+Measured are the values that each Q clips, the steps that it uses, and outliers that its scale covers.
+"""
 
 from __future__ import annotations
 
@@ -24,38 +27,32 @@ if TYPE_CHECKING:
     from calibration import Statistics
     from calibration.statistics import TensorStatistics
 
-_STEPS = 127.0
-# Entropy calibration, which clips on purpose, comes to a twelfth of the values and half of the power of some tensors.
-_CLIPPED = 0.1  # share of the values
-_LOST = 0.6  # share of the power
-_WASTED = 0.25  # of the steps: two bits are lost
-# What the quantizer in the middle may be off by: entropy calibration clips at half of the largest value in the median.
-_EVERYWHERE = 3.0
-_FEW = 1000  # values of a tensor that say nothing of its range: what pooling leaves of a few images
-_ALIKE = (
-    1 / 3
-)  # of the quantizers: so many with one scale share it by mistake, fewer because a Concat joins them
-_NAMED = 5
-_ONE, _MOST, _SEVERAL = (
-    1.4,
-    0.8,
-    3,
-)  # other images move ranges by so much; share and number of quantizers that agree
-_OUTLIER = 100.0  # largest value held over the typical one; docs/scales.md says what networks have
-_REACH = (
-    4.0  # standard deviations to each side, which a channel's range has on some thousand values
-)
-_ROWS = 100  # values of a channel that say what its range is
-_BY_GAINS = 25.0  # the same by gains alone, which at most 17 were that spread as trained ones do (docs/scales.md)
-_LOWER, _BELOW = (
-    1 / 6,
-    0.967,
-)  # so many of a normal distribution are so many standard deviations below its middle
-_TYPICAL = 2 / 3  # of the magnitudes stay below the typical one
+_INT8_MAX = 127.0
+# Entropy calibration clips on purpose: up to a twelfth of the values and half of the power of a tensor.
+_MAX_CLIPPED_SHARE = 0.1  # share of the values that exceed the scale's range
+_MAX_LOST_POWER = 0.6  # share of the power beyond the scale's range
+_MIN_USED_STEPS = 0.25  # share of the steps; with fewer, two bits are lost
+# Range over largest value of the median quantizer. Entropy calibration clips at half of the largest value in the median.
+_MAX_MEDIAN_FACTOR = 3.0
+_MIN_VALUES = 1000  # fewer values (global pooling of a few images) do not show a tensor's range
+# Share of the quantizers. Fewer have equal scales because a Concat joins them, more by mistake.
+_MAX_EQUAL_SCALES = 1 / 3
+_MAX_LISTED = 5
+_MAX_FACTOR_SPREAD = 1.4  # other images change ranges by this factor
+_MIN_AGREEING_SHARE = 0.8  # share of the quantizers that agree on the common factor
+_MIN_QUANTIZERS = 3
+_MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales.md has measured ratios
+_CHANNEL_DEVIATIONS = 4.0  # from the mean to each end of a channel's range, on some thousand values
+_MIN_CHANNEL_VALUES = 100  # fewer values do not show the range of a channel
+_MAX_GAIN_RATIO = 25.0  # as above from gains alone; at most 17 in trained networks (docs/scales.md)
+# A sixth of a normal distribution is at least 0.967 standard deviations below its median.
+_LOWER_QUANTILE = 1 / 6
+_LOWER_DEVIATIONS = 0.967
+_TYPICAL_QUANTILE = 2 / 3  # share of the magnitudes that are below the typical one
 
 
-def quantized(view: View) -> list[Node]:
-    """The Qs to look at: INT8, one known scale for the whole tensor."""
+def find_int8_quantizers(view: View) -> list[Node]:
+    """Return the activation Qs to INT8 with one known scale for the whole tensor."""
     scales = (
         (q, params.scale)
         for q in view.activation_qs
@@ -67,70 +64,93 @@ def quantized(view: View) -> list[Node]:
 
 
 def run(view: View, report: FindingReport, statistics: Statistics) -> None:
-    """Adds one finding for the network where scales do not fit, and one where they cover outliers.
+    """Report scales that do not fit and scales that cover outliers, one finding each.
 
-    The statistics are of the tensors in front of the Qs.
+    Args:
+        view: The Q/DQ model.
+        report: Receives the findings.
+        statistics: Statistics of the inputs of the Qs.
     """
-    fits, found = [], []
-    for q in quantized(view):
-        seen = statistics.get(q.input(0))
+    fits, candidates = [], []
+    for q in find_int8_quantizers(view):
+        tensor_statistics = statistics.get(q.input(0))
         scale = view.params(q).scale
-        if seen is not None and seen.count >= _FEW and seen.absmax > 0 and scale is not None:
-            fits.append(_fit(q.name, seen, float(scale[0])))
-            found.append((q.name, q.input(0), float(scale[0]), [seen]))
-    outliers(report, view.model, found, statistics.images)
-    by_gains(view, report, {name for name, *_ in found})
-    bad = _bad(fits)
-    if bad:
-        bad.sort(
-            key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True
+        if (
+            tensor_statistics is not None
+            and tensor_statistics.count >= _MIN_VALUES
+            and tensor_statistics.absmax > 0
+            and scale is not None
+        ):
+            fits.append(_measure_fit(q.name, tensor_statistics, float(scale[0])))
+            candidates.append((q.name, q.input(0), float(scale[0]), [tensor_statistics]))
+    check_outliers(report, view.model, candidates, statistics.images)
+    check_gains(view, report, {name for name, *_ in candidates})
+    misfits = _find_misfits(fits)
+    if misfits:
+        misfits.sort(
+            key=lambda f: max(
+                f.clipped / _MAX_CLIPPED_SHARE, f.lost / _MAX_LOST_POWER, _MIN_USED_STEPS / f.used
+            ),
+            reverse=True,
         )
         report.add(
             ActivationScales(
                 CHECK,
-                bad[0].quantizer,
-                tuple(bad[:_NAMED]),
-                len(bad),
+                misfits[0].quantizer,
+                tuple(misfits[:_MAX_LISTED]),
+                len(misfits),
                 len(fits),
                 statistics.images,
-                one_factor(fits),
+                find_common_factor(fits),
             )
         )
 
 
-def by_gains(view: View, report: FindingReport, judged: Collection[str] = ()) -> None:
-    """Adds the same finding as :func:`outliers` where a model without data tells it: behind normalizations.
+def check_gains(view: View, report: FindingReport, judged: Collection[str] = ()) -> None:
+    """Report scales after normalizations that cover outliers according to their gains, without data.
 
-    What these give has a mean square of 1 over the channels before the gains, so that a typical value of a channel is
-    its gain, or less. Compared with is the largest gain that so many would have by chance, if all of them were
-    distributed (lognormal) as those below the middle are. Of what was smoothed the gains say nothing: the weights make
-    up for them. ``judged`` are Qs that data tell of.
+    The output of a normalization has a mean square of 1 over the channels before the gains, so a
+    typical value of a channel is at most its gain. The scale is compared with the largest gain that
+    as many channels have by chance if all gains are distributed (lognormal) like those below the
+    median. The gains of smoothed tensors do not count, because the weights compensate them.
+
+    Args:
+        view: The Q/DQ model.
+        report: Receives the finding of :func:`check_outliers`.
+        judged: Names of Qs that were judged by data.
     """
-    gains, apart = last_axis_gains(view.model), read_smoothed_tensors(view.model)
+    gains, smoothed = last_axis_gains(view.model), read_smoothed_tensors(view.model)
     spreads = []
-    for q in quantized(view) if gains else ():
+    for q in find_int8_quantizers(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
-        if q.name in judged or tensor in apart:
+        if q.name in judged or tensor in smoothed:
             continue
         gain = view.model.constant(
-            skip_identities(view.model, gains.get(_normalized(view.model, tensor, gains), ""))
+            skip_identities(
+                view.model, gains.get(_find_normalization_output(view.model, tensor, gains), "")
+            )
         )
         sizes = np.abs(np.zeros(0) if gain is None else gain.astype(np.float64))
         if scale is not None and sizes.any() and np.isfinite(sizes).all():
-            lower, middle = np.quantile(sizes[sizes > 0.0], [_LOWER, 0.5])
-            above = math.log(middle / lower) / _BELOW * math.sqrt(2.0 * math.log(sizes.size))
+            lower, median = np.quantile(sizes[sizes > 0.0], [_LOWER_QUANTILE, 0.5])
+            above = (
+                math.log(median / lower) / _LOWER_DEVIATIONS * math.sqrt(2.0 * math.log(sizes.size))
+            )
             spreads.append(
                 (
                     q.name,
                     float(scale[0]),
-                    _STEPS * float(scale[0]) / float(middle) * math.exp(-above),
+                    _INT8_MAX * float(scale[0]) / float(median) * math.exp(-above),
                 )
             )
-    _covering(report, view.model, spreads, 0)
+    _report_outliers(report, view.model, spreads, 0)
 
 
-def _normalized(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """What a normalization over the last axis made, of which a tensor was only moved or rounded; empty for another."""
+def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
+    """Return the output of the last-axis normalization that a tensor is a moved or rounded copy of.
+
+    Empty if the tensor has another origin.
+    """
     while tensor not in gains:
         node, above = model.producer(tensor), last_axis_sources(model, tensor)
         if node is not None and (is_qdq(node) or node.op == "Cast"):
@@ -141,42 +161,55 @@ def _normalized(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
     return tensor
 
 
-def outliers(
+def check_outliers(
     report: FindingReport,
     model: Model,
-    found: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]],
+    candidates: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]],
     samples: int,
 ) -> None:
-    """Adds one finding for the network where scales cover outliers, seen on so many samples.
+    """Report scales that cover outliers, one finding for the network.
 
-    ``found`` are a Q, what it quantizes, its scale, and the statistics of that or of all that it is made of; of these
-    the one that the scale fits best counts.
+    Args:
+        report: Receives the finding.
+        model: The Q/DQ model.
+        candidates: Name of a Q, its input, its scale, and the statistics of that input or of all
+            tensors joined in it. The tensor that the scale fits best counts.
+        samples: Number of samples that the statistics cover.
     """
-    gains, apart = last_axis_gains(model), read_smoothed_tensors(model)
+    gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
     spreads = []
-    for name, tensor, scale, parts in found:
-        seen = [s for s in parts if s.count >= _FEW and s.absmax > 0.0]
-        if seen and not is_attention_probability(model, tensor, quantized=True):
-            by_channel = tensor not in apart and bool(_normalized(model, tensor, gains))
-            spreads.append((name, scale, min(_spread(s, scale, by_channel) for s in seen)))
-    _covering(report, model, spreads, samples)
+    for name, tensor, scale, parts in candidates:
+        known_parts = [s for s in parts if s.count >= _MIN_VALUES and s.absmax > 0.0]
+        if known_parts and not is_attention_probability(model, tensor, quantized=True):
+            by_channel = tensor not in smoothed and bool(
+                _find_normalization_output(model, tensor, gains)
+            )
+            spreads.append(
+                (
+                    name,
+                    scale,
+                    min(_measure_outlier_ratio(s, scale, by_channel) for s in known_parts),
+                )
+            )
+    _report_outliers(report, model, spreads, samples)
 
 
-def _covering(
+def _report_outliers(
     report: FindingReport, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int
 ) -> None:
-    """Adds the finding for Qs, with their scales and how many times the typical value these hold."""
-    bad = sorted(
-        (s for s in spreads if s[2] > (_OUTLIER if samples else _BY_GAINS)), key=lambda s: -s[2]
+    """Report Qs, given as name, scale, and largest over typical value, whose ratio is too large."""
+    misfits = sorted(
+        (s for s in spreads if s[2] > (_MAX_OUTLIER_RATIO if samples else _MAX_GAIN_RATIO)),
+        key=lambda s: -s[2],
     )
-    if bad:
-        linear = any(_read_by_product(model, name) for name, *_ in bad)
+    if misfits:
+        linear = any(_feeds_matrix_product(model, name) for name, *_ in misfits)
         report.add(
             OutlierScales(
                 CHECK,
-                bad[0][0],
-                tuple(bad[:_NAMED]),
-                len(bad),
+                misfits[0][0],
+                tuple(misfits[:_MAX_LISTED]),
+                len(misfits),
                 len(spreads),
                 samples,
                 linear and SMOOTHED not in model.metadata,
@@ -184,73 +217,91 @@ def _covering(
         )
 
 
-def _read_by_product(model: Model, quantizer: str) -> bool:
-    """Whether a matrix product reads what a Q quantizes."""
+def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
+    """Whether a matrix product consumes the tensor that a Q quantizes."""
     dqs = model.consumers(model.node(quantizer).output)
     return any(
-        operator_of(reader).kind == LayerKind.MATRIX_MULTIPLY
+        operator_of(consumer).kind == LayerKind.MATRIX_MULTIPLY
         for dq in dqs
-        for reader in model.consumers(dq.output)
+        for consumer in model.consumers(dq.output)
     )
 
 
-def _spread(seen: TensorStatistics, scale: float, by_channel: bool) -> float:
-    """The largest magnitude that a scale holds and the tensor has, over the typical one.
+def _measure_outlier_ratio(
+    tensor_statistics: TensorStatistics, scale: float, by_channel: bool
+) -> float:
+    """Return the largest magnitude that occurs and is representable, over the typical magnitude.
 
-    Typical is what two thirds of the magnitudes above zero stay below, so that outliers may be up to a third of them.
-    By channel it is at most a quarter of half the range of the channel in the middle: outliers of one sign behind a
-    LayerNormalization move the other channels away from zero, and leave them no range. Elsewhere, and behind one that
-    was smoothed, channels that stay away from zero do no harm.
+    Two thirds of the magnitudes above zero are below the typical one, so up to a third may be
+    outliers. By channel, it is at most a quarter of half the range of the median channel: outliers
+    of one sign after a LayerNormalization move the other channels away from zero and leave them a
+    small range. Elsewhere, and after a smoothed one, channels away from zero do no harm.
     """
-    held = min(seen.absmax, _STEPS * scale)
-    histogram = seen.histogram
-    middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2
+    held = min(tensor_statistics.absmax, _INT8_MAX * scale)
+    histogram = tensor_statistics.histogram
+    centers = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     below = np.cumsum(np.where(histogram.edges[:-1] > 0.0, histogram.counts, 0.0))
     if not below[-1]:
         return 1.0
-    typical = float(middles[np.searchsorted(below, _TYPICAL * below[-1])])
-    if by_channel and seen.channels is not None:
-        ranges = seen.channels[1] - seen.channels[0]
-        if ranges.any() and seen.count >= _ROWS * ranges.size:
-            typical = min(typical, float(np.median(ranges[ranges > 0.0])) / 2 / _REACH)
+    typical = float(centers[np.searchsorted(below, _TYPICAL_QUANTILE * below[-1])])
+    if by_channel and tensor_statistics.channels is not None:
+        ranges = tensor_statistics.channels[1] - tensor_statistics.channels[0]
+        if ranges.any() and tensor_statistics.count >= _MIN_CHANNEL_VALUES * ranges.size:
+            typical = min(typical, float(np.median(ranges[ranges > 0.0])) / 2 / _CHANNEL_DEVIATIONS)
     return held / typical
 
 
-def _bad(fits: list[ActivationFit]) -> list[ActivationFit]:
-    """Those that do not fit; what shares a scale, as the members of a Concat do, may use it together."""
-    together: dict[float, list[float]] = defaultdict(list)
+def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
+    """Return the quantizers whose scale does not fit.
+
+    Quantizers with equal scales, such as the inputs of a Concat, may use the steps together.
+    """
+    shares_by_scale: dict[float, list[float]] = defaultdict(list)
     for fit in fits:
-        together[fit.scale].append(fit.used)
-    used = {s: max(u) if len(u) <= max(2, _ALIKE * len(fits)) else 0.0 for s, u in together.items()}
-    bad = [
+        shares_by_scale[fit.scale].append(fit.used)
+    used = {
+        scale: max(shares) if len(shares) <= max(2, _MAX_EQUAL_SCALES * len(fits)) else 0.0
+        for scale, shares in shares_by_scale.items()
+    }
+    misfits = [
         f
         for f in fits
-        if f.clipped > _CLIPPED or f.lost > _LOST or max(f.used, used[f.scale]) < _WASTED
+        if f.clipped > _MAX_CLIPPED_SHARE
+        or f.lost > _MAX_LOST_POWER
+        or max(f.used, used[f.scale]) < _MIN_USED_STEPS
     ]
-    middle = float(np.median([f.used for f in fits])) if fits else 1.0
-    if 1 / _EVERYWHERE <= middle <= _EVERYWHERE:
-        return bad
+    median = float(np.median([f.used for f in fits])) if fits else 1.0
+    if 1 / _MAX_MEDIAN_FACTOR <= median <= _MAX_MEDIAN_FACTOR:
+        return misfits
     return [
         f
         for f in fits
-        if f in bad or (f.used > _EVERYWHERE if middle > 1 else f.used < 1 / _EVERYWHERE)
+        if f in misfits
+        or (f.used > _MAX_MEDIAN_FACTOR if median > 1 else f.used < 1 / _MAX_MEDIAN_FACTOR)
     ]
 
 
-def one_factor(fits: list[ActivationFit]) -> float:
-    """How far all of them are off in the median, if that is one factor; 0 if not."""
-    middle = float(np.median([f.used for f in fits]))
-    alike = sum(1 / _ONE <= f.used / middle <= _ONE for f in fits)
-    off = not 1 / _ONE <= middle <= _ONE
-    return middle if off and len(fits) >= _SEVERAL and alike >= _MOST * len(fits) else 0.0
+def find_common_factor(fits: list[ActivationFit]) -> float:
+    """Return the median ratio of used steps if nearly all quantizers share it and it is not 1, else 0."""
+    median = float(np.median([f.used for f in fits]))
+    alike = sum(1 / _MAX_FACTOR_SPREAD <= f.used / median <= _MAX_FACTOR_SPREAD for f in fits)
+    off = not 1 / _MAX_FACTOR_SPREAD <= median <= _MAX_FACTOR_SPREAD
+    return (
+        median
+        if off and len(fits) >= _MIN_QUANTIZERS and alike >= _MIN_AGREEING_SHARE * len(fits)
+        else 0.0
+    )
 
 
-def _fit(name: str, seen: TensorStatistics, scale: float) -> ActivationFit:
-    """Shares clipped and lost by the histogram, whose bins are finer than a step; share of the steps that are used."""
-    histogram = seen.histogram
-    held = (_STEPS + 0.5) * scale
-    middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2
-    clipped = float(np.sum(histogram.counts[middles > held])) / seen.count
-    beyond = np.clip(middles - held, 0, None)
-    lost = float(np.sum(histogram.counts * beyond**2) / np.sum(histogram.counts * middles**2))
-    return ActivationFit(name, scale, clipped, lost, seen.absmax / (_STEPS * scale))
+def _measure_fit(name: str, tensor_statistics: TensorStatistics, scale: float) -> ActivationFit:
+    """Measure the shares of clipped values, lost power and used steps.
+
+    The bins of the histogram are finer than a step.
+    """
+    histogram = tensor_statistics.histogram
+    held = (_INT8_MAX + 0.5) * scale
+    centers = (histogram.edges[:-1] + histogram.edges[1:]) / 2
+    clipped = float(np.sum(histogram.counts[centers > held])) / tensor_statistics.count
+    beyond = np.clip(centers - held, 0, None)
+    lost = float(np.sum(histogram.counts * beyond**2) / np.sum(histogram.counts * centers**2))
+    return ActivationFit(name, scale, clipped, lost, tensor_statistics.absmax / (_INT8_MAX * scale))

@@ -1,4 +1,4 @@
-"""Everything that the model alone shows: what fails a build or changes its result, and shapes that INT8 dislikes."""
+"""Run all checks of a model that need no simulation."""
 
 from collections.abc import Iterable
 
@@ -21,9 +21,13 @@ from qdqtool.types import ConvOutcome
 
 
 def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) -> None:
-    """Adds the findings of every check; what the layer of each convolution took in its outcome says.
+    """Add the findings of every check.
 
-    What TensorRT-RTX does with a model its own simulation says, so that the checks say nothing of that there.
+    Args:
+        view: The model.
+        report: Receives the findings. For TensorRT-RTX, codes that its own simulation reports are
+            ignored.
+        convolutions: Simulated outcomes, with the nodes fused into each convolution.
     """
     report.ignored_codes = CODES if target_named(report.target).is_rtx else frozenset()
     operators.run(view, report)
@@ -31,11 +35,11 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
     weights.run(view, report)
     weight_scales.run(view, report)
     weight_granularity.run(view, report)
-    activation_scales.by_gains(view, report)
+    activation_scales.check_gains(view, report)
     heads.run(view, report)
     dead_scales.run(view, report)
-    operators.shapes(view, report, {c.name: c for c in convolutions})
-    floats.float_types(view, report)
-    floats.half(view, report)
-    heads.streams(view, report)
+    operators.check_shapes(view, report, {c.name: c for c in convolutions})
+    floats.check_float_types(view, report)
+    floats.check_half(view, report)
+    heads.check_residual_streams(view, report)
     report.ignored_codes = frozenset()

@@ -1,4 +1,4 @@
-"""Operators that a target does not take or quantize, and shapes of convolutions that INT8 kernels dislike."""
+"""Check operators: unsupported or unquantized ones, and convolutions unfavorable for INT8."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +20,14 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
-_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
-_TYPES_IN_NAMES = (
-    "FP8",
-    "FP4",
-    "INT4",
-)  # of quantizers that are operators of their own (ModelOpt's, domain trt)
+_MIN_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
+# Types in the names of quantizers that are operators of their own (ModelOpt, domain trt)
+_TYPES_IN_NAMES = ("FP8", "FP4", "INT4")
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Adds findings about operators."""
-    outside: dict[str, list[Node]] = defaultdict(list)
+    """Add findings about operators."""
+    other_types: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
     plain: dict[tuple[str, str], bool] = {}
     quantized = view.fully_quantized_nodes
@@ -40,139 +37,164 @@ def run(view: View, report: FindingReport) -> None:
             plain[kind] = _is_plain(node)
         if plain[kind]:
             if node.index in quantized and operator_of(node).kind in CONVOLVE:
-                _convolution(view, report, node)
-            continue
-        if qdq.is_qdq(node):
-            if (precision := view.params(node).precision) in _OTHER_TYPES:
-                outside[precision].append(node)
-        elif (integers := fault_checks.integer_operator(CHECK, node)) is not None:
-            report.add(integers)
-        elif named := _other_type(node):
-            outside[named].append(node)
-        elif operator_of(node).name == "" and (
-            node.domain not in DOMAINS or not onnx.defs.has(node.op)
-        ):
+                _check_convolution(view, report, node)
+        elif precision := _find_other_type(view, node):
+            other_types[precision].append(node)
+        elif _is_unknown(node):
             unknown[node.op].append(node)
-        elif _normalizes(node) and qdq.find_pair(view.model, node.input(0)) is not None:
-            report.add(
-                faults.FloatNormalization(CHECK, node.name, node.op),
-                values=view.element_count(node.input(0)),
-            )
-        elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
-            _einsum(view, report, node)
-    if outside:
-        nodes = [n for same in outside.values() for n in same]
-        kinds = tuple((kind, len(same)) for kind, same in outside.items())
-        report.add(
-            faults.OtherTypes(CHECK, nodes[0].name, kinds),
-            "",
-            [c for n in nodes for c in view.consuming_convolutions(n)],
-        )
+        else:
+            _check_operator(view, report, node)
+    if other_types:
+        _report_other_types(view, report, other_types)
     for op, nodes in unknown.items():
         report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
-    if not outside and not qdq.is_quantized(view.model):
+    if not other_types and not qdq.is_quantized(view.model):
         floats = [n for n in view.nodes_with_weights if view.weights(n).folded]
         if floats and not any(fault_checks.computes_integers(n) for n in view.model.nodes):
             report.add(faults.NothingQuantized(CHECK, "", len(floats)))
 
 
-def _is_plain(node: Node) -> bool:
-    """Whether nothing is asked of the nodes of an operator, whatever they read, but the form of a convolution."""
+def _report_other_types(
+    view: View, report: FindingReport, quantizers: Mapping[str, Sequence[Node]]
+) -> None:
+    """Report quantizers to types other than INT8, given by type."""
+    nodes = [n for group in quantizers.values() for n in group]
+    kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
+    convolutions = [c for n in nodes for c in view.consuming_convolutions(n)]
+    report.add(faults.OtherTypes(CHECK, nodes[0].name, kinds), "", convolutions)
+
+
+def _check_operator(view: View, report: FindingReport, node: Node) -> None:
+    if qdq.is_qdq(node):
+        return
+    integers = fault_checks.integer_operator(CHECK, node)
+    if integers is not None:
+        report.add(integers)
+    elif _is_normalization(node) and qdq.find_pair(view.model, node.input(0)) is not None:
+        values = view.element_count(node.input(0))
+        report.add(faults.FloatNormalization(CHECK, node.name, node.op), values=values)
+    elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
+        _check_einsum(view, report, node)
+
+
+def _is_unknown(node: Node) -> bool:
     return (
-        operator_of(node).name != ""
-        and node.op not in (qdq.Q, qdq.DQ, "Einsum")
-        and not (fault_checks.computes_integers(node) or _normalizes(node))
+        operator_of(node).name == ""
+        and not (qdq.is_qdq(node) or fault_checks.computes_integers(node))
+        and (node.domain not in DOMAINS or not onnx.defs.has(node.op))
     )
 
 
-def _einsum(view: View, report: FindingReport, node: Node) -> None:
-    """A product that would be INT8 as a MatMul: behind a DQ, or of weights in a model with Q/DQ."""
-    read = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
+def _is_plain(node: Node) -> bool:
+    """Whether nodes of an operator need no check except the form of a convolution."""
+    return (
+        operator_of(node).name != ""
+        and node.op not in (qdq.Q, qdq.DQ, "Einsum")
+        and not (fault_checks.computes_integers(node) or _is_normalization(node))
+    )
+
+
+def _check_einsum(view: View, report: FindingReport, node: Node) -> None:
+    """Report an Einsum that would be INT8 as a MatMul: after a DQ, or of weights."""
+    quantized = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
-    if any(read) or (weights and qdq.is_quantized(view.model)):
+    if any(quantized) or (weights and qdq.is_quantized(view.model)):
         report.add(
-            faults.FloatEinsum(CHECK, node.name, str(node.attributes["equation"]), all(read))
+            faults.FloatEinsum(CHECK, node.name, str(node.attributes["equation"]), all(quantized))
         )
 
 
-def _normalizes(node: Node) -> bool:
-    named = node.op.endswith("Normalization") and node.op != "BatchNormalization"
-    return named or operator_of(node).kind == LayerKind.SOFTMAX
+def _is_normalization(node: Node) -> bool:
+    is_normalization = node.op.endswith("Normalization") and node.op != "BatchNormalization"
+    return is_normalization or operator_of(node).kind == LayerKind.SOFTMAX
 
 
-def _other_type(node: Node) -> str:
-    """``FP8`` for a quantizer of that type that is an operator of its own, ``""`` for everything else."""
+def _find_other_type(view: View, node: Node) -> str:
+    """Return the type of a quantizer if it is not INT8, such as ``FP8``, and an empty string otherwise."""
+    if qdq.is_qdq(node):
+        precision = view.params(node).precision
+        return precision if precision in _OTHER_TYPES else ""
     if node.op.endswith(("QuantizeLinear", "DequantizeLinear")):
         return next((t for t in _TYPES_IN_NAMES if t in node.op.upper()), "")
     return ""
 
 
-def _convolution(view: View, report: FindingReport, conv: Node) -> None:
-    """Quantized convolutions of forms that users' builds did not take, or left float."""
-    shape, stated, concerned = (
-        view.weight_shape(conv),
-        conv.attributes.get("kernel_shape"),
-        [conv.name],
-    )
+def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
+    """Report forms of quantized convolutions that fail in builds or run in float."""
+    shape, attribute = view.weight_shape(conv), conv.attributes.get("kernel_shape")
     kernel = (
         tuple(shape[2:])
         if shape is not None
-        else tuple(stated)
-        if isinstance(stated, (list, tuple))
+        else tuple(attribute)
+        if isinstance(attribute, (list, tuple))
         else ()
     )
     if operator_of(conv).kind == LayerKind.DECONVOLUTION:
-        if (found := fault_checks.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
-            report.add(found, convolutions=concerned)
+        if (fault := fault_checks.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
+            report.add(fault, convolutions=[conv.name])
         return
     if len(kernel) == 3:
-        report.add(faults.Convolution3D(CHECK, conv.name), convolutions=concerned)
-    if (large := large_kernel(CHECK, conv, kernel)) is not None:
-        report.add(large, convolutions=concerned)
+        report.add(faults.Convolution3D(CHECK, conv.name), convolutions=[conv.name])
+    if (large := find_large_kernel(CHECK, conv, kernel)) is not None:
+        report.add(large, convolutions=[conv.name])
 
 
 # Forms that placement leaves float where builds failed on them --------------------------------------------------------
 
 
-def large_kernel(looked: str, conv: Node, kernel: Sequence[int]) -> faults.LargeKernel | None:
-    """A patch embedding; ``kernel`` is its extent, ``looked`` says who asks."""
+def find_large_kernel(
+    pass_name: str, conv: Node, kernel: Sequence[int]
+) -> faults.LargeKernel | None:
+    """Return the fault of a patch embedding by its kernel shape, recorded by a pass."""
     return (
-        faults.LargeKernel(looked, conv.name, tuple(kernel))
-        if min(kernel, default=0) >= _LARGE_KERNEL
+        faults.LargeKernel(pass_name, conv.name, tuple(kernel))
+        if min(kernel, default=0) >= _MIN_LARGE_KERNEL
         else None
     )
 
 
-def depthwise(
-    looked: str, conv: Node, activation: str, readers: Sequence[Node], last: bool = False
+def find_depthwise_faults(
+    pass_name: str, conv: Node, activation: str, consumers: Sequence[Node], last: bool = False
 ) -> Iterator[faults.DepthwiseSilu | faults.DepthwiseAdd]:
-    """Forms of a depthwise convolution; ``activation`` is what its layer took in, ``readers`` those in front of it."""
+    """Yield faults of a depthwise convolution.
+
+    Args:
+        pass_name: Pass that records the faults.
+        conv: The convolution.
+        activation: Activation fused into its layer.
+        consumers: Consumers of its output before that activation.
+        last: Whether no layer with weights follows.
+    """
     if activation == SILU:
-        yield faults.DepthwiseSilu(looked, conv.name, last)
-    if {n.op for n in readers} == {"Add"}:
-        yield faults.DepthwiseAdd(looked, conv.name, readers[0].name)
+        yield faults.DepthwiseSilu(pass_name, conv.name, last)
+    if {n.op for n in consumers} == {"Add"}:
+        yield faults.DepthwiseAdd(pass_name, conv.name, consumers[0].name)
 
 
 # Shapes of convolutions -----------------------------------------------------------------------------------------------
 
 
-def shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
-    """Adds findings about shapes of quantized convolutions that INT8 kernels dislike."""
+def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:
+    """Add findings about shapes of quantized convolutions that are slow or fail in INT8."""
     for conv in view.nodes_with_weights:
         if conv.index in view.fully_quantized_nodes and conv.op in CONVOLUTIONS:
-            _shape(view, report, conv, outcomes.get(conv.name))
+            _check_shape(view, report, conv, outcomes.get(conv.name))
 
 
-def _shape(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome | None) -> None:
-    known = view.channels(conv)
-    if known is None:
+def _check_shape(
+    view: View, report: FindingReport, conv: Node, outcome: ConvOutcome | None
+) -> None:
+    channels = view.channels(conv)
+    if channels is None:
         return
-    inputs, outputs, groups = known
+    inputs, outputs, groups = channels
     if groups > 1 and groups == inputs and outcome is not None:
-        readers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
-        # builds were seen to fail on the SiLU alone, not on other gates
-        seen = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
-        for form in depthwise(CHECK, conv, outcome.activation if seen else "", readers, last):
+        consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
+        # Builds failed on SiLU only, not on other gates.
+        has_sigmoid = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
+        for form in find_depthwise_faults(
+            CHECK, conv, outcome.activation if has_sigmoid else "", consumers, last
+        ):
             report.add(form, convolutions=[conv.name])
     elif 1 < groups != inputs:
         report.add(
@@ -183,15 +205,15 @@ def _shape(view: View, report: FindingReport, conv: Node, outcome: ConvOutcome |
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
     if small or odd:
-        found = faults.ChannelNumbers(CHECK, conv.name, inputs, outputs, odd, small)
-        report.add(found, convolutions=[conv.name])
+        fault = faults.ChannelNumbers(CHECK, conv.name, inputs, outputs, odd, small)
+        report.add(fault, convolutions=[conv.name])
 
 
 def _reads_network_input(view: View, conv: Node) -> bool:
-    found = qdq.find_pair(view.model, conv.input(0))
-    if found is None:
+    pair = qdq.find_pair(view.model, conv.input(0))
+    if pair is None:
         return False
-    tensor = (found[1] or found[0]).input(0)
+    tensor = (pair[1] or pair[0]).input(0)
     cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
     return (
         cast.input(0) if cast is not None and cast.op == "Cast" else tensor

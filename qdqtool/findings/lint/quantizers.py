@@ -1,4 +1,4 @@
-"""Static checks of every QuantizeLinear and DequantizeLinear: types, scales, zero points, axes, opset."""
+"""Check types, scales, zero points and axes of every QuantizeLinear and DequantizeLinear."""
 
 import math
 from collections.abc import Iterator
@@ -16,23 +16,23 @@ from qdqtool.trt import fault_checks
 from qdqtool.trt.targets import target_named
 from qdqtool.types import BYTES, Precision, Refusal
 
-_KNOWN = (*BYTES, Precision.INT4, Precision.FP8)
+_SUPPORTED = (*BYTES, Precision.INT4, Precision.FP8)
 _E5M2 = onnx.TensorProto.FLOAT8E5M2
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Adds the findings about quantizers."""
+    """Add the findings about quantizers."""
     clean: set[tuple[str, ...] | None] = set()
     for node in view.quantizers:
         if qdq.is_dq(node) and (
-            _repeats(view, node)
+            _repeats_its_quantizer(view, node)
             or (view.is_weight(node) and view.model.elem_type(node.input(0)) == _INT32)
         ):
             continue  # a bias is judged with its convolution, the others with their Q
         params = view.params(node)
-        # Of Qs with one scale and zero point, and without attributes, nothing is judged but these.
+        # Of a Q per tensor without attributes, only scale and zero point are judged.
         shared = (
             node.inputs[1:]
             if qdq.is_q(node)
@@ -42,50 +42,47 @@ def run(view: View, report: FindingReport) -> None:
         )
         if shared in clean:
             continue
-        faulty = False
-        for found in filter(
-            None,
-            (
-                *_zero_point(view, node, params),
-                *_scale(view, report.target, node, params),
-                *_axis(view, node, params),
-            ),
-        ):
-            faulty = True
-            report.add(found, convolutions=view.consuming_convolutions(node))
-        if shared is not None and not faulty:
+        faults_of_node = [
+            *_find_zero_point_faults(view, node, params),
+            *_find_scale_faults(view, report.target, node, params),
+            *_find_axis_faults(view, node, params),
+        ]
+        for fault in filter(None, faults_of_node):
+            report.add(fault, convolutions=view.consuming_convolutions(node))
+        if shared is not None and not any(faults_of_node):
             clean.add(shared)
 
 
-def _repeats(view: View, node: Node) -> bool:
-    """Whether a DQ only says again what its Q says."""
+def _repeats_its_quantizer(view: View, node: Node) -> bool:
+    """Whether a DQ has the parameters of the Q before it."""
     q = view.model.producer(node.input(0))
     if q is None or not qdq.is_q(q):
         return False
     if q.inputs[1:] == node.inputs[1:]:
         return True
     first, params = view.params(q), view.params(node)
-    alike = (
-        first.has_zero_point == params.has_zero_point and first.scale_shape == params.scale_shape
+    return (
+        first.has_zero_point == params.has_zero_point
+        and first.scale_shape == params.scale_shape
+        and first.same_as(params) is True
     )
-    return alike and first.same_as(params) is True
 
 
-def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+def _find_zero_point_faults(
+    view: View, node: Node, params: QuantParams
+) -> Iterator[Refusal | None]:
     name = node.name
     kind = view.model.elem_type(node.input(2 if params.has_zero_point else 0))
-    known = params.precision in _KNOWN or (
+    supported = params.precision in _SUPPORTED or (
         params.precision == Precision.UNKNOWN and not params.has_zero_point
     )
-    if not known or (params.has_zero_point and kind == _E5M2):
-        named = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
-        yield faults.TypeUnknown(CHECK, name, named)
+    if not supported or (params.has_zero_point and kind == _E5M2):
+        type_name = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
+        yield faults.TypeUnknown(CHECK, name, type_name)
         return
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
-    maker = view.model.producer(node.input(0))
-    reads_q = maker is not None and qdq.is_q(
-        maker
-    )  # a DQ without zero point takes the type of what it reads
+    # A DQ without zero point has the type of its input.
+    reads_q = qdq.is_q(view.model.producer(node.input(0)))
     nonzero = fault_checks.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
     if nonzero is not None:
         yield nonzero
@@ -97,11 +94,17 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal
         yield fault_checks.zero_point_count(CHECK, name, math.prod(params.scale_shape), values.size)
 
 
-def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+def _find_scale_faults(
+    view: View, target: str, node: Node, params: QuantParams
+) -> Iterator[Refusal | None]:
     name = node.name
-    made = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
+    computed_inputs = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
     computed = fault_checks.scale_computed(
-        CHECK, name, name, bool(made), node.input(1) if node.input(1) in made else ""
+        CHECK,
+        name,
+        name,
+        bool(computed_inputs),
+        node.input(1) if node.input(1) in computed_inputs else "",
     )
     if computed is not None:
         yield computed
@@ -110,11 +113,11 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
         yield faults.ScaleHalf(CHECK, name, params.summary)
     yield fault_checks.scale_not_positive(CHECK, name, params.scales)
     shape = params.scale_shape or ()
-    taken = math.prod(shape) == 1 and target_named(target).blocked_scales
-    yield fault_checks.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, taken)
+    accepted = math.prod(shape) == 1 and target_named(target).blocked_scales
+    yield fault_checks.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, accepted)
 
 
-def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+def _find_axis_faults(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
     if not params.is_per_channel or (
         params.scale_shape is not None and len(params.scale_shape) > 1
     ):

@@ -1,7 +1,7 @@
-"""Weights with one scale for all output channels, and what that costs the channels with a small range.
+"""Check weights with one scale for all output channels, which costs channels of a small range bits.
 
-A channel whose largest weight is a quarter of the tensor's loses two bits. Quantizers that give each output channel a
-scale of its own lose none, at no cost in time.
+A channel whose largest weight is a quarter of the tensor's loses two bits. A scale for each output
+channel loses none and takes no more time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from qdqtool.types import Precision
 from qdqtool.util.records import record
 
 MAX_VALUES = 64_000_000  # weights read in a network
-MAX_LAYER = 8_000_000  # weights read of one layer
-TWO_BITS = 0.25  # of the tensor's range: a channel with so little has a quarter of the steps
-MANY = 0.25  # share of a layer's channels that lose two bits, from which the layer counts as lossy
-MIN_SPREAD = (
-    1.05  # widest over narrowest channel, below which a scale for each channel changes nothing
-)
-MAX_COMPARED = 100_000  # weights of a layer that are compared with multiples of the scale
-_ON_GRID = 1e-3  # of a step
+MAX_LAYER_VALUES = 8_000_000  # weights read of one layer
+MAX_LOSSY_RANGE = 0.25  # share of the tensor's range; a channel with less loses two bits
+MIN_LOSSY_SHARE = 0.25  # share of the channels that lose two bits in a lossy layer
+MIN_SPREAD = 1.05  # widest over narrowest channel; below, a scale for each channel has no effect
+MAX_COMPARED = 100_000  # weights of a layer compared with multiples of the scale
+_MAX_STEP_ERROR = 1e-3  # in steps
 
 
 @record
-class Granularity:
-    """The channels of weights with one scale.
+class ChannelRanges:
+    """Ranges of the channels of weights with one scale.
 
     Attributes:
         node: The layer.
@@ -51,57 +49,57 @@ class Granularity:
         return float(1 / self.ratios.min())
 
     @property
-    def lost(self) -> float:
+    def lossy_share(self) -> float:
         """Share of the channels that lose two bits or more."""
-        return float(np.mean(self.ratios <= TWO_BITS))
+        return float(np.mean(self.ratios <= MAX_LOSSY_RANGE))
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add one finding for the network; a warning if many channels of a layer lose two bits or more."""
-    found, total = find_per_tensor(view, report.target)
-    if not found:
+    """Add one finding for the network, a warning if many channels of a layer lose two bits."""
+    layers, total = find_scales_per_tensor(view, report.target)
+    if not layers:
         return
-    worst = max(found, key=lambda g: (g.lost, g.spread))
-    lossy = sum(g.lost >= MANY for g in found)
+    worst = max(layers, key=lambda g: (g.lossy_share, g.spread))
+    lossy = sum(g.lossy_share >= MIN_LOSSY_SHARE for g in layers)
     report.add(
         WeightsPerTensor(
             CHECK,
             worst.node.name,
-            tuple(g.node.name for g in found),
+            tuple(g.node.name for g in layers),
             total,
             worst.spread,
-            worst.lost,
+            worst.lossy_share,
             lossy,
-            sum(g.rounded for g in found),
+            sum(g.rounded for g in layers),
         ),
-        convolutions=[g.node.name for g in found],
+        convolutions=[g.node.name for g in layers],
         gains=lossy > 0,
-        automatic=any(not g.rounded for g in found),
+        automatic=any(not g.rounded for g in layers),
     )
 
 
-def find_per_tensor(view: View, target: str) -> tuple[list[Granularity], int]:
-    """Return the layers with one scale whose channels differ, and how many layers were looked at."""
+def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges], int]:
+    """Return the layers with one scale whose channels differ, and the number of layers checked."""
     transposed = target_named(target).transposed_per_channel
-    found: list[Granularity] = []
-    looked = values = 0
+    layers: list[ChannelRanges] = []
+    count = values = 0
     for node in view.nodes_with_weights:
         shape = view.weight_shape(node)
-        if view.weights(node).dq is None or not shape or math.prod(shape) > MAX_LAYER:
+        if view.weights(node).dq is None or not shape or math.prod(shape) > MAX_LAYER_VALUES:
             continue
         values += math.prod(shape)
         if values > MAX_VALUES:
             break
-        looked += 1
+        count += 1
         axis = weight_scale_axis(node, len(shape), transposed)
-        granularity = None if axis is None else measure_granularity(view, node, axis)
-        if granularity is not None and granularity.spread >= MIN_SPREAD:
-            found.append(granularity)
-    return found, looked
+        ranges = None if axis is None else measure_channel_ranges(view, node, axis)
+        if ranges is not None and ranges.spread >= MIN_SPREAD:
+            layers.append(ranges)
+    return layers, count
 
 
-def measure_granularity(view: View, node: Node, axis: int) -> Granularity | None:
-    """Return how the channels of a layer's weights differ; None unless one scale is for several channels."""
+def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
+    """Return the channel ranges of a layer's weights; None unless several channels share one scale."""
     weights = view.weights(node)
     first = weights.first_quantizer
     if first is None or not weights.constant or weights.before or weights.after:
@@ -117,17 +115,21 @@ def measure_granularity(view: View, node: Node, axis: int) -> Granularity | None
     if values is None or values.ndim < 2 or not values.size or values.shape[axis] < 2:
         return None
     stored = weights.q is None
-    others = tuple(i for i in range(values.ndim) if i != axis)
+    other_axes = tuple(i for i in range(values.ndim) if i != axis)
     middle = float(zero[0]) if stored else 0.0
-    highest, lowest = (f(values, axis=others).astype(np.float64) - middle for f in (np.max, np.min))
+    highest, lowest = (
+        f(values, axis=other_axes).astype(np.float64) - middle for f in (np.max, np.min)
+    )
     largest = np.maximum(highest, -lowest)
     alive = largest[largest > 0]
     if not alive.size or not np.all(np.isfinite(largest)):
         return None
-    return Granularity(node, alive / alive.max(), stored or _are_multiples(values, float(scale[0])))
+    return ChannelRanges(
+        node, alive / alive.max(), stored or _are_multiples(values, float(scale[0]))
+    )
 
 
 def _are_multiples(values: npt.NDArray[Any], scale: float) -> bool:
-    """Whether weights are integers times their scale: they were rounded before they were stored."""
+    """Whether weights are integers times their scale, because they were rounded before storage."""
     steps = values.reshape(-1)[:MAX_COMPARED].astype(np.float64) / scale
-    return bool(np.all(np.abs(steps - np.rint(steps)) < _ON_GRID))
+    return bool(np.all(np.abs(steps - np.rint(steps)) < _MAX_STEP_ERROR))

@@ -1,9 +1,10 @@
-"""Whether the scales of the weights fit the weights: the largest of each channel against 127 times its scale.
+"""Check the scales of weights: the largest weight of each channel against 127 times its scale.
 
-A scale that is too small clips weights, one that is too large wastes integer steps. Training moves weights after their
-scales were taken, and some calibrations clip the few largest weights of every channel, so that it takes a share of all
-channels, and in each of them a share of its weights, to be a finding. Where nearly all scales are exact, as quantizers
-write them, single channels that are not are one as well; and a layer that is far off where the layers are alike.
+A scale that is too small clips weights, one that is too large wastes steps. Training changes weights
+after their scales were set, and some calibrations clip the few largest weights of every channel.
+Therefore a finding needs a share of all channels, and in each of them a share of its weights. If
+nearly all scales are exact, as quantizers write them, a single channel that is not exact is a
+finding, too. The same applies to a single layer that differs much if the other layers agree.
 """
 
 import functools
@@ -23,218 +24,247 @@ from qdqtool.reasons.faults import CHECK, WeightScales, WeightScalesCause
 from qdqtool.types import Precision
 from qdqtool.util.records import record
 
-_STEPS = 127.0
-_VALUES = 64_000_000  # weights read in a network: of a larger one not every layer is looked at
-_LARGEST = 8_000_000  # of one layer
-_CLIPPED = 1.5  # largest weight over the largest that the scale holds, from which on a channel counts as clipped
-_TAIL = 0.02  # ... if that is true of this share of its weights; clipping on purpose leaves out a hundredth at most
-_WASTED = 0.25  # the same from which down two bits are lost
-_SHARE = 0.1  # of the channels (or layers, where there is one scale for each)
-_SAME = 0.01  # spread of a factor that is one and the same everywhere
-_ROUNDING = 0.006  # exporters divide by 127, 127.5 (which is .004 more) or what they take the largest code for
-_FEW = 3  # layers below which a share says nothing
-_EXACT = (
-    0.8  # share of exact channels, as a mean over layers, from which on an exception is an error
+_INT8_MAX = 127.0
+_MAX_VALUES = 64_000_000  # weights read in a network; of a larger one, layers are sampled
+_MAX_LAYER_VALUES = 8_000_000  # weights read of one layer
+# Largest weight over the largest representable one. A channel above is clipped if more than a share
+# of its weights exceeds the range. Intended clipping affects at most a hundredth of the weights.
+_MAX_RATIO = 1.5
+_MAX_CLIPPED_SHARE = 0.02
+_MIN_RATIO = 0.25  # channels below this ratio lose two bits
+_MAX_BAD_SHARE = 0.1  # of the channels, or of the layers with one scale each
+_FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
+_ROUNDING_TOLERANCE = (
+    0.006  # exporters divide by 127, by 127.5 (.004 more) or by another largest code
 )
-_EXCEPTION = 1.25  # ... and how far off it is; no tool measured leaves more than 1.001
-_LITTLE = 0.02  # weights smaller than this beside their layer's: quantizers have least scales for dead channels
-_LAYERS = 8  # layers from which on their medians show what is usual
-_LAYER_OFF = 1.5  # a layer's median against that of all ...
-_LAYER_SPREAD = 8.0  # ... and against how far three quarters of them are off
+_MIN_LAYERS = 3  # fewer layers do not show a share
+_MIN_EXACT_SHARE = 0.8  # mean share of exact channels from which an exception is an error
+_MAX_EXACT_RATIO = 1.25  # exceptions are farther off; tools leave at most 1.001
+_MAX_DEAD_RANGE = 0.02  # over the layer's median; quantizers have minimum scales for dead channels
+_MIN_LAYERS_FOR_MEDIAN = 8  # fewer layers do not show the usual median
+_MAX_LAYER_RATIO = 1.5  # median of a layer over that of all layers
+_MAX_LAYER_SPREAD = 8.0  # distance of a layer over the distance that three quarters of them keep
 
 
 @record
-class _Measured:
-    """How scales fit weights, which layers may share.
+class _ChannelRatios:
+    """Ratios of weights to their scales. Layers with the same weights share them.
 
     Attributes:
-        ratios: Largest weight over the largest that its scale holds, for each channel (or the whole tensor).
-        clipped: Which of these are clipped.
-        little: Which of these have next to no weights beside those of the layer's other channels.
+        ratios: Largest over largest representable weight of each channel, or of the tensor.
+        clipped: Whether each of these is clipped.
+        dead: Whether the weights of each are next to zero compared with the other channels.
     """
 
     ratios: npt.NDArray[np.float64]
     clipped: npt.NDArray[np.bool_]
-    little: npt.NDArray[np.bool_]
+    dead: npt.NDArray[np.bool_]
 
     @functools.cached_property
     def logs(self) -> npt.NDArray[np.float64]:
         return np.log(self.ratios)
 
     @functools.cached_property
-    def farthest(self) -> float:
-        """The largest distance from a perfect fit, as a logarithm."""
+    def log_deviation(self) -> float:
+        """Largest distance from a perfect fit, as a logarithm."""
         return float(np.abs(self.logs).max())
 
     @functools.cached_property
     def median(self) -> float:
-        """As numpy's, which loads its masked arrays for it."""
         return _median(self.ratios)
 
     @functools.cached_property
-    def off(self) -> float:
-        """The largest distance from a perfect fit, rounding conventions apart; a factor."""
-        return _off(self.ratios)
+    def deviation(self) -> float:
+        """Largest distance from a perfect fit as a logarithm, minus the rounding tolerance."""
+        return _deviation(self.ratios)
 
 
 @record
-class _Fit:
-    """How the scales of one layer fit.
+class _LayerFit:
+    """Fit of the scales of one layer.
 
     Attributes:
         node: The layer.
-        measured: Of its weights.
-        crossed: The same ratios with the scales of the other axis, where that has as many channels; empty otherwise.
-        flat: Whether each channel is given a scale, and all of them are equal.
+        channels: Ratios of its weights.
+        other_axis_ratios: Ratios if the scales belonged to the other axis, empty unless that has as many
+            channels.
         stored: Whether the weights are stored as integers, which cannot be clipped any more.
+        is_uniform: Whether each channel has a scale and all of them are equal.
     """
 
     node: Node
-    measured: _Measured
-    crossed: npt.NDArray[np.float64]
+    channels: _ChannelRatios
+    other_axis_ratios: npt.NDArray[np.float64]
     stored: bool
-    flat: bool = False
+    is_uniform: bool = False
 
     @property
     def ratios(self) -> npt.NDArray[np.float64]:
-        return self.measured.ratios
+        return self.channels.ratios
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Adds one finding for the network, with the likely cause."""
-    fits = _fits(view)
-    found = (
-        (_crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits))
-        if len(fits) >= _FEW
+    """Add one finding for the network, with the likely cause."""
+    fits = _measure_layers(view)
+    fault = (
+        (
+            _check_axis(fits)
+            or _check_common_factor(fits)
+            or _check_uniform_scales(fits)
+            or _check_channels(fits)
+        )
+        if len(fits) >= _MIN_LAYERS
         else None
     )
-    found = found or _exceptions(fits) or _layers_off(fits)
-    if found is not None:
-        layers = set(found.layers)
-        report.add(found, convolutions=[f.node.name for f in fits if f.node.name in layers])
+    fault = fault or _check_exceptions(fits) or _check_layers(fits)
+    if fault is not None:
+        layers = set(fault.layers)
+        report.add(fault, convolutions=[f.node.name for f in fits if f.node.name in layers])
 
 
-def _where(fits: list[_Fit], fits_so: Callable[[_Measured], bool]) -> list[_Fit]:
-    """The layers of whose weights something is true, which is worked out once for those that share them."""
-    different = {id(f.measured): f.measured for f in fits}
-    found = {key: fits_so(one) for key, one in different.items()}
-    return [f for f in fits if found[id(f.measured)]]
+def _select_layers(
+    fits: list[_LayerFit], condition: Callable[[_ChannelRatios], bool]
+) -> list[_LayerFit]:
+    """Return the layers whose weights meet a condition, evaluated once for shared weights."""
+    unique = {id(f.channels): f.channels for f in fits}
+    selected = {key for key, channels in unique.items() if condition(channels)}
+    return [f for f in fits if id(f.channels) in selected]
 
 
-def _crossed(fits: list[_Fit]) -> WeightScales | None:
-    """Scales that fit along the other axis, and not along their own."""
-    bad = [f for f in fits if f.crossed.size and f.measured.off > _SAME >= _off(f.crossed)]
-    return _finding(WeightScalesCause.AXIS, bad, fits) if bad else None
+def _check_axis(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of scales that fit along the other axis, but not along their own."""
+    bad = [
+        f
+        for f in fits
+        if f.other_axis_ratios.size
+        and f.channels.deviation > _FACTOR_TOLERANCE >= _deviation(f.other_axis_ratios)
+    ]
+    return _build_fault(WeightScalesCause.AXIS, bad, fits) if bad else None
 
 
 def _median(values: npt.NDArray[np.float64]) -> float:
-    """As numpy's, which loads its masked arrays for it."""
+    """Return the median without numpy's, which imports masked arrays."""
     ordered = np.sort(values)
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def _off(ratios: npt.NDArray[np.float64]) -> float:
-    """The largest distance from a perfect fit, rounding conventions apart; a factor."""
-    return max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING) if ratios.size else 0.0
+def _deviation(ratios: npt.NDArray[np.float64]) -> float:
+    """Return the largest distance from a perfect fit as a logarithm, minus the rounding tolerance."""
+    return (
+        max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING_TOLERANCE) if ratios.size else 0.0
+    )
 
 
-def _factor(fits: list[_Fit]) -> WeightScales | None:
-    """One factor for all channels of nearly all layers."""
-    factor = _median(np.array([f.measured.median for f in fits]))
-    if abs(math.log(factor)) <= _ROUNDING:
+def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of a common factor of all channels of nearly all layers."""
+    factor = _median(np.array([f.channels.median for f in fits]))
+    if abs(math.log(factor)) <= _ROUNDING_TOLERANCE:
         return None
-    alike = _where(
+    same_factor = _select_layers(
         fits,
-        lambda one: (
-            abs(one.median / factor - 1) < _SAME / 10
-            and float(np.mean(np.abs(one.ratios / factor - 1) < _SAME / 10)) > 0.95
+        lambda channels: (
+            abs(channels.median / factor - 1) < _FACTOR_TOLERANCE / 10
+            and float(np.mean(np.abs(channels.ratios / factor - 1) < _FACTOR_TOLERANCE / 10)) > 0.95
         ),
     )
-    if len(alike) < 0.8 * len(fits):
+    if len(same_factor) < 0.8 * len(fits):
         return None
-    return _finding(WeightScalesCause.FACTOR, alike, fits, factor)
+    return _build_fault(WeightScalesCause.FACTOR, same_factor, fits, factor)
 
 
-def _spread(fits: list[_Fit]) -> WeightScales | None:
-    """Channels far off in either direction."""
-    clipped, wasted = _shares(fits)
-    if clipped <= _SHARE and wasted <= _SHARE:
+def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of many channels that are clipped or lose two bits."""
+    clipped, wasted = _bad_shares(fits)
+    if clipped <= _MAX_BAD_SHARE and wasted <= _MAX_BAD_SHARE:
         return None
-    bad = _where(fits, lambda one: bool(np.any(one.clipped) or np.any(one.ratios < _WASTED)))
+    bad = _select_layers(
+        fits,
+        lambda channels: bool(np.any(channels.clipped) or np.any(channels.ratios < _MIN_RATIO)),
+    )
     per_channel = any(f.ratios.size > 1 for f in bad)
-    if clipped > _SHARE:
-        return _finding(
+    if clipped > _MAX_BAD_SHARE:
+        return _build_fault(
             WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits
         )
-    return _finding(WeightScalesCause.TOO_LARGE, bad, fits)
+    return _build_fault(WeightScalesCause.TOO_LARGE, bad, fits)
 
 
-def _flat(fits: list[_Fit]) -> WeightScales | None:
-    """One scale in every channel of weights whose channels differ, and smaller than the largest of them needs."""
+def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of equal scales for channels that differ, too small for the largest channel."""
     bad = [
         f
         for f in fits
-        if f.flat and float(f.ratios.max()) > max(1 + _SAME, _CLIPPED * float(f.ratios.min()))
+        if f.is_uniform
+        and float(f.ratios.max()) > max(1 + _FACTOR_TOLERANCE, _MAX_RATIO * float(f.ratios.min()))
     ]
     return (
-        _finding(WeightScalesCause.TENSOR, bad, fits)
-        if len(bad) > max(_FEW, len(fits) / 2)
+        _build_fault(WeightScalesCause.TENSOR, bad, fits)
+        if len(bad) > max(_MIN_LAYERS, len(fits) / 2)
         else None
     )
 
 
-def _exceptions(fits: list[_Fit]) -> WeightScales | None:
-    """A few channels, or one layer, where all others are exact."""
+def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of a few channels, or one layer, if all other_axes are exact."""
     if not fits:
         return None
-    usual = _median(np.concatenate([f.measured.logs for f in fits]))
-    times = Counter(map(id, (f.measured for f in fits)))
-    different = {id(f.measured): f.measured for f in fits}
-    away = {key: np.abs(one.logs - usual) for key, one in different.items()}
-    if sum(times[key] * float(np.mean(x <= _ROUNDING)) for key, x in away.items()) < _EXACT * len(
-        fits
-    ):
+    usual = _median(np.concatenate([f.channels.logs for f in fits]))
+    times = Counter(map(id, (f.channels for f in fits)))
+    unique = {id(f.channels): f.channels for f in fits}
+    distances = {key: np.abs(channels.logs - usual) for key, channels in unique.items()}
+    if sum(
+        times[key] * float(np.mean(x <= _ROUNDING_TOLERANCE)) for key, x in distances.items()
+    ) < _MIN_EXACT_SHARE * len(fits):
         return None
-    found = {
-        key: int(np.sum((x > math.log(_EXCEPTION)) & ~different[key].little))
-        for key, x in away.items()
+    counts = {
+        key: int(np.sum((x > math.log(_MAX_EXACT_RATIO)) & ~unique[key].dead))
+        for key, x in distances.items()
     }
-    off = [found[id(f.measured)] for f in fits]
-    bad = [f for f, count in zip(fits, off, strict=True) if count]
-    return _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(off)) if bad else None
-
-
-def _layers_off(fits: list[_Fit]) -> WeightScales | None:
-    """Layers far off as a whole, where the others are about as far off as each other."""
-    if len(fits) < _LAYERS:
-        return None
-    middle = np.array([math.log(f.measured.median) for f in fits])
-    away = np.abs(middle - _median(middle))
-    limit = max(math.log(_LAYER_OFF), _LAYER_SPREAD * float(np.sort(away)[3 * len(away) // 4]))
-    bad = [f for f, far in zip(fits, away.tolist(), strict=True) if far > limit]
+    exceptions = [counts[id(f.channels)] for f in fits]
+    bad = [f for f, count in zip(fits, exceptions, strict=True) if count]
     return (
-        _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(f.ratios.size for f in bad))
+        _build_fault(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(exceptions))
         if bad
         else None
     )
 
 
-def _shares(fits: list[_Fit]) -> tuple[float, float]:
-    """Share of all channels that is clipped, and that wastes two bits or more."""
-    ratios = np.concatenate([f.ratios for f in fits])
-    return float(np.mean(np.concatenate([f.measured.clipped for f in fits]))), float(
-        np.mean(ratios < _WASTED)
+def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:
+    """Return the fault of layers that differ much as a whole if the other_axes agree."""
+    if len(fits) < _MIN_LAYERS_FOR_MEDIAN:
+        return None
+    medians = np.array([math.log(f.channels.median) for f in fits])
+    distances = np.abs(medians - _median(medians))
+    limit = max(
+        math.log(_MAX_LAYER_RATIO),
+        _MAX_LAYER_SPREAD * float(np.sort(distances)[3 * len(distances) // 4]),
+    )
+    bad = [f for f, distance in zip(fits, distances.tolist(), strict=True) if distance > limit]
+    return (
+        _build_fault(
+            WeightScalesCause.EXCEPTION, bad, fits, channels=sum(f.ratios.size for f in bad)
+        )
+        if bad
+        else None
     )
 
 
-def _finding(
+def _bad_shares(fits: list[_LayerFit]) -> tuple[float, float]:
+    """Return the shares of all channels that are clipped, and that lose two bits or more."""
+    ratios = np.concatenate([f.ratios for f in fits])
+    return float(np.mean(np.concatenate([f.channels.clipped for f in fits]))), float(
+        np.mean(ratios < _MIN_RATIO)
+    )
+
+
+def _build_fault(
     cause: WeightScalesCause,
-    bad: list[_Fit],
-    fits: list[_Fit],
+    bad: list[_LayerFit],
+    fits: list[_LayerFit],
     factor: float = 1.0,
     channels: int = 0,
 ) -> WeightScales:
-    worst = max(bad, key=lambda f: f.measured.farthest)
+    worst = max(bad, key=lambda f: f.channels.log_deviation)
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
         CHECK,
@@ -242,34 +272,44 @@ def _finding(
         cause,
         tuple(f.node.name for f in bad),
         len(fits),
-        *_shares(fits),
+        *_bad_shares(fits),
         largest if largest > 1 / smallest else smallest,
         factor,
         channels,
     )
 
 
-def _fits(view: View) -> list[_Fit]:
+def _measure_layers(view: View) -> list[_LayerFit]:
     weighted = [
         (n, s)
         for n in view.nodes_with_weights
         if view.weights(n).dq is not None and (s := view.weight_shape(n))
     ]
     total = sum(math.prod(s) for _, s in weighted)
-    step = max(1, math.ceil(total / _VALUES))
-    found = []
-    known: dict[tuple[str, int, int], _Measured] = {}
+    step = max(1, math.ceil(total / _MAX_VALUES))
+    fits = []
+    measurements: dict[tuple[str, int, int], _ChannelRatios] = {}
     for node, shape in weighted[::step]:
-        fit = _fit(view, node, shape, known) if math.prod(shape) <= _LARGEST else None
+        fit = (
+            _measure_layer(view, node, shape, measurements)
+            if math.prod(shape) <= _MAX_LAYER_VALUES
+            else None
+        )
         if fit is not None and fit.ratios.size:
-            found.append(fit)
-    return found
+            fits.append(fit)
+    return fits
 
 
-def _fit(
-    view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, int, int], _Measured]
-) -> _Fit | None:
-    """How the scales of a layer fit; ``known`` holds what was measured of weights, scales and axes."""
+def _measure_layer(
+    view: View,
+    node: Node,
+    shape: tuple[int, ...],
+    measurements: dict[tuple[str, int, int], _ChannelRatios],
+) -> _LayerFit | None:
+    """Measure the scales of a layer; None if they cannot be compared with its weights.
+
+    Ratios that layers share are kept in ``measurements`` by weights, scales and axis.
+    """
     weights = view.weights(node)
     first = weights.first_quantizer
     if first is None or not weights.constant or weights.before or weights.after:
@@ -292,55 +332,68 @@ def _fit(
         return None
     stored = weights.q is None
 
-    def measured(axis: int | None) -> _Measured:
+    def measure_along(axis: int | None) -> _ChannelRatios:
         key = (weights.source, id(scales), -1 if axis is None else axis)
-        if key not in known:
-            known[key] = _measured(
+        if key not in measurements:
+            measurements[key] = _measure_channels(
                 *((values.reshape(1, -1), 0) if axis is None else (values, axis)), scale, stored
             )
-        return known[key]
+        return measurements[key]
 
     axis = view.axis(first)
     if axis is None and scale.size > 1:
-        return None  # a file that contradicts itself
+        return None  # the file contradicts itself
     if axis is None or scale.size == 1:
-        return _Fit(node, measured(None), np.empty(0), stored)
+        return _LayerFit(node, measure_along(None), np.empty(0), stored)
     axis %= len(shape)
     if shape[axis] != scale.size:
         return None
-    own, other = measured(axis), 1 - axis
-    fits = axis in (0, 1) and output_axis(node, len(shape)) is not None and other < len(shape)
-    across = fits and shape[other] == scale.size and not stored and own.off > _SAME
-    return _Fit(
-        node, own, measured(other).ratios if across else np.empty(0), stored, flat=scales.is_uniform
+    own, other = measure_along(axis), 1 - axis
+    has_other_axis = (
+        axis in (0, 1) and output_axis(node, len(shape)) is not None and other < len(shape)
+    )
+    is_ambiguous = (
+        has_other_axis
+        and shape[other] == scale.size
+        and not stored
+        and own.deviation > _FACTOR_TOLERANCE
+    )
+    return _LayerFit(
+        node,
+        own,
+        measure_along(other).ratios if is_ambiguous else np.empty(0),
+        stored,
+        is_uniform=scales.is_uniform,
     )
 
 
-def _measured(
+def _measure_channels(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
-) -> _Measured:
-    """Channels without a weight that is not 0 are left out."""
-    # In the weights' own type, whose least integer has no magnitude there; as numbers of 64 bits only what is left.
+) -> _ChannelRatios:
+    """Measure the channels that have a weight other than 0."""
+    # Reduce in the type of the weights. Only the results become float64, in which -128 has a magnitude.
     values = values.reshape(len(values), -1) if axis == 0 else values
-    others = tuple(i for i in range(values.ndim) if i != axis)
-    if (
-        values.dtype == np.float16
-    ):  # slow to compare; without their sign they are in the order of their bits
-        bits = np.bitwise_and(values.view(np.uint16), 0x7FFF).max(axis=others)
+    other_axes = tuple(i for i in range(values.ndim) if i != axis)
+    if values.dtype == np.float16:  # slow to compare; magnitudes have the order of their bits
+        bits = np.bitwise_and(values.view(np.uint16), 0x7FFF).max(axis=other_axes)
         largest = bits.view(np.float16).astype(np.float64)
     else:
         largest = np.maximum(
-            values.max(axis=others).astype(np.float64), -values.min(axis=others).astype(np.float64)
+            values.max(axis=other_axes).astype(np.float64),
+            -values.min(axis=other_axes).astype(np.float64),
         )
     alive = (largest > 0) & np.isfinite(largest)
     scale = np.broadcast_to(scale, largest.shape)[alive]
     largest = largest[alive] * (scale if stored else 1.0)
-    held = _STEPS * scale
-    ratios: npt.NDArray[np.float64] = largest / held
-    clipped = ratios > _CLIPPED
+    largest_representable = _INT8_MAX * scale
+    ratios: npt.NDArray[np.float64] = largest / largest_representable
+    clipped = ratios > _MAX_RATIO
     for i in np.flatnonzero(clipped):
         channel = values.take(np.flatnonzero(alive)[i], axis)
-        clipped[i] = np.mean((channel > held[i]) | (channel < -held[i])) > _TAIL
-    return _Measured(
-        ratios, clipped, largest < _LITTLE * (_median(largest) if largest.size else 0.0)
+        clipped[i] = (
+            np.mean((channel > largest_representable[i]) | (channel < -largest_representable[i]))
+            > _MAX_CLIPPED_SHARE
+        )
+    return _ChannelRatios(
+        ratios, clipped, largest < _MAX_DEAD_RANGE * (_median(largest) if largest.size else 0.0)
     )

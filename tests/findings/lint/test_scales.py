@@ -13,7 +13,7 @@ from onnx import numpy_helper
 import qdqtool
 from qdqtool.commands.cli import run
 from qdqtool.findings.lint import weight_scales
-from qdqtool.findings.lint.activation_scales import one_factor
+from qdqtool.findings.lint.activation_scales import find_common_factor
 from qdqtool.findings.report import FindingReport
 from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
@@ -129,7 +129,9 @@ def test_percentile_leaves_no_outliers() -> None:
     ],
 )
 def test_factor_that_all_scales_share(used: list[float], factor: float) -> None:
-    assert one_factor([ActivationFit("q", 0.1, 0.0, 0.0, share) for share in used]) == factor
+    assert (
+        find_common_factor([ActivationFit("q", 0.1, 0.0, 0.0, share) for share in used]) == factor
+    )
 
 
 def test_predict_command_reports_scale_of_calibration_data(
