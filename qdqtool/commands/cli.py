@@ -205,7 +205,3 @@ def main() -> None:
     except MemoryError:  # while an error is reported
         code = _fail(_OUT_OF_MEMORY, 2)
     process.exit_process(code)
-
-
-if __name__ == "__main__":
-    main()

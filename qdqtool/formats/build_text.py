@@ -1,4 +1,4 @@
-"""Text for a terminal about builds: costs of layers, two engines, prediction and build."""
+"""Text of ``engine``, ``compare`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
     from qdqtool.verification.result import Verification
 
-# How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
-_LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
-_SHOWN_MS = 5e-5  # the smallest time that four digits show
+# Limits of lists, unless everything is printed.
+_MAX_LAYERS, _MAX_SLOW_LAYERS, _MAX_NODES, _MAX_MISMATCHES = 20, 10, 8, 10
+_MIN_MS = 5e-5  # smallest change that four digits show
 # By qdqtool.comparison.result.ChangeKind, the gravest first.
-_TITLES = {
+_CHANGE_TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but writing float",
     "lost-qdq": "Q/DQ removed",
@@ -34,7 +34,7 @@ _TITLES = {
     "only-in-a": "Only in A",
     "only-in-b": "Only in B",
 }
-_KINDS = {
+_MISMATCH_TITLES = {
     MismatchKind.CONVOLUTION: "Convolutions",
     MismatchKind.CONVERSION: "Conversions",
     MismatchKind.LAYER: "Engine layers",
@@ -42,11 +42,14 @@ _KINDS = {
     MismatchKind.COPY: "Slices, concatenations and copies",
     MismatchKind.BUILD: "Build",
 }
-_SLOW = 1.5  # times the usual from which on a layer stands out
+_SLOW_RATIO = 1.5  # to the usual time, above which a layer is listed as slow
 
 
 def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool = False) -> str:
-    """The layers of an engine (the first twenty unless ``everything``) and totals by kind, precision and type."""
+    """Return the layers of an engine, and totals by kind, precision and type.
+
+    ``everything`` lists more than the first layers.
+    """
     page = TextPage(width, everything)
     build = report.build
     device = f" on {build.device}" if build.device else ""
@@ -59,60 +62,59 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
         "MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0
     )
     page.add_lines(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer")
-    for row in page.iterate_rows(report.sorted_rows(sort), _LISTED, "... "):
+    for row in page.iterate_rows(report.sorted_rows(sort), _MAX_LAYERS, "... "):
         _add_layer(page, row)
     _add_slow_layers(page, report)
     for key in ("kind", "precision", "type"):
         _add_totals(page, key, report.totals(key), timed=report.has_times)
     if report.unmatched:
-        page.add_heading(
-            f"in the profile and not in the listing: {', '.join(report.unmatched[:10])}"
-        )
+        names = ", ".join(report.unmatched[:10])
+        page.add_heading(f"in the profile and not in the listing: {names}")
     return str(page)
 
 
 def _add_layer(page: TextPage, row: LayerCost) -> None:
     ms = f"{row.ms:8.4f}" if row.ms is not None else " " * 8
     share = f"{row.share:6.1%}" if row.share is not None else " " * 6
-    macs = f"{'?':>9}" if row.macs is None else f"{row.macs / 1e6:9.1f}" if row.macs else " " * 9
-    size = f"{'?':>9}" if row.total_bytes is None else f"{row.total_bytes / 1000:9,.1f}"
+    size = "?" if row.total_bytes is None else f"{row.total_bytes / 1000:,.1f}"
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if page.everything else layer_title(row)
-    numbers = f"{row.index:>4} {ms} {share} {macs} {size} {intensity}"
-    page.add_lines(
-        *(
-            [f"{numbers}  {name}"]
-            if len(numbers) + 2 + len(name) <= page.width
-            else [numbers, f"        {name}"]
-        )
-    )
+    numbers = f"{row.index:>4} {ms} {share} {_format_macs(row):>9} {size:>9} {intensity}"
+    if len(numbers) + 2 + len(name) <= page.width:
+        page.add_lines(f"{numbers}  {name}")
+    else:
+        page.add_lines(numbers, f"        {name}")
     inputs, outputs = (
         ", ".join(map(format_tensor, tensors)) or "-"
         for tensors in (row.layer.inputs, row.layer.outputs)
     )
-    usual = ""
+    expected = ""
     if row.expected_ms and row.best_ms:
-        usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
-    page.fill(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, " " * 8)
+        expected = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
+    page.fill(f"{row.layer.type}: {inputs} -> {outputs}{expected}", 8, " " * 8)
+
+
+def _format_macs(row: LayerCost) -> str:
+    if row.macs is None:
+        return "?"
+    return f"{row.macs / 1e6:.1f}" if row.macs else ""
 
 
 def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
-    """Layers that take much longer than such layers usually do: a slow tactic, or work that does not show."""
-    slow = [r for r in report.rows if r.times_expected is not None and r.times_expected > _SLOW]
+    """Add layers that take much longer than usual: a slow tactic, or work that is not listed."""
+    slow = [r for r in report.rows if (r.times_expected or 0.0) > _SLOW_RATIO]
     slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
     if slow:
         page.add_heading(
-            f"Slower than such layers usually are on {report.gpu} ({len(slow)}): a slow tactic or format"
+            f"Slower than such layers usually are on {report.gpu} ({len(slow)}): "
+            "a slow tactic or format"
         )
-    for row in slow[:_SLOW_LISTED]:
+    for row in slow[:_MAX_SLOW_LAYERS]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
-        tactic = row.layer.extras.get("TacticName") or row.layer.tactic
-        used = f"  [{cut_middle(str(tactic), 60)}]" if tactic else ""
-        page.fill(
-            f"{layer_title(row)}{used}",
-            8,
-            f"  x{row.times_expected:.1f}, {lost:.4f} ms more  #{row.index} ",
-        )
+        name = row.layer.extras.get("TacticName") or row.layer.tactic
+        tactic = f"  [{cut_middle(str(name), 60)}]" if name else ""
+        start = f"  x{row.times_expected:.1f}, {lost:.4f} ms more  #{row.index} "
+        page.fill(f"{layer_title(row)}{tactic}", 8, start)
 
 
 def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, timed: bool) -> None:
@@ -120,20 +122,23 @@ def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, tim
     for name, total in totals.items():
         ms = f"{total.ms:9.4f}" if timed else " " * 9
         page.add_lines(
-            f"  {cut_middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}"
+            f"  {cut_middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} "
+            f"{total.bytes / 1e6:10.3f}"
         )
     unknown = sum(total.unknown for total in totals.values())
     if unknown and key == "kind":
-        page.add_lines(
-            f"  MACs or bytes of {format_count(unknown, 'layer')} are not known (?) and not in the sums"
-        )
+        layers = format_count(unknown, "layer")
+        page.add_lines(f"  MACs or bytes of {layers} are not known (?) and not in the sums")
 
 
-# Two builds or models -----------------------------------------------------------------------------------------------
+# Two builds or models -----------------------------------------------------------------------------
 
 
 def render_comparison(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
-    """The answer first, then what happened to which node; ``everything`` lists every node and layer."""
+    """Return the text of ``compare``: the summary, then the changes of each node.
+
+    ``everything`` lists every node and layer.
+    """
     from qdqtool.comparison.text import summarize
 
     page = TextPage(width, everything)
@@ -144,11 +149,11 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
     page.fill(f"Matched by {comparison.matched_by}.", 0)
     for note in comparison.notes:
         page.fill(f"note: {as_options(note)}")
-    shown: set[int] = set()
-    for change, title in _TITLES.items():
-        # Each node is listed once, under the gravest thing that happened to it.
-        nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in shown]
-        shown.update(map(id, nodes))
+    listed: set[int] = set()
+    for change, title in _CHANGE_TITLES.items():
+        # Each node is listed once, under its gravest change.
+        nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
+        listed.update(map(id, nodes))
         if nodes:
             page.add_lines("", f"{title} ({len(nodes)})")
             _add_nodes(page, nodes)
@@ -159,72 +164,72 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
 
 
 def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
-    timed = side.kind == "build" and side.int8 is None
-    parts = [
-        "times of layers, no data types"
-        if timed
-        else format_layer_counts(side.plain, side.products)
-    ]
+    layers = format_layer_counts(side.plain, side.products)
+    if side.kind == "build" and side.int8 is None:
+        layers = "times of layers, no data types"
+    parts = [layers]
     if not side.quantized and side.kind == "model":
         parts.append("no Q/DQ")
     elif side.int8 is not None:
-        to = (
-            f" ({side.int8_to_int8} writing INT8)"
-            if side.int8_to_int8 is not None and side.int8
-            else ""
-        )
-        parts.append(f"{side.int8} INT8{to}")
+        output = ""
+        if side.int8_to_int8 is not None and side.int8:
+            output = f" ({side.int8_to_int8} writing INT8)"
+        parts.append(f"{side.int8} INT8{output}")
     if side.conversions is not None:
         parts.append(format_count(side.conversions, "conversion"))
     if side.ms is not None:
-        parts.append(f"{side.ms:.3f} ms{'' if side.measured else f' on {side.gpu}, estimated'}")
+        source = "" if side.measured else f" on {side.gpu}, estimated"
+        parts.append(f"{side.ms:.3f} ms{source}")
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
 
 
 def _add_nodes(page: TextPage, nodes: list[NodeChange]) -> None:
-    for node in page.iterate_rows(nodes, _NODES):
+    for node in page.iterate_rows(nodes, _MAX_NODES):
         other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
-        time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _SHOWN_MS else ""
+        time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _MIN_MS else ""
         page.fill(f"{node.name}{other}: {node.why}{time}", 6, "  ")
 
 
 def add_engines(page: TextPage, comparison: EngineComparison) -> None:
-    """Where the time of two engines goes, by kind and by layer, the largest changes first."""
-    one, two = comparison.first, comparison.second
-    timed = one.has_times and two.has_times
-    if timed and one.total_ms:
-        change = two.total_ms - one.total_ms
+    """Add the times of two engines by kind and by layer, the largest changes first."""
+    first, second = comparison.first, comparison.second
+    timed = first.has_times and second.has_times
+    if timed and first.total_ms:
+        change = second.total_ms - first.total_ms
         page.add_lines(
-            f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / one.total_ms:.1%}) "
+            f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / first.total_ms:.1%}) "
             f"{'slower' if change > 0 else 'faster'}"
         )
-    page.add_lines(
-        f"{'By kind':<26} {'A':>7} {'B':>7}" + f" {'A ms':>10} {'B ms':>10} {'change':>10}" * timed
-    )
+    columns = f" {'A ms':>10} {'B ms':>10} {'change':>10}" if timed else ""
+    page.add_lines(f"{'By kind':<26} {'A':>7} {'B':>7}{columns}")
     for kind, (a, b) in comparison.totals_by_kind.items():
         times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
         page.add_lines(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
-    pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0) if timed else 0.0)
-    if not (timed or page.everything):
+    pairs = comparison.pairs
+    order = "in the order of A"
+    if timed:
+        pairs = sorted(pairs, key=lambda pair: -abs(pair.change_ms or 0.0))
+        order = "the largest changes first"
+    elif not page.everything:
         pairs = [pair for pair in pairs if _format_types(pair.first) != _format_types(pair.second)]
         if not pairs:
             return
-    order = "the largest changes first" if timed else "in the order of A"
     page.add_lines(
         "", f"By layer, {order} (aligned by {comparison.aligned_by}); ms in A, in B, change"
     )
-    for pair in page.iterate_rows(pairs, _LISTED, "... "):
+    for pair in page.iterate_rows(pairs, _MAX_LAYERS, "... "):
         _add_pair(page, pair, timed)
 
 
 def _format_types(cost: LayerCost | None) -> str | None:
-    """Data types of a layer's inputs and output; None without a layer."""
-    if cost is None or not cost.layer.type:
-        return None if cost is None else ""
-    return (
-        f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
-    )
+    """Return the data types of a layer's inputs and output, None without a layer."""
+    if cost is None:
+        return None
+    if not cost.layer.type:
+        return ""
+    inputs = ", ".join(str(t.precision) for t in cost.layer.inputs)
+    return f"{inputs} -> {cost.layer.output_precision}"
 
 
 def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
@@ -241,11 +246,11 @@ def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
             numbers = " " * 29
 
 
-# A prediction and a build ----------------------------------------------------------------------------------------
+# A prediction and a build --------------------------------------------------------------------------
 
 
 def verdict(result: Verification) -> str:
-    """Agreement in one line."""
+    """Return the agreement in one line."""
     conv, trace, conversions = result.convolutions, result.trace, result.conversions
     listed = result.prediction.convolutions if result.prediction is not None else []
     products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
@@ -258,35 +263,27 @@ def verdict(result: Verification) -> str:
         parts.append(
             f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)"
         )
-    return "; ".join([*parts, *_describe_time_mismatch(result)])
+    mismatch = _describe_time_mismatch(result)
+    return "; ".join([*parts, mismatch] if mismatch else parts)
 
 
-def _describe_time_mismatch(result: Verification) -> list[str]:
-    """That the measured time lies outside the estimated range, where it does."""
+def _describe_time_mismatch(result: Verification) -> str:
+    """Describe a measured time outside the estimated range, ``""`` if it is inside."""
     times = result.times
     if times is None or times["within"]:
-        return []
-    return [
+        return ""
+    return (
         f"{times['built_ms']:.3f} ms measured, outside the estimated {times['low_ms']:.3f} to "
         f"{times['high_ms']:.3f}"
-    ]
+    )
 
 
 def render_verification(result: Verification, width: int = 80) -> str:
-    """Return the complete text: verdict, numbers of compared layers, then each mismatch."""
+    """Return the text of ``verify``: verdict, compared numbers, then each mismatch."""
     page = TextPage(width)
     page.fill(verdict(result))
-    build, layers = result.build, result.layers
-    target = result.prediction.target if result.prediction else ""
-    product = "TensorRT-RTX" if target and target_named(target).is_rtx else "TensorRT"
-    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not stated"
-    device = f" on {build.device}" if build.device else ""
-    page.fill(f"Build: {version}{device} ({build.source}); predicted for {target}.")
-    if result.prediction is not None:
-        page.fill(f"Evidence: {result.prediction.target_evidence}.")
-    if not result.complete or build.missing:
-        word = "Incomplete build" if not result.complete else "Not in the files given"
-        page.fill(f"{word}: {', '.join(build.missing or ['not stated'])}.")
+    _add_build(page, result)
+    layers = result.layers
     if layers.total:
         page.fill(
             f"Engine layers: {layers.agree} of {layers.total} have the predicted name and types."
@@ -296,60 +293,74 @@ def render_verification(result: Verification, width: int = 80) -> str:
     _add_times(page, result)
     for note in result.notes:
         page.fill(f"Note: {as_options(note)}.")
-    for kind, title in _KINDS.items():
-        found = [m for m in result.mismatches if m.kind == kind]
-        if found:
-            page.add_lines("", f"{title}: {len(found)} mismatch{'es' if len(found) > 1 else ''}")
-        for mismatch in page.iterate_rows(found, _MISMATCHES, hint=" (all in --format json)"):
-            page.fill(mismatch.name, 4, "  ")
-            page.fill(
-                (f"line {mismatch.line}: " if mismatch.line else "") + mismatch.why, 4, "    "
-            )
+    for kind, title in _MISMATCH_TITLES.items():
+        mismatches = [m for m in result.mismatches if m.kind == kind]
+        if mismatches:
+            plural = "es" if len(mismatches) > 1 else ""
+            page.add_lines("", f"{title}: {len(mismatches)} mismatch{plural}")
+        for m in page.iterate_rows(mismatches, _MAX_MISMATCHES, hint=" (all in --format json)"):
+            page.fill(m.name, 4, "  ")
+            page.fill((f"line {m.line}: " if m.line else "") + m.why, 4, "    ")
     unknown = result.convolutions.unknown_names
     if unknown:
         page.add_lines("", "Not stated by the build:")
-    for name in page.iterate_rows(unknown, _MISMATCHES, hint=""):
+    for name in page.iterate_rows(unknown, _MAX_MISMATCHES, hint=""):
         page.add_lines(f"  {name}")
-    for text in _describe_time_mismatch(result):
+    time_mismatch = _describe_time_mismatch(result)
+    if time_mismatch:
         page.add_heading(
-            f"Time: {text} ms, the range of four in five measured times; far outside means another GPU or "
-            "clock (name them with --gpu and --clock), or load."
+            f"Time: {time_mismatch} ms, the range of four in five measured times; far outside "
+            "means another GPU or clock (name them with --gpu and --clock), or load."
         )
     return str(page)
 
 
-def _add_line_counts(page: TextPage, what: str, counts: TraceCounts) -> None:
-    """How many lines agree, and how many of them in the log's order."""
+def _add_build(page: TextPage, result: Verification) -> None:
+    build, prediction = result.build, result.prediction
+    target = prediction.target if prediction else ""
+    product = "TensorRT-RTX" if target and target_named(target).is_rtx else "TensorRT"
+    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not stated"
+    device = f" on {build.device}" if build.device else ""
+    page.fill(f"Build: {version}{device} ({build.source}); predicted for {target}.")
+    if prediction is not None:
+        page.fill(f"Evidence: {prediction.target_evidence}.")
+    if not result.complete or build.missing:
+        label = "Not in the files given" if result.complete else "Incomplete build"
+        page.fill(f"{label}: {', '.join(build.missing or ['not stated'])}.")
+
+
+def _add_line_counts(page: TextPage, title: str, counts: TraceCounts) -> None:
+    """Add the number of lines that agree, and of those in the log's order."""
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
         page.fill(
-            f"{what}: {counts.agree} of {counts.built} agree ({counts.predicted} predicted){order}."
+            f"{title}: {counts.agree} of {counts.built} agree ({counts.predicted} predicted){order}."
         )
 
 
 def _add_times(page: TextPage, result: Verification) -> None:
-    """Estimated against measured time, and the layers that were much slower."""
+    """Add estimated and measured time, and layers that are much slower than estimated."""
     times = result.times
     if times is None:
         return
+    outcome = "outside the range, as one in five measured times is"
+    if times["within"]:
+        outcome = "within the range"
     page.fill(
-        f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} to "
-        f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured ({times['built_from']}): "
-        f"{'within the range' if times['within'] else 'outside the range, as one in five measured times is'}."
+        f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} "
+        f"to {times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured "
+        f"({times['built_from']}): {outcome}."
     )
     layers = times["layers"]
     if layers["compared"]:
         page.fill(
-            f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the "
-            "estimate.",
+            f"{layers['compared']} layers timed: half of them within "
+            f"{layers['median_error']:.0%} of the estimate.",
             2,
             "  ",
         )
     for note in times["notes"]:
         page.fill(f"note: {as_options(note)}", 4, "  ")
     for slow in times["slow"]:
-        page.fill(
-            f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: {slow['name']}",
-            4,
-            "  ",
-        )
+        numbers = f"{slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated"
+        page.fill(f"slow: {numbers}: {slow['name']}", 4, "  ")

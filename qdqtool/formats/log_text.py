@@ -1,4 +1,4 @@
-"""The page that ``qdqtool log`` prints, and finding codes, known errors and lines of a log as text."""
+"""Text of ``log`` and ``explain``: summaries of logs, finding codes, errors, log lines."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from qdqtool.findings.lines import LineAnswer, Rule
     from qdqtool.findings.ways import BuildMethod
 
-_MANY = 12
+_MAX_ROWS = 12  # rows of a list, unless everything is printed
 
 
 def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
-    """The page of what ``summarize`` gives; ``everything`` lists every conversion, reformat and merge."""
+    """Return the text of ``log`` from the result of ``summarize``.
+
+    ``everything`` lists every conversion, reformat and merge.
+    """
     page = TextPage(width, everything)
     _add_head(page, facts)
     for write in (
         _add_problems,
         _add_layers,
         _add_passes,
-        functools.partial(_add_edges, title="Conversions at run time", which="conversions"),
-        functools.partial(_add_edges, title="Reformats (layout only)", which="reformats"),
+        functools.partial(_add_edges, title="Conversions at run time", field="conversions"),
+        functools.partial(_add_edges, title="Reformats (layout only)", field="reformats"),
         _add_merged,
         _add_tuning,
         _add_memory,
@@ -51,33 +54,21 @@ def _add_fact(page: TextPage, label: str, text: str) -> None:
 
 
 def _add_head(page: TextPage, facts: Json) -> None:
-    build, gpu, model = facts["build"], facts["gpu"], facts["model"]
-    passed = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
-    known = (
-        ("compute capability {}", "Compute Capability"),
-        ("{} SMs", "SMs"),
-        ("{}", "Device Global Memory"),
-    )
-    details = ", ".join(text.format(gpu[name]) for text, name in known if gpu.get(name))
-    device = (
-        f" on {build['device']}" + (f" ({details})" if details else "") if build["device"] else ""
-    )
-    page.fill(f"{facts['title']}{device}{passed}")
+    build = facts["build"]
+    result = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
+    page.fill(f"{facts['title']}{_describe_device(facts)}{result}")
     if facts["precision"]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
-        hint = "; all other layers run in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
+        hint = ""
+        if facts["float_remainder_fp32"]:
+            hint = "; all other layers run in FP32: add --fp16"
         _add_fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
         from qdqtool.buildlog.build_status import IMPLICIT_INT8
 
         _add_fact(page, "INT8", IMPLICIT_INT8)
-    if model["file"]:
-        extra = [
-            f"opset {model['opset']}" if model["opset"] else "",
-            model["producer"] or "",
-            format_count(model["nodes"], "node") if model["nodes"] else "",
-        ]
-        _add_fact(page, "model", ", ".join([model["file"], *(text for text in extra if text)]))
+    if facts["model"]["file"]:
+        _add_fact(page, "model", _describe_model(facts["model"]))
     if facts["command"]:
         _add_fact(page, "command", facts["command"])
     _add_fact(page, "read", f"{build['source']}: {', '.join(build['files'])}")
@@ -85,6 +76,31 @@ def _add_head(page: TextPage, facts: Json) -> None:
         _add_fact(page, "holds", ", ".join(facts["read"]))
     if build["missing"]:
         _add_fact(page, "missing", ", ".join(build["missing"]))
+
+
+def _describe_device(facts: Json) -> str:
+    device = facts["build"]["device"]
+    if not device:
+        return ""
+    formats = (
+        ("compute capability {}", "Compute Capability"),
+        ("{} SMs", "SMs"),
+        ("{}", "Device Global Memory"),
+    )
+    gpu = facts["gpu"]
+    details = ", ".join(text.format(gpu[name]) for text, name in formats if gpu.get(name))
+    return f" on {device} ({details})" if details else f" on {device}"
+
+
+def _describe_model(model: Json) -> str:
+    parts = [model["file"]]
+    if model["opset"]:
+        parts.append(f"opset {model['opset']}")
+    if model["producer"]:
+        parts.append(model["producer"])
+    if model["nodes"]:
+        parts.append(format_count(model["nodes"], "node"))
+    return ", ".join(parts)
 
 
 def _add_problems(page: TextPage, facts: Json) -> None:
@@ -95,17 +111,16 @@ def _add_problems(page: TextPage, facts: Json) -> None:
 
 
 def _add_layers(page: TextPage, facts: Json) -> None:
-    steps = [
-        f"{layers} ({next(same)['what'].removeprefix('After ').lower()})"
-        for layers, same in itertools.groupby(
-            facts["milestones"], key=lambda milestone: milestone["layers"]
-        )
-    ]
+    steps = []
+    milestones = itertools.groupby(facts["milestones"], key=lambda milestone: milestone["layers"])
+    for layers, same in milestones:
+        step = next(same)["what"].removeprefix("After ").lower()
+        steps.append(f"{layers} ({step})")
     if steps:
         _add_fact(page, "Layers", " -> ".join(steps))
     if facts["placement"].get("DLA"):
-        placed = ", ".join(f"{number} on {device}" for device, number in facts["placement"].items())
-        _add_fact(page, "Placement", placed)
+        devices = [f"{number} on {device}" for device, number in facts["placement"].items()]
+        _add_fact(page, "Placement", ", ".join(devices))
     engine = facts["engine"]
     if engine is None:
         return
@@ -114,88 +129,79 @@ def _add_layers(page: TextPage, facts: Json) -> None:
         text += f", of them {format_count(engine['convolutions'], 'convolution')}:"
     _add_fact(page, "Engine", text)
     if engine["convolutions"]:
-        page.add_lines(
-            *(f"{number:>16} x {signature}" for signature, number in engine["signatures"].items())
-        )
+        for signature, number in engine["signatures"].items():
+            page.add_lines(f"{number:>16} x {signature}")
 
 
 def _add_passes(page: TextPage, facts: Json) -> None:
     rows = facts["passes"]
-    wide = min(40, max((len(row["pass"]) for row in rows), default=0))
+    column = min(40, max((len(row["pass"]) for row in rows), default=0))
     if rows:
         page.add_lines("Optimizer passes (layers examined; changes; --pass NAME lists the lines)")
     for row in rows:
-        done = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
-        page.fill(
-            done, wide + 10, f"  {row['pass'] or '(no pass)':<{wide}} {row['running'] or '':>5}  "
-        )
+        events = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
+        start = f"  {row['pass'] or '(no pass)':<{column}} {row['running'] or '':>5}  "
+        page.fill(events, column + 10, start)
 
 
-def _add_edges(page: TextPage, facts: Json, *, title: str, which: str) -> None:
-    rows = facts[which]
+def _add_edges(page: TextPage, facts: Json, *, title: str, field: str) -> None:
+    rows = facts[field]
     if not rows:
         return
     page.add_lines(f"{title}: {len(rows)}")
-    cells = []
-    for row in page.first_rows(rows, _MANY):
-        types = row["from"] if row["from"] == row["to"] else f"{row['from']} -> {row['to']}"
-        shape = "x".join("?" if d is None else str(d) for d in row["shape"]) if row["shape"] else ""
-        cells.append(("" if types == "UNKNOWN" else types, shape))
+    cells = [(_format_types(row), _format_shape(row)) for row in page.first_rows(rows, _MAX_ROWS)]
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
-    for row, (types, shape) in zip(page.iterate_rows(rows, _MANY), cells, strict=True):
-        name = (
-            row["name"]
-            if row["qdq"] or page.everything
-            else cut_middle(row["name"], page.width - 6)
-        )
+    for row, (types, shape) in zip(page.iterate_rows(rows, _MAX_ROWS), cells, strict=True):
+        full = row["qdq"] or page.everything
+        name = row["name"] if full else cut_middle(row["name"], page.width - 6)
         start = f"  {types:<{first}}  {shape:<{second}}  "
-        page.add_lines(
-            *(
-                [start + name]
-                if len(start + name) <= page.width
-                else [start.rstrip(), f"      {name}"]
-            )
-        )
+        if len(start + name) <= page.width:
+            page.add_lines(start + name)
+        else:
+            page.add_lines(start.rstrip(), f"      {name}")
+
+
+def _format_types(row: Json) -> str:
+    if row["from"] != row["to"]:
+        return f"{row['from']} -> {row['to']}"
+    return "" if row["from"] == "UNKNOWN" else str(row["from"])
+
+
+def _format_shape(row: Json) -> str:
+    return "x".join("?" if d is None else str(d) for d in row["shape"] or ())
 
 
 def _add_merged(page: TextPage, facts: Json) -> None:
     if facts["merged"]:
         page.add_lines(f"Merged side by side: {len(facts['merged'])}")
-    for group in page.iterate_rows(facts["merged"], _MANY):
+    for group in page.iterate_rows(facts["merged"], _MAX_ROWS):
         page.fill(" || ".join(group), 6, f"  {len(group)}: ")
 
 
 def _add_tuning(page: TextPage, facts: Json) -> None:
     tuning = facts["tuning"]
-    if not tuning["tactics"]:  # an excerpt: which kernels were passed over, for which layer and why
+    if not tuning["tactics"]:  # an excerpt: kernels that were skipped, with layer and reason
         for row in tuning["refused"]:
             layer = f" for {row['layer']}" if row["layer"] else ""
-            _add_fact(page, "Tuning", f"{row['runner']} has no tactic{layer}{_format_times(row)}")
+            text = f"{row['runner']} has no tactic{layer}{_format_times(row)}"
+            _add_fact(page, "Tuning", text)
         for row in tuning["reasons"]:
             _add_fact(page, "Tuning", f"passed over: {row['reason']}{_format_times(row)}")
         return
-    _add_fact(
-        page,
-        "Tuning",
-        f"{format_count(tuning['tactics'], 'tactic')} timed for {format_count(tuning['layers'], 'layer')}, "
-        f"{format_count(tuning['combinations'], 'format combination')}, "
-        f"{format_count(tuning['reformats'], 'reformat')} costed, {format_count(tuning['added_reformats'], 'reformat')} added",
+    counts = (
+        f"{format_count(tuning['tactics'], 'tactic')} timed for "
+        f"{format_count(tuning['layers'], 'layer')}",
+        format_count(tuning["combinations"], "format combination"),
+        f"{format_count(tuning['reformats'], 'reformat')} costed",
+        f"{format_count(tuning['added_reformats'], 'reformat')} added",
     )
+    _add_fact(page, "Tuning", ", ".join(counts))
     if facts["seconds"]:
-        _add_fact(
-            page,
-            "",
-            ", ".join(
-                f"{s:g} s {what[0].lower() + what[1:]}" for what, s in facts["seconds"].items()
-            ),
-        )
+        steps = [f"{s:g} s {name[0].lower()}{name[1:]}" for name, s in facts["seconds"].items()]
+        _add_fact(page, "", ", ".join(steps))
     if tuning["chosen"]:
-        _add_fact(
-            page,
-            "",
-            "chosen: "
-            + ", ".join(f"{n} {number}" for n, number in list(tuning["chosen"].items())[:6]),
-        )
+        chosen = [f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6]]
+        _add_fact(page, "", f"chosen: {', '.join(chosen)}")
     slow = [row for row in tuning["slowest"] if row["seconds"] > 0][:5]
     if slow:
         page.add_lines("  slowest to tune:")
@@ -203,9 +209,8 @@ def _add_tuning(page: TextPage, facts: Json) -> None:
         name = cut_middle(row["name"], page.width - 30)
         page.add_lines(f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {name}")
     for row in tuning["slowest_reformats"][:1]:
-        page.add_lines(
-            f"  slowest reformat tried: {row['best_ms']:g} ms  {cut_middle(row['name'], page.width - 38)}"
-        )
+        name = cut_middle(row["name"], page.width - 38)
+        page.add_lines(f"  slowest reformat tried: {row['best_ms']:g} ms  {name}")
 
 
 def _format_times(row: Json) -> str:
@@ -213,7 +218,7 @@ def _format_times(row: Json) -> str:
 
 
 def _add_memory(page: TextPage, facts: Json) -> None:
-    rows = {
+    labels = {
         "activation": "activations",
         "device_persistent": "device, persistent",
         "scratch": "scratch",
@@ -223,12 +228,14 @@ def _add_memory(page: TextPage, facts: Json) -> None:
         "peak_gpu_mib": "peak, GPU",
         "peak_cpu_mib": "peak, CPU",
     }
-    lines = [
-        f"  {label:<20}{facts['memory'][key]:>17,} {'MiB' if key.endswith('_mib') else 'bytes'}"
-        for key, label in rows.items()
-        if facts["memory"][key] is not None
-    ]
-    page.add_lines(*(["Memory", *lines] if lines else []))
+    lines = []
+    for key, label in labels.items():
+        amount = facts["memory"][key]
+        if amount is not None:
+            unit = "MiB" if key.endswith("_mib") else "bytes"
+            lines.append(f"  {label:<20}{amount:>17,} {unit}")
+    if lines:
+        page.add_lines("Memory", *lines)
 
 
 def _add_performance(page: TextPage, facts: Json) -> None:
@@ -237,20 +244,19 @@ def _add_performance(page: TextPage, facts: Json) -> None:
         page.add_lines("Performance")
     for name, values in rows.items():
         if "value" in values:
-            page.add_lines(
-                f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}"
-            )
+            unit = "qps" if name == "Throughput" else "s"
+            page.add_lines(f"  {name:<23}{values['value']:>12,.6g} {unit}")
     timed = {name: values for name, values in rows.items() if "mean" in values}
-    if timed:
-        percentiles = dict.fromkeys(
-            key for values in timed.values() for key in values if key.startswith("perc")
-        )
-        columns = ["min", "mean", "median", *list(percentiles)[-1:], "max"]
-        heads = [column.removeprefix("percentile(").removesuffix(")") for column in columns]
-        page.add_lines(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
-        for name, values in timed.items():
-            cells = "".join(f"{values[c]:>11.6g}" if c in values else f"{'':>11}" for c in columns)
-            page.add_lines(f"  {name:<23}{cells}")
+    if not timed:
+        return
+    keys = itertools.chain.from_iterable(timed.values())
+    percentiles = list(dict.fromkeys(key for key in keys if key.startswith("perc")))
+    columns = ["min", "mean", "median", *percentiles[-1:], "max"]
+    heads = [column.removeprefix("percentile(").removesuffix(")") for column in columns]
+    page.add_lines(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
+    for name, values in timed.items():
+        cells = [f"{values[c]:>11.6g}" if c in values else " " * 11 for c in columns]
+        page.add_lines(f"  {name:<23}{''.join(cells)}")
 
 
 def _add_profile(page: TextPage, facts: Json) -> None:
@@ -258,13 +264,11 @@ def _add_profile(page: TextPage, facts: Json) -> None:
     if profile is None:
         return
     runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
-    page.add_lines(
-        f"Profile: {profile['total_ms']:.4f} ms in {format_count(profile['layers'], 'layer')}{runs}; the slowest:"
-    )
+    layers = format_count(profile["layers"], "layer")
+    page.add_lines(f"Profile: {profile['total_ms']:.4f} ms in {layers}{runs}; the slowest:")
     for row in profile["slowest"]:
-        page.add_lines(
-            f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {cut_middle(row['name'], page.width - 24)}"
-        )
+        name = cut_middle(row["name"], page.width - 24)
+        page.add_lines(f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {name}")
 
 
 def _add_rest(page: TextPage, facts: Json) -> None:
@@ -289,15 +293,15 @@ def _add_rest(page: TextPage, facts: Json) -> None:
 
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
-    """The lines of one pass, each with its place in the log."""
+    """Return the lines of one pass with their line numbers in the log."""
     return as_text(f"{line:>7}: {text}" for line, text in rows)
 
 
-# Explanations of codes, errors and lines ----------------------------------------------------------------------------
+# Codes, errors and lines ---------------------------------------------------------------------------
 
 
 def _add_sections(page: TextPage, **texts: str) -> None:
-    """A heading and a paragraph for each text that there is."""
+    """Add a heading and a paragraph for each text that is not empty."""
     for heading, text in texts.items():
         if text:
             page.add_lines("", heading.replace("_", " "))
@@ -305,7 +309,7 @@ def _add_sections(page: TextPage, **texts: str) -> None:
 
 
 def code_text(entry: FindingCodeEntry, width: int) -> str:
-    """The long form of a code."""
+    """Return the explanation of a finding code."""
     page = TextPage(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
     _add_sections(
@@ -317,20 +321,17 @@ def code_text(entry: FindingCodeEntry, width: int) -> str:
     )
     if entry.code in PROMISED_CODES:
         page.fill(
-            f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
+            f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this "
+            "where no new data is needed.",
             2,
             "  ",
         )
     page.add_lines("", "Where it holds")
     for holds in entry.holds:
-        severity = (
-            f", {holds.severity.word}"
-            if holds.severity is not None and holds.severity != entry.severity
-            else ""
-        )
-        page.fill(
-            f"{holds.evidence}{severity}: {holds.source}", 4, f"  {', '.join(holds.targets)}: "
-        )
+        evidence = str(holds.evidence)
+        if holds.severity not in (None, entry.severity):
+            evidence += f", {holds.severity.word}"
+        page.fill(f"{evidence}: {holds.source}", 4, f"  {', '.join(holds.targets)}: ")
     other = [t for t in ALL_TARGETS if entry.on(t) is None]
     if other:
         page.fill(f"not on {', '.join(other)}", 2, "  ")
@@ -338,7 +339,7 @@ def code_text(entry: FindingCodeEntry, width: int) -> str:
 
 
 def code_json(entry: FindingCodeEntry) -> Json:
-    """A code and all that is known about it."""
+    """Return the JSON fields of a finding code."""
     holds = [
         to_json_fields(h, "targets", "evidence", "source")
         | {"severity": str(h.severity or entry.severity)}
@@ -352,38 +353,38 @@ def code_json(entry: FindingCodeEntry) -> Json:
 
 
 def list_text(entries: Iterable[FindingCodeEntry], width: int) -> str:
-    """Every code with its title, by severity."""
+    """Return every code with its title, by severity."""
     page = TextPage(width)
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
-    wide = max(len(c.code) for c in rows)
+    column = max(len(c.code) for c in rows)
     for entry in rows:
-        page.fill(entry.title, wide + 11, f"{entry.code:<{wide}}  {entry.severity.word:<7}  ")
+        page.fill(entry.title, column + 11, f"{entry.code:<{column}}  {entry.severity.word:<7}  ")
     return str(page)
 
 
-def error_text(known: KnownError, width: int) -> str:
-    """The long form of a known error message."""
+def error_text(error: KnownError, width: int) -> str:
+    """Return the explanation of a known error message."""
     page = TextPage(width)
-    page.fill(f"{known.title} ({known.severity})")
+    page.fill(f"{error.title} ({error.severity})")
     _add_sections(
         page,
-        Cause=known.cause,
-        Fix=known.fix,
-        Fixed_in=known.fixed,
-        Not_known=known.unknown,
-        Versions=known.versions,
-        Source=known.source,
+        Cause=error.cause,
+        Fix=error.fix,
+        Fixed_in=error.fixed,
+        Not_known=error.unknown,
+        Versions=error.versions,
+        Source=error.source,
     )
-    if known.codes:
+    if error.codes:
         page.add_heading(
-            f"'qdqtool predict' reports it before the build: {', '.join(known.codes)} (qdqtool explain "
-            f"{known.codes[0]})"
+            f"'qdqtool predict' reports it before the build: {', '.join(error.codes)} "
+            f"(qdqtool explain {error.codes[0]})"
         )
     return str(page)
 
 
 def way_text(way: BuildMethod, width: int) -> str:
-    """What to give a builder, and how to get its log."""
+    """Return the flags of a build method, and the way to its log."""
     page = TextPage(width)
     page.add_lines(f"With {way.title}")
     for heading, text in (
@@ -398,7 +399,7 @@ def way_text(way: BuildMethod, width: int) -> str:
 
 
 def line_text(answer: LineAnswer, width: int) -> str:
-    """The answer to one line of a log, the likeliest pass first."""
+    """Return the explanation of a log line, the likeliest pass first."""
     page = TextPage(width)
     page.fill(answer.line, 2, "  ")
     if answer.note:
@@ -410,18 +411,18 @@ def line_text(answer: LineAnswer, width: int) -> str:
     return str(page)
 
 
-def _add_rule(page: TextPage, rule: Rule, most: int) -> None:
+def _add_rule(page: TextPage, rule: Rule, limit: int) -> None:
     page.fill(rule.does, 4, f"{rule.pass_name}: ")
     if rule.means:
         page.fill(rule.means, 4, "  For you: ")
     page.add_lines("  Evidence")
-    for name, case in list(rule.cases.items())[:most]:
+    for name, case in list(rule.cases.items())[:limit]:
         page.fill(f"{case.evidence}: {case.says}", 6, f"  - {name.rpartition('/')[2]}, ")
         if case.builds:
             page.fill(", ".join(case.builds), 8, "      in ")
         if case.source:
             page.fill(case.source, 8, "      ")
-    if len(rule.cases) > most:
+    if len(rule.cases) > limit:
         page.fill(
             f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
             f"qdqtool explain {rule.pass_name}",
