@@ -257,7 +257,7 @@ assert (finding.node, finding.message, finding.fix) == ("n", "n is an example of
 assert type(finding.causes[0].refusal).__name__ == "ExampleFault" and finding.causes[0].refusal.size == 2
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
-    "way": """
+    "method": """
 from qdqtool.findings.ways import find_build_method
 assert find_build_method("example").name == "example-runtime" and find_build_method("example").flags("trt8.5").startswith("example")
 """,
@@ -361,7 +361,7 @@ def test_contributing_page_has_the_files_that_it_counts() -> None:
     }
     in_words = {"A case of a pass", "A pass"}
     assert missing == {title: title in in_words for title in missing}
-    topics = "text code reason build GPU target operator pass"
+    topics = "text code reason method GPU target operator pass"
     assert {title.split()[-1] for title in missing} == set(topics.split())
     assert len(missing) == len(CHECKS)
 
