@@ -93,9 +93,11 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
                 inside.add(node.index)
                 functions[node.output] = None
                 queue.append(node.output)
-    for name in list(functions)[1:]:
-        if model.is_output(name) or _is_used_outside(model, name, inside):
-            yield name
+    yield from (
+        name
+        for name in list(functions)[1:]
+        if model.is_output(name) or _is_used_outside(model, name, inside)
+    )
 
 
 def _is_used_outside(model: Model, tensor: str, nodes: set[int]) -> bool:
