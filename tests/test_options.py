@@ -81,11 +81,11 @@ NOT_PARAMETERS = {
 
 @pytest.mark.parametrize("function", CLASSES, ids=lambda f: f.__name__)
 def test_option_classes_have_defaults_of_parameters(function: Function) -> None:
-    known = parameters(function)
+    arguments = parameters(function)
     for cls in CLASSES[function]:
         for field in scalar_fields(cls):
             if (function, field.name) not in NOT_PARAMETERS:
-                assert known[field.name].default == field.default, field.name
+                assert arguments[field.name].default == field.default, field.name
 
 
 def test_functions_have_the_same_defaults() -> None:
@@ -157,13 +157,13 @@ def test_single_pattern_is_not_a_list(function: Function, parameter: str) -> Non
 # Commands
 
 
-def options_of(command: str) -> dict[str, click.Option]:
-    found = cli.get_command(click.Context(cli), command)
-    assert found is not None
-    return {str(p.name): p for p in found.params if isinstance(p, click.Option)}
+def command_options(command: str) -> dict[str, click.Option]:
+    click_command = cli.get_command(click.Context(cli), command)
+    assert click_command is not None
+    return {str(p.name): p for p in click_command.params if isinstance(p, click.Option)}
 
 
-def default_of(option: click.Option) -> Any:
+def option_default(option: click.Option) -> Any:
     """Return the value of an option that is not given."""
     value = option.get_default(click.Context(cli))
     return value if isinstance(value, (bool, int, float, str)) else None
@@ -200,7 +200,7 @@ ONLY_COMMAND = {
     "extract": {"issue", "verification"},
     "build": set(),
 }
-# Parameters of functions without an option: inputs, objects of Python, and what a command always does.
+# Parameters of functions without an option: inputs, objects of Python, and fixed settings.
 ONLY_FUNCTION = {
     "insert": {"model", "data", "progress", "preprocess"},
     "tune": {"model", "data", "mapper", "progress", "say", "preprocess"},
@@ -228,22 +228,22 @@ def test_options_are_the_parameters(command: str) -> None:
     if "output" in parameters(function):
         extra = extra - {"output"}
     of_functions = {name for f in FUNCTIONS[command] for name in parameters(f)}
-    options = options_of(command)
+    options = command_options(command)
     assert options.keys() - extra <= of_functions
     assert parameters(function).keys() - options.keys() == ONLY_FUNCTION[command]
 
 
 @pytest.mark.parametrize("command", FUNCTIONS)
 def test_options_have_defaults_of_parameters(command: str) -> None:
-    known = parameters(FUNCTIONS[command][0])
-    for name, option in options_of(command).items():
-        if name not in known or (command, name) in OTHER_DEFAULT:
+    arguments = parameters(FUNCTIONS[command][0])
+    for name, option in command_options(command).items():
+        if name not in arguments or (command, name) in OTHER_DEFAULT:
             continue
-        default = known[name].default
+        default = arguments[name].default
         if option.show_default:
-            assert default_of(option) == default, name
+            assert option_default(option) == default, name
         elif not (option.multiple or option.is_flag):
-            assert default_of(option) is None or option.required, name
+            assert option_default(option) is None or option.required, name
             assert default in (None, UNSET.get(name)), name
         else:
             assert default in ((), None, False) or UNSET.get(name) is default, name
@@ -252,16 +252,16 @@ def test_options_have_defaults_of_parameters(command: str) -> None:
 @pytest.mark.parametrize(("command", "name"), OTHER_DEFAULT)
 def test_other_defaults_of_commands(command: str, name: str) -> None:
     of_command, of_function = OTHER_DEFAULT[command, name]
-    assert default_of(options_of(command)[name]) is of_command
+    assert option_default(command_options(command)[name]) is of_command
     assert parameters(FUNCTIONS[command][0])[name].default == of_function
 
 
 def test_image_options_have_defaults_of_preprocess() -> None:
     defaults = {f.name: f.default for f in fields(Preprocess)}
-    options = options_of("insert")
-    assert default_of(options["resize"]) == defaults["resize"]
+    options = command_options("insert")
+    assert option_default(options["resize"]) == defaults["resize"]
     assert defaults["bgr"] is False and options["bgr"].is_flag
-    assert all(default_of(options[name]) is None for name in ("scale", "mean", "std"))
+    assert all(option_default(options[name]) is None for name in ("scale", "mean", "std"))
 
 
 CHOICES = {
@@ -274,7 +274,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("command", FUNCTIONS)
 def test_choices_are_those_of_functions(command: str) -> None:
-    for name, option in options_of(command).items():
+    for name, option in command_options(command).items():
         if name in CHOICES:
             assert isinstance(option.type, click.Choice)
             assert tuple(option.type.choices) == CHOICES[name]
@@ -294,7 +294,7 @@ def test_methods_are_those_of_the_calibration() -> None:
         ("verify", "target", f"[default: the build's own, else {DEFAULT_TARGET}]"),
         ("insert", "losses", f"[default: {SAMPLES}, and"),
         ("insert", "losses", f"by {SMALL_ERROR:.0%} or more]"),
-        ("insert", "smooth", f"ALPHA is {options_of('insert')['smooth'].flag_value} if"),
+        ("insert", "smooth", f"ALPHA is {command_options('insert')['smooth'].flag_value} if"),
         ("tune", "keep", f"[default: {KEEP}]"),
         ("tune", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
         ("extract", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
@@ -304,7 +304,7 @@ def test_methods_are_those_of_the_calibration() -> None:
     ],
 )
 def test_help_states_default(command: str, name: str, text: str) -> None:
-    assert text in str(options_of(command)[name].help)
+    assert text in str(command_options(command)[name].help)
 
 
 @pytest.mark.parametrize(

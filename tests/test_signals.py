@@ -25,7 +25,7 @@ def restore_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     """Wait for a condition, at most a minute."""
     end = time.monotonic() + 60
     while not holds():
@@ -94,7 +94,10 @@ def test_interrupt_while_a_metric_is_imported(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\n"
     )
-    words = "tune float.onnx --include conv --no-state --workers 1 --calib samples.npy -o out --metric slow:metric"
+    words = (
+        "tune float.onnx --include conv --no-state --workers 1 --calib samples.npy -o out "
+        "--metric slow:metric"
+    )
     run = subprocess.Popen(
         [sys.executable, "-m", "qdqtool", *words.split()],
         cwd=tmp_path,
@@ -103,7 +106,7 @@ def test_interrupt_while_a_metric_is_imported(tmp_path: Path) -> None:
         preexec_fn=restore_signals,
     )
     try:
-        until((tmp_path / "begun").exists)
+        wait_until((tmp_path / "begun").exists)
         run.send_signal(signal.SIGINT)
         assert run.wait(60) == 130
     finally:

@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Print the overview if there is no command."""
+    """Print the overview without a command."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -205,7 +205,3 @@ def main() -> None:
     except MemoryError:  # while an error is reported
         code = _fail(_OUT_OF_MEMORY, 2)
     process.exit_process(code)
-
-
-if __name__ == "__main__":
-    main()

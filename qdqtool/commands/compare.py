@@ -93,12 +93,12 @@ def command(
 ) -> int:
     """Show what B lost and gained against A.
 
-    A and B are two ONNX models (float and Q/DQ, two placements, before and after an exporter), two builds (log, layer
-    JSON, profile), or a model and its build (requested and actual types). verify asks whether the
-    prediction was right; compare asks what changed.
+    A and B are two ONNX models (float and Q/DQ, two placements, before and after an exporter), two
+    builds (log, layer JSON, profile), or a model and its build (requested and actual types). verify
+    asks whether the prediction was right; compare asks what changed.
 
-    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a --fail-on that these files
-    cannot answer.
+    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a
+    --fail-on that these files cannot answer.
     """
     from qdqtool.comparison.api import compare, is_model_file
     from qdqtool.formats.build_text import render_comparison

@@ -1,4 +1,4 @@
-"""``qdqtool demo``: insert, predict and verify on a generated network and generated images."""
+"""``qdqtool demo``: insert, predict and verify on a generated network and images."""
 
 from pathlib import Path
 
@@ -39,7 +39,8 @@ from qdqtool.util.files import forbid_dash
 def command(output: str, size: int, images: int, activation: str, target: str | None) -> int:
     """Run the whole loop on an embedded model: nothing is downloaded, no GPU and no TensorRT are needed.
 
-    The model has YOLOv8n's layers and random weights: it detects nothing, yet it quantizes like a real one.
+    The model has YOLOv8n's layers and random weights: it detects nothing, yet it quantizes like a
+    real one.
     """
     forbid_dash(output, "-o")
     release = options.choose_target(target)

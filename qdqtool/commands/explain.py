@@ -20,8 +20,9 @@ def command(
 ) -> int:
     """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
 
-    The cause, TensorRT's behavior, how to see it in a log, the fix, and on which versions it is known to hold. For a
-    line of a log, a pass or one of its cases: the meaning of the line, the builds that show it, the rule and its test.
+    The cause, TensorRT's behavior, how to see it in a log, the fix, and on which versions it is
+    known to hold. For a line of a log, a pass or one of its cases: the meaning of the line, the
+    builds that show it, the rule and its test.
     """
     from qdqtool.findings import codes
     from qdqtool.findings.ways import find_build_method
@@ -69,7 +70,8 @@ def command(
     error = lookup(text)
     if error is None:
         raise QdqtoolError(
-            f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; "
+            f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its "
+            "optimizer; "
             f"{codes.suggest_code(text)}",
             code="unknown-choice",
             parameter="what",

@@ -90,9 +90,10 @@ def command(
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
 
-    The part shows the finding with the same message and fix, and the convolutions that it names as in the whole. With
-    --check, COMMAND is split as a shell would and run without one; {} stands for the model, which else comes last.
-    Ctrl-C while minimizing ends that: the smallest model found by then is written.
+    The part shows the finding with the same message and fix, and the convolutions that it names as
+    in the whole. With --check, COMMAND is split as a shell would and run without one; {} stands for
+    the model, which else comes last. Ctrl-C while minimizing ends that: the smallest model found by
+    then is written.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
@@ -150,7 +151,8 @@ def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None)
     leak = hidden.find_leak_in_prose(text)
     if leak is not None:
         raise QdqtoolError(
-            f"'{leak}' would be left in the private report; leave out --report and write it by hand",
+            f"'{leak}' would be left in the private report; leave out --report and write it by "
+            "hand",
             code="private-name-left",
             parameter="report",
         )

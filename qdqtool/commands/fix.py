@@ -43,10 +43,12 @@ def command(
 ) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
-    Every fix is tried, and kept only if that shows it to be one (docs/fix.md). Fixes that were tried and not kept are reported
-    with the reason; with --only so is every other place of those codes.
+    Every fix is tried, and kept only if that shows it to be one (docs/fix.md). Fixes that were
+    tried and not kept are reported with the reason; with --only so is every other place of those
+    codes.
 
-    Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
+    Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad
+    input.
     """
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix

@@ -240,16 +240,6 @@ def _format_option(*choices: str) -> Decorator:
     )
 
 
-def _pass_answer(function: Command) -> Command:
-    """Pass format and output of the answer as one argument."""
-
-    @functools.wraps(function)
-    def call(form: str, output: str | None, **arguments: Any) -> int:
-        return function(**arguments, answer=AnswerWriter(form, output))
-
-    return call
-
-
 def format_options(function: Command) -> Command:
     """Give a command ``--format``; it receives an :class:`AnswerWriter` that goes to stdout."""
 
@@ -268,8 +258,15 @@ def make_output_options(*formats: str) -> Decorator:
     output = click.option(
         "-o", "--output", "output", type=click.Path(), help="Write the answer to a file."
     )
-    options = group(_format_option(*formats), output)
-    return lambda function: options(_pass_answer(function))
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def call(form: str, output: str | None, **arguments: Any) -> int:
+            return function(**arguments, answer=AnswerWriter(form, output))
+
+        return group(_format_option(*formats), output)(call)
+
+    return decorate
 
 
 output_options = make_output_options("text", "json")
@@ -316,8 +313,8 @@ target_options = group(
     click.option(
         "--strongly-typed",
         is_flag=True,
-        help="The network is strongly typed (trtexec --stronglyTyped). For TensorRT 10; from 11 on, "
-        "all networks are.",
+        help="The network is strongly typed (trtexec --stronglyTyped). For TensorRT 10; "
+        "from 11 on, all networks are.",
     ),
 )
 
@@ -365,7 +362,8 @@ assume_option = click.option(
     multiple=True,
     metavar="silu-add=fused|apart",
     callback=parse_with(parse_assumptions),
-    help="Assume that TensorRT fuses (or does not fuse) Conv + activation + Add. It decides by timing.",
+    help="Assume that TensorRT fuses (or does not fuse) Conv + activation + Add. "
+    "It decides by timing.",
 )
 
 
@@ -542,8 +540,8 @@ placement_options = group(
         type=click.Choice(("box", "float", "none")),
         default="box",
         show_default=True,
-        help="Which detection-head outputs are left float: box (boxes, DFL, sampling offsets of a DETR), "
-        "float (scores as well), or none.",
+        help="Which detection-head outputs are left float: box (boxes, DFL, sampling "
+        "offsets of a DETR), float (scores as well), or none.",
     ),
     click.option(
         "--residual",
@@ -591,8 +589,8 @@ network_options = group(
     click.option(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),
-        help="Type of everything that is not quantized. [default: fp16 if the types of the file decide (trt11, "
-        "rtx1.7), else fp32]",
+        help="Type of everything that is not quantized. [default: fp16 if the types of the file "
+        "decide (trt11, rtx1.7), else fp32]",
     ),
     click.option(
         "--smooth",

@@ -108,8 +108,8 @@ def command(
 
     No TensorRT and no GPU are needed; weights in external files may be missing.
 
-    Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of several models, the
-    others are predicted).
+    Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of
+    several models, the others are predicted).
     """
     paths = list(dict.fromkeys(model))
     patterns = [_compile_pattern(text) for text in required]
@@ -218,7 +218,7 @@ def _check_options(
 
 
 def _check_capability(sm: str, target: Target) -> None:
-    """Check before the work that a target builds for a compute capability, and print its notes.
+    """Check that a target builds for a compute capability, and print notes.
 
     Raises:
         QdqtoolError: The target does not build for it, or it is unknown.
@@ -273,15 +273,13 @@ def _render_text(
 
 def _print_failures(results: list[ModelCheck]) -> int:
     """Print unmet requirements, then errors; return the exit code."""
-    failures: list[str] = []
-    errors: list[str] = []
-    for result in results:
-        if result.prediction is None:
-            errors += result.unmet
-        elif len(results) == 1:
-            failures += result.unmet
-        else:
-            failures += [f"{result.path}: {line}" for line in result.unmet]
+    failures = [
+        line if len(results) == 1 else f"{result.path}: {line}"
+        for result in results
+        if result.prediction is not None
+        for line in result.unmet
+    ]
+    errors = [line for result in results if result.prediction is None for line in result.unmet]
     for line in (*failures, *dict.fromkeys(errors)):
         _print_note(line)
     return 2 if errors else int(bool(failures))
@@ -300,7 +298,6 @@ def _compile_pattern(text: str) -> re.Pattern[str]:
 
 
 def _find_code(text: str) -> str:
-    """Return the severity or the finding code that a user means."""
     if text.lower() in _SEVERITIES:
         return text.lower()
     from qdqtool.findings import codes
@@ -337,7 +334,8 @@ def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Predicti
     for pattern in patterns:
         if not any(map(pattern.search, names)):
             raise QdqtoolError(
-                f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all",
+                f"--require '{pattern.pattern}' matches none of the convolutions; "
+                "see predict --all",
                 code="no-match",
                 parameter="required",
             )

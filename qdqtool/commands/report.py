@@ -54,9 +54,9 @@ def command(
 ) -> int:
     """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
 
-    A second model (--float, or OTHER.onnx) is shown before it, side by side. BUILD is a log, a layer JSON or a profile
-    of MODEL: the page then compares the prediction with it and shows measured times. The page is a single file without
-    any link to the network.
+    A second model (--float, or OTHER.onnx) is shown before it, side by side. BUILD is a log, a
+    layer JSON or a profile of MODEL: the page then compares the prediction with it and shows
+    measured times. The page is a single file without any link to the network.
 
     Exit codes: 0 done, 2 bad input.
     """

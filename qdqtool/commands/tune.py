@@ -90,7 +90,8 @@ from qdqtool.commands.usage import UsageError
     "--swept-on",
     type=click.IntRange(1),
     metavar="N",
-    help="Maximum number of images for the sensitivity of single sites. [default: all to choose on]",
+    help="Maximum number of images for the sensitivity of single sites. "
+    "[default: all to choose on]",
 )
 @click.option(
     "--workers",
@@ -127,10 +128,11 @@ def command(
 ) -> int:
     """Find the placement of Q/DQ in the float MODEL with the least time that keeps its accuracy.
 
-    Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no TensorRT is
-    needed. The accuracy of the result is measured on held-out images.
+    Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no
+    TensorRT is needed. The accuracy of the result is measured on held-out images.
 
-    Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad input.
+    Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad
+    input.
     """
     if state is not None and no_state:
         raise UsageError(

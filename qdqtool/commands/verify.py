@@ -1,17 +1,10 @@
 """``qdqtool verify``: the prediction compared with a real build."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import click
 
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError, VersionError
-
-if TYPE_CHECKING:
-    from qdqtool.verification.result import Verification
 
 
 @click.command("verify", cls=options.HelpCommand)
@@ -49,77 +42,54 @@ def command(
 ) -> int:
     """Compare the prediction with a real TensorRT build.
 
-    MODEL is the Q/DQ model; BUILD a trtexec or Python-API log, a layer JSON (--exportLayerInfo), a profile, or several
-    files of the same build; - is standard input. With --builder the model is built on this machine first, with
-    --from-log omit MODEL.
+    MODEL is the Q/DQ model; BUILD a trtexec or Python-API log, a layer JSON (--exportLayerInfo), a
+    profile, or several files of the same build; - is standard input. With --builder the model is
+    built on this machine first, with --from-log omit MODEL.
 
-    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
+    Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a
+    part.
     """
     from qdqtool.formats.build_text import render_verification
     from qdqtool.util.files import reserve_output
-    from qdqtool.verification.api import exit_code
+    from qdqtool.verification.api import exit_code, verify, verify_from_log, verify_with_builder
 
     reserve_output(answer.output, "-o")
+    _check_arguments(len(files), builder, from_log, gpu is not None or clock is not None)
     try:
         if from_log:
-            result = _verify_from_log(files, target, builder, gpu, clock)
+            result = verify_from_log(*files, target=target)
         elif builder:
-            result = _verify_with_builder(files, target, builder, sm)
+            result = verify_with_builder(files[0], builder=builder, sm=sm, target=target)
         else:
-            result = _verify(files, target, gpu, clock)
+            result = verify(files[0], *files[1:], target=target, gpu=gpu, clock=clock)
     except VersionError as error:
         raise QdqtoolError(f"{error}; give --target", code=error.code, parameter="target") from None
     answer.write(result.as_json, lambda width: render_verification(result, width))
     return exit_code(result, allow_partial)
 
 
-def _verify_from_log(
-    files: tuple[str, ...],
-    target: str | None,
-    builder: str | None,
-    gpu: str | None,
-    clock: float | None,
-) -> Verification:
-    if builder or not files:
+def _check_arguments(files: int, builder: str | None, from_log: bool, has_gpu: bool) -> None:
+    if from_log and (builder or not files):
         raise UsageError(
             "--from-log takes the files of one build and no --builder",
             code="option-conflict",
             parameter="from_log",
         )
-    if gpu is not None or clock is not None:
+    if from_log and has_gpu:
         raise UsageError(
             "--from-log compares no times: leave --gpu out, or give the MODEL",
             code="option-without-effect",
             parameter="gpu",
         )
-    from qdqtool.verification.api import verify_from_log
-
-    return verify_from_log(*files, target=target)
-
-
-def _verify_with_builder(
-    files: tuple[str, ...], target: str | None, builder: str, sm: str | None
-) -> Verification:
-    if len(files) != 1:
+    if builder and files != 1:
         raise UsageError(
             "--builder takes one MODEL and no BUILD",
             code="option-conflict",
             parameter="builder",
         )
-    from qdqtool.verification.api import verify_with_builder
-
-    return verify_with_builder(files[0], builder=builder, sm=sm, target=target)
-
-
-def _verify(
-    files: tuple[str, ...], target: str | None, gpu: str | None, clock: float | None
-) -> Verification:
-    if len(files) < 2:
+    if files < 2 and not from_log and not builder:
         raise UsageError(
             "give MODEL and at least one BUILD, or --from-log BUILD, or --builder",
             code="missing-argument",
             parameter="files",
         )
-    from qdqtool.verification.api import verify
-
-    return verify(files[0], *files[1:], target=target, gpu=gpu, clock=clock)

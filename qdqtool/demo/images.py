@@ -60,7 +60,7 @@ def _draw_shape(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) 
 def write_images(
     folder: str | os.PathLike[str], count: int, size: int, seed: int = 0
 ) -> list[Path]:
-    """Write generated images to `demo-000.png`, `demo-001.png` and so on in an existing folder.
+    """Write generated images `demo-000.png`, `demo-001.png` ... into an existing folder.
 
     Args:
         folder: The folder.

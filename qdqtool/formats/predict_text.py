@@ -149,8 +149,8 @@ def _describe_assumptions(prediction: Prediction) -> list[str]:
             other = next(iter(a.alternatives))
             choice += f" --assume {a.name}={other} shows the other in full."
         paragraphs.append(
-            f"{a.name}: reports differ on what TensorRT makes of "
-            f"{format_count(len(a.places), 'residual Add')} behind an activation{first}, and the "
+            f"{a.name}: reports differ on TensorRT's fusion of "
+            f"{format_count(len(a.places), 'residual Add')} after an activation{first}, and the "
             f"timing of its kernels may decide. {' '.join(results)} {choice}"
         )
     return paragraphs
@@ -610,8 +610,9 @@ def find_savings(findings: list[Finding], minimum: float) -> list[Finding]:
 
     Of several findings with the same node and saving only the first is returned.
     """
-    saving = [f for f in findings if (f.saves_ms or 0.0) > minimum]
-    saving.sort(key=lambda f: -(f.saves_ms or 0.0))
+    saving = sorted(
+        (f for f in findings if (f.saves_ms or 0.0) > minimum), key=lambda f: -(f.saves_ms or 0.0)
+    )
     first = {(f.node, f.saves_ms): f for f in reversed(saving)}
     return list(first.values())[::-1]
 

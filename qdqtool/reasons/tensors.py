@@ -148,18 +148,18 @@ class TensorOrigin:
 
 
 @once
-def float_consumers(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+def float_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
     """Return the consumers that are not Qs."""
-    return [r for r in readers if r.kind is not ConsumerKind.Q]
+    return [r for r in consumers if r.kind is not ConsumerKind.Q]
 
 
 @once
-def quantizer_consumers(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
-    return [r for r in readers if r.kind is ConsumerKind.Q]
+def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+    return [r for r in consumers if r.kind is ConsumerKind.Q]
 
 
 def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorConsumer | None:
-    """A Q right behind a tensor, whose pair another reader can share."""
+    """Return a Q directly after a tensor whose pair another consumer can share."""
     return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
 
 
@@ -171,6 +171,6 @@ def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
 
 
 @once
-def operator_between_quantizers(readers: Sequence[TensorConsumer]) -> PathStep | None:
+def operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
     """The same for the Qs that read one tensor."""
-    return operator_between([s for q in quantizer_consumers(readers) for s in q.path])
+    return operator_between([s for q in quantizer_consumers(consumers) for s in q.path])

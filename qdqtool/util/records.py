@@ -83,7 +83,7 @@ def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
 def collect_names(item: Any) -> tuple[str, ...]:
     """Return every text in a record once, with those of records and tuples inside.
 
-    The fields ``nameless`` of a class (default: ``op`` and ``shape``) are left out. The result is
+    The fields ``unnamed_fields`` of a class (default: ``op`` and ``shape``) are left out. The result is
     cached.
     """
     cache = vars(item)
@@ -95,13 +95,14 @@ def collect_names(item: Any) -> tuple[str, ...]:
     return result
 
 
+_NAMELESS_TYPES = frozenset((int, float, bool, type(None)))  # most fields; calls for them cost time
+
+
 def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
     """Add the names in a value; a value that several others contain is visited once."""
-    kind = type(value)
-    if kind is str and value:
-        names[value] = None
     if id(value) in visited:
         return
+    kind = type(value)
     parts: Iterable[Any] = ()
     if kind is SharedTuple:
         names.update(value.once(_names_of))
@@ -111,13 +112,17 @@ def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
         if _NAMES in vars(value):
             names.update(dict.fromkeys(vars(value)[_NAMES]))
         else:
-            nameless = getattr(kind, "nameless", ("op", "shape"))
-            parts = [getattr(value, name) for name in kind._fields if name not in nameless]
+            unnamed_fields = getattr(kind, "unnamed_fields", ("op", "shape"))
+            parts = [getattr(value, name) for name in kind._fields if name not in unnamed_fields]
     else:
         return
     visited.add(id(value))
     for part in parts:
-        _add_names(part, names, visited)
+        if type(part) is str:
+            if part:
+                names[part] = None
+        elif type(part) not in _NAMELESS_TYPES:
+            _add_names(part, names, visited)
 
 
 def _names_of(parts: Sequence[Any]) -> dict[str, None]:
@@ -162,6 +167,9 @@ def replace_fields(item: T, **changes: Any) -> T:
 
 def _init(self: Any, *args: Any, **named: Any) -> None:
     fields = self._fields
+    if len(args) == len(fields) and not named:  # the usual case, in a third of the time
+        self.__dict__.update(zip(fields, args, strict=True))
+        return
     positional = dict(zip(fields, args, strict=False))
     values = {**self._defaults, **positional, **named}
     if (

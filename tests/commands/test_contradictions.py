@@ -1,5 +1,6 @@
-"""Stated types that contradict the nodes, and nodes with too many or too few inputs, end in no traceback."""
+"""Models whose stated types or numbers of inputs contradict their nodes."""
 
+import functools
 from pathlib import Path
 
 import onnx
@@ -60,8 +61,8 @@ GRAPHS = {
     "a product of three": product_of_three,
     "a Transpose of scalars": transpose_of_scalars,
     **{
-        f"{op} of {source}, {weights} to {target}": lambda op=op, source=source, weights=weights, target=target: (
-            product(source, weights, target, op)
+        f"{op} of {source}, {weights} to {target}": functools.partial(
+            product, source, weights, target, op
         )
         for op in ("MatMul", "Gemm", "Conv", "ConvTranspose")
         for source, weights, target in (

@@ -22,7 +22,7 @@ def profile(*times: tuple[str, float]) -> str:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a listing of a quantizer and a convolution, and their profile, into the current folder."""
+    """Write the listing and the profile of a quantizer and a convolution."""
     quantizer = layer(
         "q0",
         "Reformat",

@@ -66,7 +66,7 @@ def test_fix_exits_with_1_if_an_error_is_left(folder: Path, cli: Cli) -> None:
     cli("fix", "bad.onnx", "-o", "f.onnx", "--only", "ADD-BOTH", code=1)
 
 
-def test_fix_only_tells_what_was_not_fixed(folder: Path, cli: Cli) -> None:
+def test_fix_only_lists_unfixed_places(folder: Path, cli: Cli) -> None:
     onnx.save(GRAPHS["weights-not-constant"](), folder / "m.onnx")
     arguments = ["--only", "W-NONCONST", "--only", "ADD-BOTH", "--target", "trt8.5"]
     answer = cli.json("fix", "m.onnx", "-o", "f.onnx", *arguments)

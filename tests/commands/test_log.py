@@ -82,7 +82,8 @@ def test_log_explains_messages(log: Path, cli: Cli) -> None:
 def test_log_placement_on_dla(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "dla.log"
     path.write_text(
-        "[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n"
+        "[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n"
+        "[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n"
     )
     assert cli.json("log", path)["placement"] == {"DLA": 1, "GPU": 2}
 

@@ -14,7 +14,7 @@ from tests.insertion.nets import check, run
 
 
 def test_yolov8n_has_the_published_architecture() -> None:
-    """The counts are those of a simplified Ultralytics export, 3,151,904 parameters those of its fused summary."""
+    """Compare with a simplified Ultralytics export and the parameters of its fused summary."""
     model = yolov8n(64)
     check(model)
     ops = Counter(n.op_type for n in model.graph.node)
