@@ -309,7 +309,8 @@ class Refusal:
     Attributes:
         reason: Short, stable code of the class that tests refer to.
         quotes: Whether its message quotes TensorRT.
-        apart: Fields that do not distinguish findings, such as the size of a tensor.
+        identity_excludes: Fields that do not distinguish findings, such as the size of a tensor.
+        unnamed_fields: Fields without names of nodes or tensors.
         rules: Codes of the finding that it becomes; the first rule that applies counts. Empty if it
             becomes none.
         pass_name: Pass or check that recorded it.
@@ -318,8 +319,8 @@ class Refusal:
 
     reason: ClassVar[str] = ""
     quotes: ClassVar[bool] = False
-    apart: ClassVar[tuple[str, ...]] = ("pass_name", "elements")
-    nameless: ClassVar[tuple[str, ...]] = ("pass_name", "op")
+    identity_excludes: ClassVar[tuple[str, ...]] = ("pass_name", "elements")
+    unnamed_fields: ClassVar[tuple[str, ...]] = ("pass_name", "op")
     rules: ClassVar[tuple[FindingRule, ...]] = ()
 
     pass_name: str

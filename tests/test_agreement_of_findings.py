@@ -98,7 +98,7 @@ def claimed_float(finding: Finding) -> set[str]:
                 simulation.AddOutputNotQuantized,
             ),
         ):
-            nodes |= {x.node for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.SUM)}
+            nodes |= {x.node for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.SUM)}
         elif isinstance(r, simulation.ResidualFloat):
             nodes.add(r.add)
         elif isinstance(

@@ -66,8 +66,7 @@ def yolov8(
             parameter="size",
         )
     net = YoloBuilder(seed, activation)
-    levels = add_backbone_and_neck(net, *SIZES[letter])
-    add_head(net, levels, size, classes)
+    add_head(net, add_backbone_and_neck(net, *SIZES[letter]), size, classes)
     return net.finish(size, classes, letter)
 
 

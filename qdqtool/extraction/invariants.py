@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
-from qdqtool.findings.identity import consumer_names_in, finding_key
+from qdqtool.findings.identity import finding_key, iterate_consumer_names
 from qdqtool.types import ConvOutcome, Finding, Prediction
 from qdqtool.util.text import format_list
 
@@ -39,7 +39,7 @@ class Invariants:
 
     def required_nodes(self) -> set[str]:
         """Return the nodes that the findings list as consumers."""
-        return {name for f in self.findings for name in consumer_names_in(finding_key(f))}
+        return {name for f in self.findings for name in iterate_consumer_names(finding_key(f))}
 
     def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
         """Return the findings and convolutions that a prediction does not show."""
@@ -49,10 +49,11 @@ class Invariants:
         missing: list[Finding | ConvOutcome] = [
             f for f in self.findings if finding_key(f) not in present
         ]
-        for c in self.convolutions:
-            if c.name not in outcomes or not has_same_types(c, outcomes[c.name]):
-                missing.append(c)
-        return missing
+        return missing + [
+            c
+            for c in self.convolutions
+            if c.name not in outcomes or not has_same_types(c, outcomes[c.name])
+        ]
 
     def hold_in(self, prediction: Prediction) -> bool:
         """Check whether a prediction shows everything."""

@@ -63,9 +63,7 @@ def diagnose_scales(
         is_float_source = isinstance(r, RemainingConversion) and not r.requantizes
         tensor = r.origin.tensor if is_float_source else r.tensor  # type: ignore[union-attr]
         return Diagnosis(tensor, Cause(r), r.elements, convolutions)
-    parts = None
-    if between.op in JOINS:
-        parts = recorded.first(simulation.ConcatScales, between.node)
+    parts = recorded.first(simulation.ConcatScales, between.node) if between.op in JOINS else None
     cause = Cause(r, () if parts is None else (parts,))
     return Diagnosis(between.node, cause, r.elements, convolutions)
 
@@ -95,7 +93,7 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Di
         return None
     convolutions = recorded.as_convolution(r.node)
     if isinstance(r, simulation.OutputDifferentScales):
-        return diagnose_scales(recorded, r, r.readers, convolutions)
+        return diagnose_scales(recorded, r, r.consumers, convolutions)
     if isinstance(r, OutputManyConsumers):
         return _diagnose_many_consumers(recorded, r, convolutions)
     if isinstance(r, OutputNotQuantized):
@@ -110,14 +108,14 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Di
             convolutions,
             joined=True,
             # Otherwise it only adds a DQ that remains (resnet18-a100-qat-residual, last block).
-            gains=can_be_int8(r.readers),
+            gains=can_be_int8(r.consumers),
             automatic=_has_scale(recorded, r.add),
         )
     node, gains = r.node, True
     if isinstance(r, simulation.BatchNormNotConstant):
         node = r.batchnorm
     elif isinstance(r, simulation.AddOutputNotQuantized | simulation.ActivationBeforeAdd):
-        node, gains = r.add, can_be_int8(r.readers)
+        node, gains = r.add, can_be_int8(r.consumers)
     return Diagnosis(node, Cause(r), getattr(r, "elements", None), convolutions, gains=gains)
 
 
@@ -147,7 +145,7 @@ def _diagnose_many_consumers(
             Cause(r),
             r.elements,
             convolutions,
-            gains=add is not None and can_be_int8(r.readers),
+            gains=add is not None and can_be_int8(r.consumers),
             automatic=find_shareable_quantizer(quantizers_after_pooling(r)) is not None,
         )
     if add is not None:
@@ -157,13 +155,13 @@ def _diagnose_many_consumers(
             r.elements,
             convolutions,
             joined=True,
-            gains=can_be_int8(r.readers),
+            gains=can_be_int8(r.consumers),
             automatic=_has_scale(recorded, add.node, add.shares),
         )
     # The float consumer may be beyond the consumers that were analyzed.
-    first = (float_consumers(r.readers) or r.readers)[0]
+    first = (float_consumers(r.consumers) or r.consumers)[0]
     node = first.node if first.kind != ConsumerKind.OUTPUT else r.tensor
-    return Diagnosis(node, Cause(r), r.elements, convolutions, gains=can_be_int8(r.readers))
+    return Diagnosis(node, Cause(r), r.elements, convolutions, gains=can_be_int8(r.consumers))
 
 
 def _diagnose_not_quantized(
@@ -175,7 +173,7 @@ def _diagnose_not_quantized(
     diagnosis = Diagnosis(r.node, Cause(r), r.elements, convolutions)
     if r.activation is None or diagnosis.code != "SILU-NO-Q-AFTER":
         return diagnosis
-    return replace_fields(diagnosis, node=r.activation.node, gains=can_be_int8(r.readers))
+    return replace_fields(diagnosis, node=r.activation.node, gains=can_be_int8(r.consumers))
 
 
 def _diagnose_before_average(
@@ -186,7 +184,7 @@ def _diagnose_before_average(
         return Diagnosis(average, Cause(r, (reduction,)), reduction.elements, convolutions)
     pooling = recorded.first(simulation.PoolingOneSide, average)
     # Without a Q after it, the pooling's result would be converted back to float.
-    gains = pooling is not None and bool(quantizer_consumers(pooling.readers))
+    gains = pooling is not None and bool(quantizer_consumers(pooling.consumers))
     cause = Cause(r, () if pooling is None else (pooling,))
     return Diagnosis(average, cause, r.elements, convolutions, gains=gains)
 
@@ -286,12 +284,12 @@ def _explain_quantization(
 def _blocks_visibly(blocked: Refusal | None) -> bool:
     """Return whether the reason that stopped a Q names an operator or a float consumer."""
     if isinstance(blocked, simulation.ManyConsumers | simulation.ConcatReadElsewhere):
-        return bool(float_consumers(blocked.readers))
+        return bool(float_consumers(blocked.consumers))
     return isinstance(blocked, simulation.NotCommuting)
 
 
 def _report_requantization(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
-    between = operator_between(conversion.passed)
+    between = operator_between(conversion.path)
     around = ScalesAround.from_conversion(conversion)
     if (
         between is not None
@@ -314,7 +312,7 @@ def _joins_scales(recorded: RecordedReasons, join: str, conversion: RemainingCon
 
 def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
     inner = recorded.explanation(conversion.pair) if conversion.pair else ()
-    for consumer in conversion.behind:
+    for consumer in conversion.consumers:
         diagnosis = diagnose_average(recorded, consumer.node)
         add = recorded.first(simulation.AddOutputNotQuantized, consumer.node)
         if diagnosis is None and add is not None:
@@ -327,7 +325,7 @@ def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConve
         convolutions = recorded.as_convolution(fusing)
         _add_conversion(recorded, conversion, explanation, convolutions=convolutions)
         return
-    for consumer in conversion.behind:
+    for consumer in conversion.consumers:
         explanation = recorded.explanation(consumer.node)
         if explanation:
             break

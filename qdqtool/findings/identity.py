@@ -1,8 +1,9 @@
-"""When two findings report the same, of a model and of a part of it: by their causes' values, never by their words.
+"""Keys of findings, equal if two findings report the same about a model and a part of it.
 
-Those values count that a user is told. What a cut changes without touching the cause is left out: sizes, what lies
-behind the readers of a tensor, the name of an output, what writes a tensor that is named itself, and of a conversion
-all that another finding, or the refusal beside it, explains.
+Keys contain the values of the causes that the message shows. Values that cutting a part changes
+without changing the cause are left out: sizes, nodes after the consumers of a tensor, names of
+outputs, the producer of a tensor that is named itself, and values of a conversion that another
+finding or refusal explains.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from qdqtool.util.records import field_values, nearest
 IdentityKey = tuple[Any, ...]
 
 
-class _Consumption(NamedTuple):
+class _ConsumerKey(NamedTuple):
     node: str
     kind: ConsumerKind
     op: str
@@ -47,39 +48,39 @@ class _Consumption(NamedTuple):
 
 
 def finding_key(finding: Finding) -> IdentityKey:
-    """Equal for two findings that report the same."""
-    causes = dict.fromkeys(
-        _cause_key(finding, cause) for cause in finding.causes
-    )  # the same is told once
+    """Return a key that is equal for two findings that report the same."""
+    causes = dict.fromkeys(_cause_key(finding, cause) for cause in finding.causes)
     return finding.code, finding.severity, finding.node, finding.gains, *causes
 
 
-def consumer_names_in(found: IdentityKey) -> Iterator[str]:
-    """The nodes that a key lists as readers: where one is missing, the finding is another."""
-    for value in found:
-        if isinstance(value, _Consumption):
+def iterate_consumer_names(key: IdentityKey) -> Iterator[str]:
+    """Yield the nodes that a key lists as consumers. Without one of them, the finding is another."""
+    for value in key:
+        if isinstance(value, _ConsumerKey):
             yield value.node
         elif isinstance(value, tuple):
-            yield from consumer_names_in(value)
+            yield from iterate_consumer_names(value)
 
 
 def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
     r = cause.refusal
-    told = nearest(_KEYS_BY_CLASS, type(r))
-    if told is not None:
-        return type(r), *map(_comparable, told(finding, cause, r))
+    key = nearest(_KEYS_BY_CLASS, type(r))
+    if key is not None:
+        return type(r), *map(_comparable, key(finding, cause, r))
     return _reason_key(r)
 
 
 def _reason_key(refusal: Refusal) -> IdentityKey:
-    """The values of a refusal, apart from those that a part may have otherwise."""
+    """Return the values of a refusal that a part of the model shares."""
     named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
-    return type(refusal), *(_comparable(v) for name, v in named if name not in refusal.apart)
+    return type(refusal), *(
+        _comparable(v) for name, v in named if name not in refusal.identity_excludes
+    )
 
 
 def _comparable(value: Any) -> Any:
-    """What is compared of a value: one that is equal to itself, as a scale that is not a number is not."""
-    if isinstance(value, _Consumption):
+    """Return a value for comparison; NaN is replaced, because it is not equal to itself."""
+    if isinstance(value, _ConsumerKey):
         return value
     if isinstance(value, TensorOrigin):
         return value.convolution or value.node or value.tensor, bool(value.quantizer)
@@ -92,23 +93,23 @@ def _comparable(value: Any) -> Any:
     return "nan" if value != value else value
 
 
-def _consumers_key(readers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Who reads a tensor; neither in what order, nor what lies behind."""
-    found = {
-        _Consumption(
+def _consumers_key(consumers: Sequence[TensorConsumer]) -> IdentityKey:
+    """Return the consumers of a tensor without their order and the nodes after them."""
+    keys = {
+        _ConsumerKey(
             "" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _comparable(r.scale)
         )
-        for r in readers
+        for r in consumers
     }
-    return tuple(sorted(found, key=str))
+    return tuple(sorted(keys, key=str))
 
 
 def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
-    """A Q whose pair another reader can share."""
+    """Return the key of a Q whose pair another consumer can share."""
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
 
-# What is told of a class, where that depends on its values ------------------------------------
+# Classes whose messages depend on their values ------------------------------------------------
 
 
 def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> IdentityKey:
@@ -117,7 +118,7 @@ def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized
     if not r.dq:
         return (r.tensor,)
     for shared in cause.also:
-        return r.dq, r.blocker, len(shared.readers)  # type: ignore[attr-defined]
+        return r.dq, r.blocker, len(shared.consumers)  # type: ignore[attr-defined]
     return r.dq, r.tensor, r.blocker or (r.producer, r.op)
 
 
@@ -125,22 +126,22 @@ def _output_key(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized
     if finding.code == "POOL-FLOAT":
         return r.node, *map(_average_key, cause.also)
     if is_before_normalization(r) and r.node in finding.convolutions:
-        return r.node, _consumers_key(r.readers)
-    for q in quantizer_consumers(r.readers):
+        return r.node, _consumers_key(r.consumers)
+    for q in quantizer_consumers(r.consumers):
         return r.node, q.node, q.path
-    return r.node, _consumers_key(r.readers), is_left_float(r)
+    return r.node, _consumers_key(r.consumers), is_left_float(r)
 
 
 def _average_key(refusal: Refusal) -> IdentityKey:
-    """Of an average behind a result: what it is, or the Q behind it; without one it says nothing."""
+    """Return the key of an averaging pooling after a result: its Q, or its values."""
     if not isinstance(refusal, simulation.PoolingOneSide):
         return _reason_key(refusal)
-    return tuple(q.node for q in quantizer_consumers(refusal.readers)[:1])
+    return tuple(q.node for q in quantizer_consumers(refusal.consumers)[:1])
 
 
 def _pooling_key(finding: Finding, cause: Cause, r: simulation.PoolingOneSide) -> IdentityKey:
-    behind = [q.node for q in quantizer_consumers(r.readers)]
-    return (r.origin.node, *behind[:1]) if r.quantized_input else ("", *behind)
+    quantizers = [q.node for q in quantizer_consumers(r.consumers)]
+    return (r.origin.node, *quantizers[:1]) if r.quantized_input else ("", *quantizers)
 
 
 def _many_consumers_key(
@@ -151,13 +152,13 @@ def _many_consumers_key(
         return (
             r.node,
             pool,
-            _consumers_key(r.readers),
+            _consumers_key(r.consumers),
             ()
             if add is None
             else _shareable_key(find_shareable_quantizer(quantizers_after_pooling(r))),
         )
     if add is not None:
-        quantizers = quantizer_consumers(r.readers)
+        quantizers = quantizer_consumers(r.consumers)
         return (
             r.node,
             add.node,
@@ -165,11 +166,11 @@ def _many_consumers_key(
             _consumers_key(quantizers),
             _shareable_key(find_shareable_quantizer(quantizers)),
         )
-    return r.node, _consumers_key(r.readers)
+    return r.node, _consumers_key(r.consumers)
 
 
 def _residual_key(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -> IdentityKey:
-    others = [x for x in r.readers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
+    float_readers = [x for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
     shared = _shareable_key(find_shareable_quantizer(r.quantizers))
     return (
         r.node,
@@ -178,19 +179,24 @@ def _residual_key(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -
         r.tensor,
         _comparable(r.residual),
         shared,
-        _consumers_key(others),
+        _consumers_key(float_readers),
     )
 
 
 def _sum_key(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized) -> IdentityKey:
-    return r.node, r.add, r.residual.node, _consumers_key(float_consumers(r.readers) or r.readers)
+    return (
+        r.node,
+        r.add,
+        r.residual.node,
+        _consumers_key(float_consumers(r.consumers) or r.consumers),
+    )
 
 
 def _output_scales_key(
     finding: Finding, cause: Cause, r: simulation.OutputDifferentScales
 ) -> IdentityKey:
     return r.node if r.node in finding.convolutions else "", *_scales_key(
-        cause, r.tensor, r.readers
+        cause, r.tensor, r.consumers
     )
 
 
@@ -199,28 +205,25 @@ def _channels_key(finding: Finding, cause: Cause, r: faults.ChannelNumbers) -> I
 
 
 def _loss_key(finding: Finding, cause: Cause, r: IntegersLost) -> IdentityKey:
-    of_dq = r.why in (
-        LossCause.INPUT_AXIS,
-        LossCause.INPUT_SHAPE1,
-    )  # whichever convolution reads it
-    return r.why, r.dq, r.weights, *(() if of_dq else (r.node, r.step))
+    # A fault of the DQ is the same for every convolution that consumes it.
+    is_dq_fault = r.why in (LossCause.INPUT_AXIS, LossCause.INPUT_SHAPE1)
+    return r.why, r.dq, r.weights, *(() if is_dq_fault else (r.node, r.step))
 
 
-def _scales_key(cause: Cause, tensor: str, readers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Scales that differ: those of a Concat's parts and how far apart all are, or who has them."""
-    quantizers = quantizer_consumers(readers)
+def _scales_key(cause: Cause, tensor: str, consumers: Sequence[TensorConsumer]) -> IdentityKey:
+    """Return the key of different scales: of a Concat's parts with the range, or the Qs with them."""
+    quantizers = quantizer_consumers(consumers)
     for parts in cause.also:
         return _reason_key(parts), _scale_range([q.scale for q in quantizers])
-    return "" if operator_between_quantizers(readers) else tensor, _consumers_key(quantizers)
+    return "" if operator_between_quantizers(consumers) else tensor, _consumers_key(quantizers)
 
 
 def _scale_range(scales: Sequence[Scale]) -> IdentityKey:
-    known = [s for s in scales if isinstance(s, float) and s > 0]
-    return (min(known), max(known)) if known else ()
+    positive = [s for s in scales if isinstance(s, float) and s > 0]
+    return (min(positive), max(positive)) if positive else ()
 
 
 def _conversion_key(finding: Finding, cause: Cause, r: RemainingConversion) -> IdentityKey:
-    """What is told of a conversion, by what explains it."""
     if finding.code == "INPUT-CONVERSION":
         return r.name, r.scale, r.precision, r.origin.tensor
     return r.name, r.scale, r.attention, *_conversion_cause_key(cause, r)
@@ -239,7 +242,7 @@ def _scales_around_key(finding: Finding, cause: Cause, r: ScalesAround) -> Ident
         r.pair,
         r.first_scale,
         r.scale,
-        None if finding.code == "DOUBLE-QDQ" else operator_between(r.passed),
+        None if finding.code == "DOUBLE-QDQ" else operator_between(r.path),
     )
 
 
@@ -250,17 +253,14 @@ def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
     if cause.see:
         return cause.see
     if not r.quantize:
-        return _consumers_key(r.behind)
+        return _consumers_key(r.consumers)
     for refusal in cause.also:
         if isinstance(refusal, simulation.OutputScale):
             return type(refusal), origin.node
-        readers = getattr(refusal, "readers", ())
-        blocked = isinstance(refusal, simulation.ManyConsumers | simulation.ConcatReadElsewhere)
-        return (
-            type(refusal),
-            refusal.node,
-            _consumers_key(float_consumers(readers)) if blocked else (),
-        )
+        consumers: Sequence[TensorConsumer] = ()
+        if isinstance(refusal, simulation.ManyConsumers | simulation.ConcatReadElsewhere):
+            consumers = float_consumers(refusal.consumers)
+        return type(refusal), refusal.node, _consumers_key(consumers)
     return origin.node, origin.op, origin.int8
 
 

@@ -595,8 +595,9 @@ def find_savings(findings: list[Finding], minimum: float) -> list[Finding]:
 
     Of several findings with the same node and saving only the first is returned.
     """
-    saving = [f for f in findings if (f.saves_ms or 0.0) > minimum]
-    saving.sort(key=lambda f: -(f.saves_ms or 0.0))
+    saving = sorted(
+        (f for f in findings if (f.saves_ms or 0.0) > minimum), key=lambda f: -(f.saves_ms or 0.0)
+    )
     first = {(f.node, f.saves_ms): f for f in reversed(saving)}
     return list(first.values())[::-1]
 

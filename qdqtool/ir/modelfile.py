@@ -118,8 +118,7 @@ def _collect_metadata(entries: Iterable[Any], texts: list[Any]) -> None:
 
 def _collect_graph(graph: onnx.GraphProto, texts: list[Any], *, is_main: bool = False) -> None:
     texts.append(graph.name)
-    if hasattr(graph, "metadata_props"):  # from onnx 1.17 on
-        _collect_metadata(graph.metadata_props, texts)
+    _collect_metadata(graph.metadata_props, texts)
     _collect_nodes(graph.node, texts, is_main=is_main)
     for tensor in graph.initializer:
         _collect_tensor(tensor, texts)

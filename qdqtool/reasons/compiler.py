@@ -168,7 +168,7 @@ _FAULTS: dict[FaultKind, Message] = {
         "Quantize to int8.",
     ),
     FaultKind.OPERATOR: (
-        '{node}: TensorRT-RTX does not support {what}; the parser stops with "{words}".',
+        '{node}: TensorRT-RTX does not support {form}; the parser stops with "{error}".',
         "Replace it by an operator or form that TensorRT-RTX supports, or remove it from the "
         "model.",
     ),
@@ -354,23 +354,6 @@ class ScalesJoined(IntegersLost):
 
     rules = (fixable("CONCAT-SCALE"),)
 
-    def message(self, finding: Finding, cause: Cause) -> Message:
-        message, fix = _LOST[
-            LossCause.WEIGHTS_AXIS if self.weights and self.why == LossCause.AXIS else self.why
-        ]
-        if not self.weights and self.why == LossCause.SUM_AXIS:
-            fix = _ACTIVATION
-        filled = {
-            "conv": self.node,
-            "node": self.step.node if self.step else self.node,
-            "op": self.step.op if self.step else "",
-            "dq": self.dq or "the DQ",
-        }
-        where = (
-            "on the path of the weights: " if self.weights and self.why != LossCause.AXIS else ""
-        )
-        return where + message.format(**filled), fix.format(**filled)
-
 
 class CompilerFault(Refusal):
     """A fault because of which the compiler makes no engine.
@@ -396,7 +379,7 @@ class CompilerFault(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         message, fix = _FAULTS[self.fault]
-        what, quoted = (
+        form, quoted = (
             _FORMS[UnsupportedForm(self.values[0])]
             if self.fault == FaultKind.OPERATOR
             else ("", "")
@@ -405,8 +388,8 @@ class CompilerFault(Refusal):
             quoted = _PLUGINS.get(self.values[1], quoted)
         filled = {
             "node": self.node,
-            "what": what.format(*self.values),
-            "words": quoted.format(*self.values),
+            "form": form.format(*self.values),
+            "error": quoted.format(*self.values),
         }
         return message.format(*self.values, **filled), fix.format(*self.values, **filled)
 

@@ -52,7 +52,7 @@ from qdqtool.util.records import field_values, replace_fields
 
 def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
     """The Qs that read a requantized tensor, its own included."""
-    own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.passed, r.scale)
+    own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
     return [*quantizer_consumers(r.siblings), own]
 
 
@@ -60,46 +60,46 @@ _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
 def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
-    """The pooling in front of all readers, where there is one: no Q moves up past it."""
-    shared = r.readers[0].path[0] if r.readers[0].path else None
-    if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.readers):
+    """The pooling in front of all consumers, where there is one: no Q moves up past it."""
+    shared = r.consumers[0].path[0] if r.consumers[0].path else None
+    if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.consumers):
         return None
-    known = OPERATORS.get(shared.op)
-    if known is None or known.passage is None:
+    operator = OPERATORS.get(shared.op)
+    if operator is None or operator.passage is None:
         return None
-    return shared if known.kind in _POOLS or shared.op == "GlobalMaxPool" else None
+    return shared if operator.kind in _POOLS or shared.op == "GlobalMaxPool" else None
 
 
 def find_float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
     """The residual sum that reads a result as float."""
-    return next((x for x in float_consumers(r.readers) if x.kind == ConsumerKind.SUM), None)
+    return next((x for x in float_consumers(r.consumers) if x.kind == ConsumerKind.SUM), None)
 
 
 def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
     """The averaging pooling that alone reads a result."""
-    return r.readers[0] if len(r.readers) == 1 and r.readers[0].op in AVERAGES else None
+    return r.consumers[0] if len(r.consumers) == 1 and r.consumers[0].op in AVERAGES else None
 
 
 def is_left_float(r: OutputNotQuantized) -> bool:
-    """Whether no convolution lies behind what reads the result: it was left float."""
-    return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.readers)
+    """Whether no layer with weights follows the consumers, because it was left float."""
+    return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.consumers)
 
 
 def is_before_normalization(r: OutputNotQuantized) -> bool:
     """Whether a LayerNormalization alone reads the result."""
-    return len(r.readers) == 1 and r.readers[0].op == "LayerNormalization"
+    return len(r.consumers) == 1 and r.consumers[0].op == "LayerNormalization"
 
 
 def _silu_is_last(r: OutputNotQuantized) -> bool:
     silu = r.activation is not None and r.activation.op == "SiLU"
     return silu and not (
-        is_left_float(r) or quantizer_consumers(r.readers) or is_before_normalization(r)
+        is_left_float(r) or quantizer_consumers(r.consumers) or is_before_normalization(r)
     )
 
 
 def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
     """The Qs that read the result of that pooling, as seen from there."""
-    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.readers)]
+    return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 
 def _scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
@@ -116,13 +116,13 @@ def _writes(refusal: Any) -> str:
     return f"{refusal.node} writes float{format_size(refusal.elements)}"
 
 
-def _skip_fix(add: str, what: str, quantizers: Sequence[TensorConsumer]) -> str:
+def _skip_fix(add: str, residual: str, quantizers: Sequence[TensorConsumer]) -> str:
     q = find_shareable_quantizer(quantizers)
     if q is None:
-        return f"Put Q/DQ on {what} before {add}; its scale needs calibration."
+        return f"Put Q/DQ on {residual} before {add}; its scale needs calibration."
     return (
         f"Connect {add} to the DequantizeLinear of {q.node} (scale {format_scale(q.scale)}) "
-        f"instead of {what}: no new "
+        f"instead of {residual}: no new "
         "scale is needed."
     )
 
@@ -142,37 +142,39 @@ def _reduction(r: ReduceNotPooling) -> str:
     )
 
 
-_PARTS = 12
+_MAX_LISTED_SCALES = 12
 
 
 def _parts(r: ConcatScales, consequence: str, own: Sequence[Scale]) -> Message:
     parts = ["none" if p is None else format_scale(p) for p in r.parts]
-    listed = ", ".join(parts[:_PARTS]) + ", ..." * (len(parts) > _PARTS)
+    listed = ", ".join(parts[:_MAX_LISTED_SCALES]) + (
+        ", ..." if len(parts) > _MAX_LISTED_SCALES else ""
+    )
     return (
         f"{r.node} has inputs with scales {listed}, and its output has scale "
-        f"{format_scale(r.behind)}; {consequence}.",
-        advise_common_scale([*r.parts, r.behind, *own]),
+        f"{format_scale(r.output_scale)}; {consequence}.",
+        advise_common_scale([*r.parts, r.output_scale, *own]),
     )
 
 
 def _scales(
-    cause: Cause, tensor: str, readers: Sequence[TensorConsumer], consequence: str
+    cause: Cause, tensor: str, consumers: Sequence[TensorConsumer], consequence: str
 ) -> Message:
-    quantizers = quantizer_consumers(readers)
+    quantizers = quantizer_consumers(consumers)
     own = [q.scale for q in quantizers]
     if cause.also and isinstance(cause.also[0], ConcatScales):
         return _parts(cause.also[0], consequence, own)
     if len({s for s in own if s is not None}) < 2:
         return (
             f"{consequence}: {list_names(consumer_names(quantizers))} quantize "
-            f"it{describe_unread_consumers(readers)}, and their scales "
+            f"it{describe_unread_consumers(consumers)}, and their scales "
             "are not available to compare.",
             "",
         )
     listed = list_names(
-        (f"{format_scale(q.scale)} ({q.node})" for q in quantizers), _PARTS
-    ) + describe_unread_consumers(readers)
-    between = operator_between_quantizers(readers)
+        (f"{format_scale(q.scale)} ({q.node})" for q in quantizers), _MAX_LISTED_SCALES
+    ) + describe_unread_consumers(consumers)
+    between = operator_between_quantizers(consumers)
     where = (
         f"scales {listed} on '{tensor}'"
         if between is None
@@ -181,7 +183,7 @@ def _scales(
     return f"{where}; {consequence}.", advise_common_scale(own)
 
 
-def _why(cause: Cause, r: RemainingConversion) -> str:
+def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
     """Return why a conversion remains: a related finding, a refusal, or the node that cannot absorb it."""
     origin = r.origin
     if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
@@ -190,26 +192,26 @@ def _why(cause: Cause, r: RemainingConversion) -> str:
         return "see " + ", and ".join(f"{code} at {node}" for code, node in cause.see)
     if not r.quantize:
         who = list_names(
-            "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.behind
+            "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
         )
         return f"{who or 'its consumer'} cannot absorb it"
     if cause.also:
-        return _blocked(r, cause.also[0])
+        return _describe_obstacle(r, cause.also[0])
     if origin.int8:
         return f"{format_node(origin.node, origin.op)} runs in INT8 but cannot absorb it"
     joined = " joins several tensors and" if origin.op in JOINS else ""
     return f"{origin.node} ({origin.op}){joined} runs in float"
 
 
-def _blocked(r: RemainingConversion, refusal: Refusal) -> str:
+def _describe_obstacle(r: RemainingConversion, refusal: Refusal) -> str:
     if isinstance(refusal, OutputScale):
         return f"{r.origin.node} cannot use its scale"
     if isinstance(refusal, NotCommuting):
         return f"a Q cannot move up past {format_node(refusal.node, refusal.op)}"
     if isinstance(refusal, ManyConsumers):
-        floats = float_consumers(refusal.readers)
+        floats = float_consumers(refusal.consumers)
         plain = all(x.kind != ConsumerKind.OUTPUT for x in floats)
-        others = describe_unread_consumers(refusal.readers)
+        others = describe_unread_consumers(refusal.consumers)
         who = (
             f", which {describe_consumers(floats, it='')}{others}"
             if plain
@@ -219,8 +221,8 @@ def _blocked(r: RemainingConversion, refusal: Refusal) -> str:
     if isinstance(refusal, ConcatReadElsewhere):
         return (
             f"{refusal.node} (Concat) is also read as float by "
-            f"{list_names(consumer_names(float_consumers(refusal.readers)))}"
-            f"{describe_unread_consumers(refusal.readers)}"
+            f"{list_names(consumer_names(float_consumers(refusal.consumers)))}"
+            f"{describe_unread_consumers(refusal.consumers)}"
         )
     return f"{refusal.node} runs in float"
 
@@ -269,7 +271,7 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
         if shared is not None:
             past = "" if self.blocker is None else f" past {self.blocker.node} ({self.blocker.op})"
             return (
-                f"{self.node} runs in float: {self.dq} has {len(shared.readers)} consumers, and "
+                f"{self.node} runs in float: {self.dq} has {len(shared.consumers)} consumers, and "
                 "only a DQ with a single one "
                 f"moves down{past}.",
                 f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
@@ -332,7 +334,7 @@ class ScaleComputed(Refusal, reason="scale-computed"):
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
-    apart = (*Refusal.apart, "node")  # all consumers are alike
+    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
 
     quantizer: str
     tensor: str = ""
@@ -389,7 +391,7 @@ class ActivationPerChannel(Refusal, reason="activation-per-channel"):
 
     rules = (fixable("ACT-PER-CHANNEL"),)
 
-    apart = (*Refusal.apart, "node")  # all consumers are alike
+    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
 
     dq: str
     scales: Scale
@@ -411,7 +413,7 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
 
     rules = (fixable("ZP-NONZERO"),)
 
-    apart = (*Refusal.apart, "node")  # all consumers are alike
+    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
 
     dq: str
     zero_points: tuple[int, int]
@@ -476,7 +478,7 @@ class WeightsShared(Refusal, reason="weights-shared"):
 
     rules = (fixable("W-SHARED"),)
 
-    apart = (*Refusal.apart, "node")  # all consumers are alike
+    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
 
     weight: str
     convolutions: tuple[str, ...]
@@ -494,7 +496,7 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
 
     Attributes:
         tensor: The result.
-        readers: Its consumers.
+        consumers: Its consumers.
         elements: Its size.
         activation: Pointwise activation that the layer fused (``SiLU`` for a gated one).
     """
@@ -506,25 +508,29 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
     )
 
     tensor: str
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
     elements: TensorSize | None = None
     activation: PathStep | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
-        quantized = quantizer_consumers(self.readers)
+        quantized = quantizer_consumers(self.consumers)
         if finding.code == "POOL-FLOAT":
             if cause.also and isinstance(cause.also[0], ReduceNotPooling):
                 return f"{_writes(self)} because {_reduction(cause.also[0])}", _REDUCTION
-            one = cause.also[0] if cause.also else None
-            behind = quantizer_consumers(one.readers) if isinstance(one, PoolingOneSide) else []
+            pooling = cause.also[0] if cause.also else None
+            quantizers_after = (
+                quantizer_consumers(pooling.consumers)
+                if isinstance(pooling, PoolingOneSide)
+                else []
+            )
             why = (
-                f"only its output is quantized ({behind[0].node})"
-                if behind
+                f"only its output is quantized ({quantizers_after[0].node})"
+                if quantizers_after
                 else "it is not quantized"
             )
             return f"{_writes(self)} because {finding.node} runs in float: {why}."
         if is_before_normalization(self) and self.node in finding.convolutions:
-            norm = self.readers[0]
+            norm = self.consumers[0]
             return (
                 f"{_writes(self)}: {norm.node} ({norm.op}) reads it as float.",
                 f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster kernels "
@@ -534,20 +540,20 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
         if quantized:
             past = list_names(format_step(s) for s in quantized[0].path)
             return f"{_writes(self)}: {quantized[0].node} remains after {past or 'it'} and cannot move up."
-        readers = describe_consumers(self.readers)
+        clause = describe_consumers(self.consumers)
         if finding.code == "SILU-NO-Q-AFTER":
-            return f"{_writes(self)} after SiLU: {readers}."
-        outputs = all(x.kind == ConsumerKind.OUTPUT for x in self.readers)
-        return f"{_writes(self)}: {readers}{' (left float)' if self.readers and is_left_float(self) and not outputs else ''}."
+            return f"{_writes(self)} after SiLU: {clause}."
+        outputs = all(x.kind == ConsumerKind.OUTPUT for x in self.consumers)
+        return f"{_writes(self)}: {clause}{' (left float)' if self.consumers and is_left_float(self) and not outputs else ''}."
 
 
 class OutputDifferentScales(Refusal, reason="output-different-scales"):
     """Several Qs with different scales read the result, and nothing else."""
 
-    rules = _scale_rules(lambda r: operator_between_quantizers(r.readers))
+    rules = _scale_rules(lambda r: operator_between_quantizers(r.consumers))
 
     tensor: str
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
@@ -556,7 +562,7 @@ class OutputDifferentScales(Refusal, reason="output-different-scales"):
             if self.node in finding.convolutions
             else f"'{self.tensor}' is converted once for each"
         )
-        return _scales(cause, self.tensor, self.readers, writes)
+        return _scales(cause, self.tensor, self.consumers, writes)
 
 
 class OutputManyConsumers(Refusal, reason="output-many-consumers"):
@@ -569,18 +575,18 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
     )
 
     tensor: str
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        quantized, floats = quantizer_consumers(self.readers), float_consumers(self.readers)
+        quantized, floats = quantizer_consumers(self.consumers), float_consumers(self.consumers)
         add, pool = find_float_sum(self), find_shared_pooling(self)
         if pool is not None:
             return (
                 f"{_writes(self)} because {pool.node} ({pool.op}) is consumed in INT8 by "
                 f"{list_names(consumer_names(quantized))} and "
                 "as float by "
-                f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.readers)}: "
+                f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.consumers)}: "
                 "no Q can move up past it.",
                 _skip_fix(add.node, f"the result of {pool.node}", quantizers_after_pooling(self))
                 if add is not None
@@ -590,14 +596,14 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
             return (
                 f"{_writes(self)} because {add.node} reads it as float (its residual input has no "
                 "Q/DQ), in addition to "
-                f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.readers)}.",
+                f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}.",
                 _skip_fix(add.node, f"'{self.tensor}'", quantized),
             )
-        readers = list(dict.fromkeys(consumer_names(floats)))
+        names = list(dict.fromkeys(consumer_names(floats)))
         return (
-            f"{_writes(self)} because {list_names(readers)} "
-            f"{'reads' if len(readers) == 1 else 'read'} it as float, in addition to "
-            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.readers)}.",
+            f"{_writes(self)} because {list_names(names)} "
+            f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
+            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}.",
             f"Quantize the float consumer too, with scale {format_scale(quantized[0].scale)}."
             if finding.gains
             else "No action needed: INT8 gains nothing for this consumer.",
@@ -633,7 +639,7 @@ class ResidualFloat(Refusal, reason="residual-float"):
     Attributes:
         add: The Add.
         residual: Producer of the other input.
-        readers: Consumers of the sum.
+        consumers: Consumers of the sum.
         elements: TensorSize of the sum.
         tensor: ONNX tensor of the other input.
         quantizers: Qs that read that tensor.
@@ -643,7 +649,7 @@ class ResidualFloat(Refusal, reason="residual-float"):
 
     add: str
     residual: TensorOrigin
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
     elements: TensorSize | None = None
     tensor: str = ""
     quantizers: tuple[TensorConsumer, ...] = ()
@@ -656,7 +662,7 @@ class ResidualFloat(Refusal, reason="residual-float"):
             else (f"{self.add} adds it to {origin}, both as float")
         )
         fix = _skip_fix(self.add, f"'{self.tensor}'", self.quantizers)
-        others = [x for x in self.readers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
+        others = [x for x in self.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
         if others:  # a quantized skip alone would then only add a DQ that remains (resnet18-a100-qat-residual, last block)
             fix += f" This helps only if the result of {self.add} is quantized as well: {describe_consumers(others)}."
         return f"{_writes(self)} because {how}.", fix
@@ -688,21 +694,21 @@ class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
 
     add: str
     residual: TensorOrigin
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
-        readers, residual = describe_consumers(self.readers), self.residual.node
+        clause, residual = describe_consumers(self.consumers), self.residual.node
         if self.node == self.add:
             return (
                 f"{self.add} runs in float{format_size(self.elements)}: its inputs are quantized, "
-                f"but {readers}.",
+                f"but {clause}.",
                 f"Quantize the result of {self.add}, or remove the pairs before it.",
             )
         return (
             f"{self.node} reads and writes float{format_size(self.elements)} at {self.add}: its "
             f"residual is quantized ({residual}), "
-            f"but {readers}.",
+            f"but {clause}.",
             f"Quantize the result of {self.add}, or remove the pair of {residual} before the Add.",
         )
 
@@ -715,18 +721,18 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
         activation: The activation.
         residual: Producer of the Add's other input.
         elements: TensorSize of the sum.
-        readers: Consumers of the sum.
+        consumers: Consumers of the sum.
     """
 
     rules = (attempted("ADD-ACT"),)
 
-    apart = (*Refusal.apart, "readers")
+    identity_excludes = (*Refusal.identity_excludes, "consumers")
 
     add: str
     activation: str
     residual: TensorOrigin | None = None
     elements: TensorSize | None = None
-    readers: tuple[TensorConsumer, ...] = ()
+    consumers: tuple[TensorConsumer, ...] = ()
 
     def message(self, finding: Finding, cause: Cause) -> str:
         other = ""
@@ -774,7 +780,7 @@ class InsideActivation(Refusal, reason="inside-activation"):
 
     rules = (fixable("SILU-INNER-Q", lambda r: r.silu), fixable("ACT-INNER-Q"))
 
-    apart = (*Refusal.apart, "second")
+    identity_excludes = (*Refusal.identity_excludes, "second")
 
     convolution: str
     activation: str
@@ -862,13 +868,13 @@ class ManyConsumers(Refusal, reason="many-consumers"):
 
     op: str
     quantizer: str
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
 
 
 class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
     """The Concat's result has other consumers than the Q."""
 
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
 
 
 class ConcatScales(Refusal, reason="concat-scales"):
@@ -876,14 +882,14 @@ class ConcatScales(Refusal, reason="concat-scales"):
 
     Attributes:
         parts: Scale of each input, of its DQ or another Q on it; None if it has neither.
-        behind: Scale of the Q that moved to each of them.
+        output_scale: Scale of the Q that moved to each of them.
         elements: TensorSize of the result.
     """
 
     rules = (fixable("CONCAT-SCALE"),)
 
     parts: tuple[Scale, ...]
-    behind: Scale
+    output_scale: Scale
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
@@ -906,7 +912,7 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
     Attributes:
         quantized_input: Whether that side is its input.
         origin: Producer of its input.
-        readers: Consumers of its result.
+        consumers: Consumers of its result.
         elements: TensorSize of its result.
     """
 
@@ -914,19 +920,19 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
 
     quantized_input: bool
     origin: TensorOrigin
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        behind = quantizer_consumers(self.readers)
+        quantizers_after = quantizer_consumers(self.consumers)
         if self.quantized_input:
             why = (
-                f"{behind[0].node} is not its only consumer"
-                if behind
+                f"{quantizers_after[0].node} is not its only consumer"
+                if quantizers_after
                 else "no QuantizeLinear is after it"
             )
             return f"{self.node} runs in float: {self.origin.node} is before it, but {why}."
-        return f"{self.node} runs in float: {list_names(consumer_names(behind))} is after it, but no DequantizeLinear is before it."
+        return f"{self.node} runs in float: {list_names(consumer_names(quantizers_after))} is after it, but no DequantizeLinear is before it."
 
 
 class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
@@ -936,16 +942,16 @@ class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
 
     Attributes:
         dq: DQ before it; empty if there is none.
-        readers: Consumers of its result.
+        consumers: Consumers of its result.
         elements: TensorSize of its result.
     """
 
     rules = (FindingRule("POOL-FLOAT"),)
 
-    apart = (*Refusal.apart, "dq", "readers")
+    identity_excludes = (*Refusal.identity_excludes, "dq", "consumers")
 
     dq: str
-    readers: tuple[TensorConsumer, ...]
+    consumers: tuple[TensorConsumer, ...]
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> Message:
@@ -998,8 +1004,8 @@ class RemainingConversion(Refusal, reason="stays"):
         scale: Its scale.
         origin: Producer of that tensor.
         siblings: Consumers of that tensor.
-        behind: Consumers of the converted tensor.
-        passed: Operators that it moved past, the last first.
+        consumers: Consumers of the converted tensor.
+        path: Operators that it moved past, the last first.
         blocked: Refusal that kept it from moving on.
         elements: Values converted in each run; None if shapes are unknown.
         convolutions: Layers with weights that have the converted tensor as their data.
@@ -1023,8 +1029,8 @@ class RemainingConversion(Refusal, reason="stays"):
     scale: Scale
     origin: TensorOrigin
     siblings: tuple[TensorConsumer, ...]
-    behind: tuple[TensorConsumer, ...]
-    passed: tuple[PathStep, ...] = ()
+    consumers: tuple[TensorConsumer, ...]
+    path: tuple[PathStep, ...] = ()
     blocked: Refusal | None = None
     elements: TensorSize | None = None
     convolutions: tuple[str, ...] = ()
@@ -1044,17 +1050,17 @@ class RemainingConversion(Refusal, reason="stays"):
             if self.attention
             else ""
         )
-        return f"{self.name} (scale {scale}) remains as a conversion: {_why(cause, self)}.{assumed}"
+        return f"{self.name} (scale {scale}) remains as a conversion: {_describe_remaining(cause, self)}.{assumed}"
 
 
 class ScalesAround(RemainingConversion):
     """A conversion that is reported for the scales before and after it."""
 
     rules = (
-        fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.passed),
+        fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.path),
         *_scale_rules(
             lambda r: (
-                operator_between(r.passed)
+                operator_between(r.path)
                 if r.requantizes
                 else operator_between_quantizers(r.siblings)
             )
@@ -1082,7 +1088,7 @@ class ScalesAround(RemainingConversion):
             cause.also or len({q.scale for q in own if q.scale is not None}) > 1
         ):
             return _scales(cause, self.tensor, own, f"{self.node} requantizes")
-        between = operator_between(self.passed)
+        between = operator_between(self.path)
         where = "" if between is None else f"{between.node} ({between.op}) is between "
         return (
             f"{where}scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted "

@@ -148,14 +148,14 @@ class TensorOrigin:
 
 
 @once
-def float_consumers(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+def float_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
     """Return the consumers that are not Qs."""
-    return [r for r in readers if r.kind is not ConsumerKind.Q]
+    return [r for r in consumers if r.kind is not ConsumerKind.Q]
 
 
 @once
-def quantizer_consumers(readers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
-    return [r for r in readers if r.kind is ConsumerKind.Q]
+def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+    return [r for r in consumers if r.kind is ConsumerKind.Q]
 
 
 def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorConsumer | None:
@@ -171,6 +171,6 @@ def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
 
 
 @once
-def operator_between_quantizers(readers: Sequence[TensorConsumer]) -> PathStep | None:
+def operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
     """The same for the Qs that read one tensor."""
-    return operator_between([s for q in quantizer_consumers(readers) for s in q.path])
+    return operator_between([s for q in quantizer_consumers(consumers) for s in q.path])

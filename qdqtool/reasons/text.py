@@ -62,35 +62,35 @@ def format_step(step: PathStep) -> str:
     return format_node(step.node, step.op)
 
 
-def consumer_names(readers: Sequence[TensorConsumer]) -> list[str]:
+def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
     return [
         "the network's output"
         if r.kind == ConsumerKind.OUTPUT
         else r.node
         if r.kind == ConsumerKind.Q
         else format_node(r.node, r.op)
-        for r in readers
+        for r in consumers
     ]
 
 
-def describe_consumers(readers: Sequence[TensorConsumer], it: str = " it") -> str:
+def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> str:
     """Who reads a tensor as float, as a clause; ``it`` is empty in a clause that begins with ``which``."""
-    if not readers:
+    if not consumers:
         return f"nothing reads{it}"
-    if all(r.kind == ConsumerKind.OUTPUT for r in readers):
+    if all(r.kind == ConsumerKind.OUTPUT for r in consumers):
         return "it is the network's output"
-    more = getattr(readers, "more", "")
-    if more and [r.node for r in readers] == [more]:
+    more = getattr(consumers, "more", "")
+    if more and [r.node for r in consumers] == [more]:
         return f"its consumers come after {more} and were not analyzed"
-    floats = list(dict.fromkeys(consumer_names(float_consumers(readers))))
+    floats = list(dict.fromkeys(consumer_names(float_consumers(consumers))))
     if not floats:
-        return f"{list_names(consumer_names(readers))} quantizes{it}{describe_unread_consumers(readers)}"
-    return f"{list_names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float{describe_unread_consumers(readers)}"
+        return f"{list_names(consumer_names(consumers))} quantizes{it}{describe_unread_consumers(consumers)}"
+    return f"{list_names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float{describe_unread_consumers(consumers)}"
 
 
-def describe_unread_consumers(readers: Sequence[TensorConsumer]) -> str:
+def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:
     """Return `` (and others after cat7, which were not analyzed)``, or an empty string if no consumer is missing."""
-    more = getattr(readers, "more", "")
+    more = getattr(consumers, "more", "")
     return f" (and others after {more}, which were not analyzed)" if more else ""
 
 

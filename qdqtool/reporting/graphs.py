@@ -151,9 +151,11 @@ class _OnnxDrawing:
         links = []
         for position, origins in self.origins.items():
             target = self.first_nodes[position]
-            for origin in origins:
-                if origin.producer is not None and self.first_nodes[origin.producer] != target:
-                    links.append((self.first_nodes[origin.producer], target))
+            links += [
+                (self.first_nodes[origin.producer], target)
+                for origin in origins
+                if origin.producer is not None and self.first_nodes[origin.producer] != target
+            ]
         return _sort_topologically(dict.fromkeys(self.first_nodes.values(), 0), links)
 
     def _find_origins(self, node: OnnxNode) -> list[_TensorOrigin]:

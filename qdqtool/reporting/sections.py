@@ -433,8 +433,7 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
         return None
     largest = _largest_magnitudes(view.model, weights.source, axis)
     if weights.q is None and largest.size:  # the constant holds integers
-        matches = scale.size in (1, largest.size)
-        largest = largest * scale if matches else np.zeros(0)
+        largest = largest * scale if scale.size in (1, largest.size) else np.zeros(0)
     if not np.isfinite(largest).all():
         largest = np.zeros(0)
     return data.WeightRanges(
@@ -544,8 +543,10 @@ def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
 
 def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
     """Return the rows of a profile that match no predicted layer, the slowest first."""
-    rows = [row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0]
-    rows.sort(key=lambda row: -row.ms)
+    rows = sorted(
+        (row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0),
+        key=lambda row: -row.ms,
+    )
     return [data.ProfileEntry(display_name(r.name), round(r.ms, 5)) for r in rows[:MAX_ROWS]]
 
 
@@ -554,9 +555,11 @@ def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, Prof
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
     pairs: list[tuple[EngineLayer | None, ProfileRow]] = []
-    for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True):
-        if row is not None:
-            pairs.append((layer, row))
+    pairs.extend(
+        (layer, row)
+        for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True)
+        if row is not None
+    )
     matched = {id(row) for _, row in pairs}
     return pairs + [(None, row) for row in rows if id(row) not in matched]
 

@@ -83,7 +83,7 @@ def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
 def collect_names(item: Any) -> tuple[str, ...]:
     """Return every text in a record once, with those of records and tuples inside.
 
-    The fields ``nameless`` of a class (default: ``op`` and ``shape``) are left out. The result is
+    The fields ``unnamed_fields`` of a class (default: ``op`` and ``shape``) are left out. The result is
     cached.
     """
     cache = vars(item)
@@ -111,8 +111,8 @@ def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
         if _NAMES in vars(value):
             names.update(dict.fromkeys(vars(value)[_NAMES]))
         else:
-            nameless = getattr(kind, "nameless", ("op", "shape"))
-            parts = [getattr(value, name) for name in kind._fields if name not in nameless]
+            unnamed_fields = getattr(kind, "unnamed_fields", ("op", "shape"))
+            parts = [getattr(value, name) for name in kind._fields if name not in unnamed_fields]
     else:
         return
     visited.add(id(value))

@@ -640,7 +640,7 @@ def test_private_concat_scales_differ_in_the_same_order() -> None:
     def scales(prediction: qdqtool.Prediction) -> list[float]:
         (finding,) = (f for f in prediction.findings if f.code == "CONCAT-SCALE")
         refusals = [r for c in finding.causes for r in c.also if isinstance(r, ConcatScales)]
-        return [scale for r in refusals for scale in (*r.parts, r.behind)]
+        return [scale for r in refusals for scale in (*r.parts, r.output_scale)]
 
     new, old = scales(result.prediction), scales(result.whole)
     assert len(new) == len(old) == 4 and not set(new) & set(old)

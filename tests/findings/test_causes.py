@@ -96,7 +96,7 @@ def test_add_without_q_after_it_is_reported() -> None:
     prediction, findings = outcome(residual("own", behind=False))
     finding = findings["ADD-OUT-FLOAT"]
     assert "res.DQ" in names(finding)
-    assert {r.kind for r in cause(finding).readers} == {ConsumerKind.OUTPUT}
+    assert {r.kind for r in cause(finding).consumers} == {ConsumerKind.OUTPUT}
     see = [f.causes[0].see for f in prediction.findings if f.node == "res.DQ"]
     assert any(("ADD-OUT-FLOAT", finding.node) in others for others in see)
 
@@ -132,7 +132,7 @@ def test_silu_without_q_after_it_is_reported(g: Graph) -> None:
 def test_float_network_output_is_a_note(g: Graph) -> None:
     finding = outcome(g.model(g.conv(g.input(1, 16, 16, 16), "c0", 16)))[1]["OUT-FLOAT"]
     assert finding.severity == Severity.INFO
-    assert [r.kind for r in cause(finding).readers] == [ConsumerKind.OUTPUT]
+    assert [r.kind for r in cause(finding).consumers] == [ConsumerKind.OUTPUT]
 
 
 def test_pair_before_relu_is_reported(g: Graph) -> None:
@@ -230,11 +230,11 @@ def test_float_residual_whose_sum_stays_float_names_its_consumers(g: Graph) -> N
     y = g.add(g.conv(g.relu(g.bn(x, "b0"), "r0"), "c1", 16), x, "sum")
     g.conv(g.relu(g.bn(y, "b1"), "r1"), "c2", 16)
     finding = outcome(g.model("c2:0"))[1]["SKIP-FLOAT"]
-    readers = cause_of(ResidualFloat, finding).readers
+    readers = cause_of(ResidualFloat, finding).consumers
     assert finding.node == "sum" and [(r.node, r.kind) for r in readers] == [
         ("b1", ConsumerKind.OP)
     ]
-    readers = cause_of(ResidualFloat, outcome(residual())[1]["SKIP-FLOAT"]).readers
+    readers = cause_of(ResidualFloat, outcome(residual())[1]["SKIP-FLOAT"]).consumers
     assert {r.kind for r in readers} == {ConsumerKind.Q}
 
 
@@ -276,7 +276,9 @@ def test_layer_norm_needs_a_pair_for_int8_before_it(quantized: bool) -> None:
     x = g.op("LayerNormalization", [x, g.const("gamma", np.ones(32))], "ln")
     prediction, findings = outcome(g.model(x))
     assert prediction.convolution("c0").int8_in_int8_out is quantized
-    readers = [r.node for f in findings.values() if f.code == "OUT-FLOAT" for r in cause(f).readers]
+    readers = [
+        r.node for f in findings.values() if f.code == "OUT-FLOAT" for r in cause(f).consumers
+    ]
     assert readers == ([] if quantized else ["ln"])
 
 
@@ -307,7 +309,7 @@ def test_consumers_with_different_scales_are_reported(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
     ends = g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05)
     prediction, findings = outcome(g.model(*ends))
-    scales = {r.node: r.scale for r in cause(findings["SIBLING-SCALE"]).readers}
+    scales = {r.node: r.scale for r in cause(findings["SIBLING-SCALE"]).consumers}
     assert scales == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
     bits = f"{np.log2(2.5):.1f} bits"
     advice = f"Give them one scale, 0.05 (the smallest range loses {bits})."
@@ -436,7 +438,7 @@ def test_pooling_with_two_scales_is_reported(g: Graph, outer: float, reported: b
     _, findings = outcome(g.model(a, b))
     assert ("POOL-SCALE" in findings) is reported
     if reported:
-        readers = {r.node: r.scale for r in cause(findings["POOL-SCALE"]).readers}
+        readers = {r.node: r.scale for r in cause(findings["POOL-SCALE"]).consumers}
         assert readers == pytest.approx({"direct.in.Q": 0.02, "pooled.in.Q": 0.05})
 
 
@@ -446,7 +448,7 @@ def test_concat_with_different_scales_is_reported() -> None:
     assert finding.node == "join" and {"c0", "c1"} <= set(finding.convolutions)
     assert "c2" not in finding.convolutions
     assert refusal.parts == pytest.approx((0.0213, 0.0213, 0.048))
-    assert refusal.behind == pytest.approx(0.048)
+    assert refusal.output_scale == pytest.approx(0.048)
 
 
 def test_concat_with_one_scale_has_no_finding() -> None:
@@ -475,9 +477,9 @@ def test_concat_of_pairs_names_the_scale_after_it(g: Graph) -> None:
     b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
     model = g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2))
     refusal = cause_of(ConcatScales, outcome(model)[1]["CONCAT-SCALE"])
-    assert min(refusal.parts) == pytest.approx(0.05) and refusal.behind == pytest.approx(0.2)
+    assert min(refusal.parts) == pytest.approx(0.05) and refusal.output_scale == pytest.approx(0.2)
     assert "loses 2.0 bits" in advise_common_scale(
-        [*refusal.parts, refusal.behind]
+        [*refusal.parts, refusal.output_scale]
     )  # log2(0.2 / 0.05)
 
 

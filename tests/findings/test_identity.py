@@ -56,7 +56,7 @@ PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), TensorSize("8x4x4", 128))
     [
         {"elements": TensorSize("2", 2)},
         {"elements": None},
-        {"readers": (replace_fields(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
+        {"consumers": (replace_fields(CONV, gains=True, path=(PathStep("s", "Slice"),)),)},
         {"tensor": "u", "activation": PathStep("s", "Relu")},  # in no message
     ],
 )
@@ -66,7 +66,8 @@ def test_key_ignores_sizes_and_nodes_after_the_consumers(changes: dict[str, Any]
 
 def test_key_ignores_names_of_network_outputs() -> None:
     first, second = (
-        key_of(replace_fields(PLAIN, readers=(replace_fields(OUTPUT, node=name),))) for name in "ab"
+        key_of(replace_fields(PLAIN, consumers=(replace_fields(OUTPUT, node=name),)))
+        for name in "ab"
     )
     assert first == second != key_of(PLAIN)
 
@@ -97,9 +98,9 @@ def test_key_ignores_which_quantizer_a_producer_has() -> None:
 def test_key_of_pooling_is_its_quantized_side() -> None:
     q, r = (TensorConsumer(ConsumerKind.Q, name, "QuantizeLinear") for name in "qr")
 
-    def pooling(quantized: bool, node: str, *readers: TensorConsumer) -> Any:
+    def pooling(quantized: bool, node: str, *consumers: TensorConsumer) -> Any:
         return key_of(
-            PoolingOneSide("pass", "n", quantized, TensorOrigin("t", node, "Relu"), readers)
+            PoolingOneSide("pass", "n", quantized, TensorOrigin("t", node, "Relu"), consumers)
         )
 
     assert pooling(True, "m", q, r) == pooling(True, "m", CONV, q) != pooling(True, "o", q)
@@ -112,10 +113,12 @@ def test_key_of_pooling_is_its_quantized_side() -> None:
     "changes",
     [
         {"node": "m"},
-        {"readers": ()},
-        {"readers": (replace_fields(CONV, node="d"),)},
-        {"readers": (replace_fields(CONV, scale=0.5),)},
-        {"readers": (replace_fields(CONV, feeds_weighted=False),)},  # nothing after it is quantized
+        {"consumers": ()},
+        {"consumers": (replace_fields(CONV, node="d"),)},
+        {"consumers": (replace_fields(CONV, scale=0.5),)},
+        {
+            "consumers": (replace_fields(CONV, feeds_weighted=False),)
+        },  # nothing after it is quantized
     ],
 )
 def test_key_has_each_value_that_decides(changes: dict[str, Any]) -> None:
@@ -139,7 +142,7 @@ def test_key_has_classes_of_further_refusals() -> None:
 
 def test_key_with_scale_nan_equals_itself() -> None:
     first, second = (
-        key_of(replace_fields(PLAIN, readers=(replace_fields(CONV, scale=float("nan")),)))
+        key_of(replace_fields(PLAIN, consumers=(replace_fields(CONV, scale=float("nan")),)))
         for _ in range(2)
     )
     assert first == second

@@ -134,7 +134,7 @@ class QuantizeDoubleInputNodes(Pass):
         self.refuse(output)
         if isinstance(output, OutputDifferentScales):
             layer.add_cases(DIFFERENT)
-        elif any(consumer.op == "PRelu" for consumer in output.readers):
+        elif any(consumer.op == "PRelu" for consumer in output.consumers):
             layer.add_cases(PRELU)
 
     def _find_3d_obstacle(self, layer: Layer) -> Deconvolution3D | None:

@@ -89,7 +89,7 @@ def test_unfused_residual_is_reported(arguments: dict[str, object], reason: str 
             "before:0",
         )
     elif reason == "add-output-not-quantized":
-        assert [(r.node, r.op) for r in result.refusals[0].readers] == [("end", "Neg")]
+        assert [(r.node, r.op) for r in result.refusals[0].consumers] == [("end", "Neg")]
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])

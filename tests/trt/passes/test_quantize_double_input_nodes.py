@@ -36,7 +36,7 @@ def test_output_without_q_is_float(weights: str) -> None:
     g, out = conv(weights=weights)
     result = run_pass(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-not-quantized")])
-    assert [(r.node, r.op) for r in result.refusals[0].readers] == [("s", "Softmax")]
+    assert [(r.node, r.op) for r in result.refusals[0].consumers] == [("s", "Softmax")]
     assert result.layer("c").int8 and not result.layer("c").int8_out
 
 
@@ -64,8 +64,8 @@ def test_float_consumer_keeps_output_float() -> None:
         QuantizeDoubleInputNodes,
     )
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
-    assert [r.node for r in result.refusals[0].readers if r.kind == "q"] == ["p.Q"]
-    assert [r.node for r in result.refusals[0].readers if r.kind != "q"] == ["t"]
+    assert [r.node for r in result.refusals[0].consumers if r.kind == "q"] == ["p.Q"]
+    assert [r.node for r in result.refusals[0].consumers if r.kind != "q"] == ["t"]
 
 
 def test_network_output_keeps_output_float() -> None:
@@ -81,7 +81,7 @@ def test_different_scales_keep_output_float() -> None:
     outputs = [g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))]
     result = run_pass(g.model(*outputs), QuantizeDoubleInputNodes)
     assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-different-scales")])
-    assert [r.scale for r in result.refusals[0].readers] == [np.float32(0.1), np.float32(0.2)]
+    assert [r.scale for r in result.refusals[0].consumers] == [np.float32(0.1), np.float32(0.2)]
     assert weakest_evidence(result.layer("c")) == Evidence.ASSUMED
 
 
