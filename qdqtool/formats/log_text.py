@@ -137,9 +137,7 @@ def _add_passes(page: TextPage, facts: Json) -> None:
     rows = facts["passes"]
     column = min(40, max((len(row["pass"]) for row in rows), default=0))
     if rows:
-        page.add_lines(
-            "Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)"
-        )
+        page.add_lines("Optimizer passes (layers examined; changes; --pass NAME lists the lines)")
     for row in rows:
         events = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
         start = f"  {row['pass'] or '(no pass)':<{column}} {row['running'] or '':>5}  "

@@ -149,8 +149,8 @@ def _describe_assumptions(prediction: Prediction) -> list[str]:
             other = next(iter(a.alternatives))
             choice += f" --assume {a.name}={other} shows the other in full."
         paragraphs.append(
-            f"{a.name}: reports differ on what TensorRT makes of "
-            f"{format_count(len(a.places), 'residual Add')} behind an activation{first}, and the "
+            f"{a.name}: reports differ on TensorRT's fusion of "
+            f"{format_count(len(a.places), 'residual Add')} after an activation{first}, and the "
             f"timing of its kernels may decide. {' '.join(results)} {choice}"
         )
     return paragraphs

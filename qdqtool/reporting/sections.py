@@ -94,7 +94,7 @@ def _describe_build(build: BuildFacts) -> str:
 
 def _agreement_rows(result: Verification) -> list[list[str]]:
     conv, layers, conversions = result.convolutions, result.layers, result.conversions
-    remark = "data types of inputs and output, and what each layer took in"
+    remark = "data types of inputs and output, and the nodes fused into each layer"
     if conv.unknown:
         remark = f"{conv.unknown} not stated by the build"
     rows = [["convolutions", str(conv.agree), str(conv.total), remark]]
