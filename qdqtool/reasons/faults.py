@@ -221,13 +221,13 @@ class ScaleDead(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         first = self.parts[0]
-        what = f"every value of '{first.tensor}'"
+        values = f"every value of '{first.tensor}'"
         if len(self.parts) > 1:
-            what += f" (and of {len(self.parts) - 1} more parts)"
+            values += f" (and of {len(self.parts) - 1} more parts)"
         bounds = f"{first.op} gives {format_number(first.low)} to {format_number(first.high)}"
         shift = f" and zero point {self.zero_point}" if self.zero_point else ""
         text = (
-            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {what} "
+            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {values} "
             f"{format_number(first.value)}: "
             f"{bounds}."
         )
@@ -388,8 +388,8 @@ class ActivationScales(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         def fit(f: ActivationFit) -> str:
             clips = f"clips {f.clipped:.1%} of its values, which reach {f.used:.1f} times its range"
-            what = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
-            return f"{f.quantizer} (scale {format_number(f.scale)}) {what}"
+            effect = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
+            return f"{f.quantizer} (scale {format_number(f.scale)}) {effect}"
 
         off = (
             f"{self.factor:.2g} times too small"
@@ -436,15 +436,15 @@ class OutlierScales(Refusal):
             if self.samples
             else "By the gains of the normalizations before them"
         )
-        said = (
+        message = (
             f"{self.bad} of {self.total} activation scales cover outliers, and leave other values "
             "one or two of 127 steps. "
             f"{where}, the largest value is many times the typical one: "
             f"{listed}{_more(self.bad, len(self.worst))}."
         )
         if self.linear:
-            return said
-        return said, (
+            return message
+        return message, (
             "Keep them float (--exclude), and compare the accuracy. A method that clips "
             "(--method-for "
             "TENSOR=percentile) helps if the outliers do not matter."

@@ -1,4 +1,4 @@
-"""Check the float remainder of a Q/DQ model: values that FP16 cannot hold, and FP32 left over."""
+"""Check the float remainder of a Q/DQ model for values that FP16 cannot hold, and for FP32."""
 
 import numpy as np
 import onnx

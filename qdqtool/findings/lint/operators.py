@@ -110,7 +110,7 @@ def _is_normalization(node: Node) -> bool:
 
 
 def _find_other_type(view: View, node: Node) -> str:
-    """Return the type of a quantizer if it is not INT8, such as ``FP8``, and an empty string otherwise."""
+    """Return the type of a quantizer if it is FP8 or INT4, else an empty string."""
     if qdq.is_qdq(node):
         precision = view.params(node).precision
         return precision if precision in _OTHER_TYPES else ""

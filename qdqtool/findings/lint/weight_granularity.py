@@ -1,6 +1,6 @@
-"""Check weights with one scale for all output channels, which costs channels of a small range bits.
+"""Check for weights with one scale for all output channels.
 
-A channel whose largest weight is a quarter of the tensor's loses two bits. A scale for each output
+One scale costs channels with a small range bits. A channel whose largest weight is a quarter of the tensor's loses two bits. A scale for each output
 channel loses none and takes no more time.
 """
 
@@ -79,7 +79,7 @@ def run(view: View, report: FindingReport) -> None:
 
 
 def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges], int]:
-    """Return the layers with one scale whose channels differ, and the number of layers checked."""
+    """Return the layers with one scale and different channels, and the number of layers checked."""
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
     count = values = 0
@@ -99,7 +99,7 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
 
 
 def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
-    """Return the channel ranges of a layer's weights; None unless several channels share one scale."""
+    """Return the channel ranges of weights; None unless several channels share one scale."""
     weights = view.weights(node)
     first = weights.first_quantizer
     if first is None or not weights.constant or weights.before or weights.after:
@@ -130,6 +130,6 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
 
 
 def _are_multiples(values: npt.NDArray[Any], scale: float) -> bool:
-    """Whether weights are integers times their scale, because they were rounded before storage."""
+    """Whether weights are multiples of their scale, because they were rounded before."""
     steps = values.reshape(-1)[:MAX_COMPARED].astype(np.float64) / scale
     return bool(np.all(np.abs(steps - np.rint(steps)) < _MAX_STEP_ERROR))

@@ -1,7 +1,7 @@
-"""Check the scales of weights: the largest weight of each channel against 127 times its scale.
+"""Compare the largest weight of each channel with 127 times its scale.
 
-A scale that is too small clips weights, one that is too large wastes steps. Training changes weights
-after their scales were set, and some calibrations clip the few largest weights of every channel.
+A scale that is too small clips weights, one that is too large wastes steps. Training changes
+weights after their scales were set, and some calibrations clip the few largest weights of every channel.
 Therefore a finding needs a share of all channels, and in each of them a share of its weights. If
 nearly all scales are exact, as quantizers write them, a single channel that is not exact is a
 finding, too. The same applies to a single layer that differs much if the other layers agree.
@@ -34,9 +34,7 @@ _MAX_CLIPPED_SHARE = 0.02
 _MIN_RATIO = 0.25  # channels below this ratio lose two bits
 _MAX_BAD_SHARE = 0.1  # of the channels, or of the layers with one scale each
 _FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
-_ROUNDING_TOLERANCE = (
-    0.006  # exporters divide by 127, by 127.5 (.004 more) or by another largest code
-)
+_ROUNDING_TOLERANCE = 0.006  # exporters divide by 127, 127.5 (.004 more) or similar
 _MIN_LAYERS = 3  # fewer layers do not show a share
 _MIN_EXACT_SHARE = 0.8  # mean share of exact channels from which an exception is an error
 _MAX_EXACT_RATIO = 1.25  # exceptions are farther off; tools leave at most 1.001
@@ -149,7 +147,7 @@ def _median(values: npt.NDArray[np.float64]) -> float:
 
 
 def _deviation(ratios: npt.NDArray[np.float64]) -> float:
-    """Return the largest distance from a perfect fit as a logarithm, minus the rounding tolerance."""
+    """Return the largest logarithmic distance from a perfect fit, minus the tolerance."""
     return (
         max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING_TOLERANCE) if ratios.size else 0.0
     )
@@ -190,7 +188,7 @@ def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of equal scales for channels that differ, too small for the largest channel."""
+    """Return the fault of equal scales for different channels, too small for the largest."""
     bad = [
         f
         for f in fits
@@ -371,7 +369,7 @@ def _measure_channels(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
 ) -> _ChannelRatios:
     """Measure the channels that have a weight other than 0."""
-    # Reduce in the type of the weights. Only the results become float64, in which -128 has a magnitude.
+    # Reduce in the type of the weights. Only the results become float64, which can hold 128.
     values = values.reshape(len(values), -1) if axis == 0 else values
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
     if values.dtype == np.float16:  # slow to compare; magnitudes have the order of their bits

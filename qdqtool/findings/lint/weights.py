@@ -64,7 +64,7 @@ def _other_consumers(view: View, conv: Node, weights: WeightSource) -> list[str]
 
 
 def _report_misread_constants(view: View, report: FindingReport) -> None:
-    """Report stored integers that another node than a DQ consumes, except weights of convolutions."""
+    """Report stored integers, except weights, that a node other than a DQ consumes."""
     reported = view.folded_nodes()
     for fault in fault_checks.misread_constants(CHECK, view.model):
         if fault.node not in reported:
