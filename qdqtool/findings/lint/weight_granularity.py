@@ -98,23 +98,41 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
     return layers, count
 
 
-def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
-    """Return the channel ranges of weights; None unless several channels share one scale."""
+def read_int8_weights(view: View, node: Node) -> tuple[npt.NDArray[Any], Node] | None:
+    """Return a layer's weights as stored in the file, and their first quantizer.
+
+    None unless they are constants in the model file, quantized to INT8 with positive scales.
+    """
     weights = view.weights(node)
     first = weights.first_quantizer
     if first is None or not weights.constant or weights.before or weights.after:
         return None
     params = view.params(first)
-    scale, zero = params.scale, params.zero_point
-    if params.precision != Precision.INT8 or scale is None or scale.size != 1 or zero is None:
+    if params.precision != Precision.INT8 or params.scales is None or not params.scales.is_positive:
         return None
     proto = view.model.constant_proto(weights.source)
-    if proto is None or proto.external_data or not params.scales or not params.scales.is_positive:
-        return None
+    if proto is None or proto.external_data:
+        return None  # a prediction does not read the weight files
     values = view.model.constant(weights.source)
-    if values is None or values.ndim < 2 or not values.size or values.shape[axis] < 2:
+    return None if values is None or not values.size else (values, first)
+
+
+def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
+    """Return the channel ranges of weights; None unless several channels share one scale."""
+    loaded = read_int8_weights(view, node)
+    if loaded is None:
         return None
-    stored = weights.q is None
+    values, first = loaded
+    scale, zero = view.params(first).scale, view.params(first).zero_point
+    if (
+        scale is None
+        or scale.size != 1
+        or zero is None
+        or values.ndim < 2
+        or values.shape[axis] < 2
+    ):
+        return None
+    stored = view.weights(node).q is None
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
     middle = float(zero[0]) if stored else 0.0
     highest, lowest = (
