@@ -218,7 +218,6 @@ def _report_outliers(
 
 
 def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
-    """Whether a matrix product consumes the tensor that a Q quantizes."""
     dqs = model.consumers(model.node(quantizer).output)
     return any(
         operator_of(consumer).kind == LayerKind.MATRIX_MULTIPLY

@@ -101,8 +101,10 @@ def _check_quantized_weights(
         )
         report.add(fault, convolutions=convolutions)
     if weights.q is None:
-        stored = faults.WeightsStored(CHECK, first.name, conv.name, weights.source)
-        report.add(stored, convolutions=convolutions)
+        report.add(
+            faults.WeightsStored(CHECK, first.name, conv.name, weights.source),
+            convolutions=convolutions,
+        )
     for node in (weights.q, weights.dq):
         if node is not None and view.model.is_output(node.output):
             report.add(faults.WeightsOutput(CHECK, node.name, conv.name), convolutions=convolutions)
