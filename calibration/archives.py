@@ -60,8 +60,7 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         DataError: It is not an array of plain numbers, or has fewer values than its shape.
     """
     try:
-        read = _HEADER_READERS[np.lib.format.read_magic(file)]
-        shape, fortran, dtype = read(file)
+        shape, fortran, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
         header = ArrayHeader(shape, dtype, fortran, file.tell())
     except Exception as error:  # numpy, zipfile and zlib have classes of their own
         raise DataError(

@@ -445,8 +445,7 @@ def entropy_range(bins: Floats, absmax: float) -> float:
     divergence[~np.isfinite(divergence)] = np.inf
     if not np.isfinite(divergence).any():
         return absmax
-    smallest = divergence.min()
-    best = int(sizes[np.flatnonzero(divergence <= smallest + 1e-15)[-1]])
+    best = int(sizes[np.flatnonzero(divergence <= divergence.min() + 1e-15)[-1]])
     return absmax * best / total
 
 

@@ -129,8 +129,11 @@ def _conversions_message(prediction: Prediction, limit: int) -> str:
         text += f" and {len(nodes) - 3} more"
     names = set(nodes)
     causes = [f for f in prediction.findings if f.severity != Severity.INFO and f.node in names]
-    causes = causes or [f for f in prediction.findings if f.severity == Severity.WARNING]
-    causes = causes or [f for f in prediction.findings if not f.code.endswith("CONVERSION")]
+    causes = (
+        causes
+        or [f for f in prediction.findings if f.severity == Severity.WARNING]
+        or [f for f in prediction.findings if not f.code.endswith("CONVERSION")]
+    )
     unique = {f.code: f for f in reversed(causes)}
     for finding in list(unique.values())[::-1][:3]:
         alike = sum(f.code == finding.code for f in causes)

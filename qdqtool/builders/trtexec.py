@@ -113,8 +113,11 @@ def trtexec_flags(
     def has(flag: str) -> bool:
         return re.search(rf"--{flag}\b", help_text) is not None
 
-    flags = [f"--onnx={model}", "--verbose"]
-    flags += [f"--{flag}" for flag in ("int8", "fp16", "dumpLayerInfo") if has(flag)]
+    flags = [
+        f"--onnx={model}",
+        "--verbose",
+        *(f"--{flag}" for flag in ("int8", "fp16", "dumpLayerInfo") if has(flag)),
+    ]
     if has("profilingVerbosity"):
         # 8.2 and 8.3 call the value "verbose", all later ones "detailed".
         verbosity = "detailed" if "detailed" in help_text else "verbose"

@@ -60,10 +60,10 @@ def find_precision(text: str) -> Precision:
 
 @functools.lru_cache(1024)
 def _find_precision(text: str) -> Precision:
-    for word in _WORD.findall(text):
-        if word.lower() in _TYPES:
-            return _TYPES[word.lower()]
-    return Precision.UNKNOWN
+    return next(
+        (_TYPES[word.lower()] for word in _WORD.findall(text) if word.lower() in _TYPES),
+        Precision.UNKNOWN,
+    )
 
 
 def find_vector_width(text: str) -> int:

@@ -140,8 +140,10 @@ class _GraphRebuilder:
             self._constants(),
             value_info=self._value_infos(),
         )
-        opsets = [helper.make_opsetid("", self.opset)]
-        opsets += [helper.make_opsetid(d, 1) for d in sorted({p.domain for p in protos} - {""})]
+        opsets = [
+            helper.make_opsetid("", self.opset),
+            *(helper.make_opsetid(d, 1) for d in sorted({p.domain for p in protos} - {""})),
+        ]
         model = helper.make_model(
             graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8
         )

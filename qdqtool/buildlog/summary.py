@@ -263,8 +263,10 @@ def _summarize_edge(layer: BuiltLayer) -> Json:
 def _summarize_tuning(build: Build) -> Json:
     tactics = build.tactics
     layers = sorted(tactics.layers.values(), key=lambda t: (-t.seconds, -t.tactics, t.name))
-    reformats = [tuned for tuned in tactics.reformats.values() if tuned.best_ms is not None]
-    reformats.sort(key=lambda t: (-(t.best_ms or 0.0), t.name))
+    reformats = sorted(
+        (tuned for tuned in tactics.reformats.values() if tuned.best_ms is not None),
+        key=lambda t: (-(t.best_ms or 0.0), t.name),
+    )
     return {
         "tactics": tactics.timed,
         "combinations": tactics.combinations,

@@ -170,8 +170,7 @@ def _have_partners(ours: frozenset[int], theirs: frozenset[int], pairs: Mapping[
     """Return whether two sets of neighbors have a pair in common, or are both empty."""
     if not ours and not theirs:
         return True
-    partners = {pairs.get(i, i if i < 0 else None) for i in ours}
-    return bool(partners & theirs)
+    return bool({pairs.get(i, i if i < 0 else None) for i in ours} & theirs)
 
 
 Colors = tuple[dict[int, int], dict[int, int]]

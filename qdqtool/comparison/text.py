@@ -221,9 +221,11 @@ def _describe_scales(
             changes.append(f"type {a.type} -> {b.type}")
         if a.zero != b.zero:
             changes.append("zero points differ")
-    for side, scales in (("A", a), ("B", b)):
-        if scales is not None and not scales.valid:
-            changes.append(f"{side} is not a valid scale")
+    changes.extend(
+        f"{side} is not a valid scale"
+        for side, scales in (("A", a), ("B", b))
+        if scales is not None and not scales.valid
+    )
     text = f"{name} {format_scales(a)} -> {format_scales(b)}"
     return f"{text} ({', '.join(changes)})" if changes else text
 

@@ -300,8 +300,10 @@ class ModelCutter:
         # TensorRT's passes depend on the order of nodes, such as which of two equal Qs remains.
         nodes = self._sort(part.nodes)
         consumed = {t for n in nodes for t in (*n.inputs, *n.captured)}
-        constants = [t for t in consumed if t in self._constant_order and t not in ends]
-        constants.sort(key=self._constant_order.__getitem__)
+        constants = sorted(
+            (t for t in consumed if t in self._constant_order and t not in ends),
+            key=self._constant_order.__getitem__,
+        )
         proto, _ = extract_part(
             model.proto,
             [n.proto for n in nodes],

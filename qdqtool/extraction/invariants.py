@@ -49,10 +49,11 @@ class Invariants:
         missing: list[Finding | ConvOutcome] = [
             f for f in self.findings if finding_key(f) not in present
         ]
-        for c in self.convolutions:
-            if c.name not in outcomes or not has_same_types(c, outcomes[c.name]):
-                missing.append(c)
-        return missing
+        return missing + [
+            c
+            for c in self.convolutions
+            if c.name not in outcomes or not has_same_types(c, outcomes[c.name])
+        ]
 
     def hold_in(self, prediction: Prediction) -> bool:
         """Check whether a prediction shows everything."""

@@ -49,9 +49,7 @@ class SelectionOptions:
     @property
     def findings(self) -> list[str]:
         """The findings as a list."""
-        if isinstance(self.finding, str):
-            return [self.finding]
-        return list(self.finding or ())
+        return [self.finding] if isinstance(self.finding, str) else list(self.finding or ())
 
     @property
     def is_empty(self) -> bool:

@@ -263,8 +263,9 @@ def _vocabulary() -> frozenset[str]:
     words = public_words()
     vocabulary = {*words.plugins, *words.attributes, *PUBLIC_DOMAINS, *words.programs}
     for schema in onnx.defs.get_all_schemas_with_history():
-        vocabulary.update((schema.name, *schema.attributes))
-        vocabulary.update(i.name for i in (*schema.inputs, *schema.outputs))
+        vocabulary.update(
+            (schema.name, *schema.attributes), (i.name for i in (*schema.inputs, *schema.outputs))
+        )
     return frozenset(vocabulary)
 
 

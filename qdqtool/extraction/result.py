@@ -161,8 +161,13 @@ def report(
     title = ", ".join(dict.fromkeys(str(f.code) for f in shown.findings))
     if not title:
         title = _code(shown.convolutions[0].name) if shown.convolutions else "A build"
-    lines = [f"# {title} on {extraction.whole.target}", "", f"{extraction.kept}.", ""]
-    lines += [f"* Model: {_code(model)} ({extraction.nodes[0]} of {extraction.nodes[1]} nodes)"]
+    lines = [
+        f"# {title} on {extraction.whole.target}",
+        "",
+        f"{extraction.kept}.",
+        "",
+        f"* Model: {_code(model)} ({extraction.nodes[0]} of {extraction.nodes[1]} nodes)",
+    ]
     if extraction.private is not None:
         lines += ["* Names, weights and scales were replaced; the prediction is the same."]
     lines += [f"* {note}" for note in extraction.notes]
@@ -211,7 +216,7 @@ def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> li
         mismatches = in_extract
     if not mismatches:
         return ["The build shows no mismatch at the nodes of the extract."]
-    lines = ["| what | where | expected | seen |", "|---|---|---|---|"]
+    lines = ["| difference | where | expected | seen |", "|---|---|---|---|"]
     for mismatch in mismatches[:_MAX_ROWS]:
         sides = [
             _describe_side(mismatch.get(side), private is not None)

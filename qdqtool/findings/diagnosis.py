@@ -63,9 +63,7 @@ def diagnose_scales(
         is_float_source = isinstance(r, RemainingConversion) and not r.requantizes
         tensor = r.origin.tensor if is_float_source else r.tensor  # type: ignore[union-attr]
         return Diagnosis(tensor, Cause(r), r.elements, convolutions)
-    parts = None
-    if between.op in JOINS:
-        parts = recorded.first(simulation.ConcatScales, between.node)
+    parts = recorded.first(simulation.ConcatScales, between.node) if between.op in JOINS else None
     cause = Cause(r, () if parts is None else (parts,))
     return Diagnosis(between.node, cause, r.elements, convolutions)
 

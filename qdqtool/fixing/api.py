@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from calibration.options import Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES
@@ -31,8 +32,6 @@ from qdqtool.util.process import pause_gc
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon
-
-    from calibration.options import Preprocess
 
 FIX_SCHEMA = "qdqtool/fix/1"
 _MAX_SITES = 512  # of one kind of fix whose savings are estimated

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from calibration.options import Preprocess
 from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing.sandbox import Arrays, RunError
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
-
-if TYPE_CHECKING:
-    from calibration.options import Preprocess
 
 MAX_PARTS = 16  # of one output; an output of more is compared as a whole
 SAMPLES = 8  # images that outputs are compared on
@@ -301,7 +299,9 @@ def list_output_errors(
         if p.key in before.parts and p.key in after.parts
     ]
     with_parts = {e.output for e in errors}
-    for name, error in before.each.items():
-        if name not in with_parts and name in after.each:
-            errors.append(OutputError(name, "", None, error, after.each[name]))
+    errors.extend(
+        OutputError(name, "", None, error, after.each[name])
+        for name, error in before.each.items()
+        if name not in with_parts and name in after.each
+    )
     return errors

@@ -328,15 +328,19 @@ def find_different_scales(view: View, target: Target, refusals: Sequence[Refusal
     names = collect_names(refusals)
     sites = []
     activations = {q.index: q for q in view.activation_qs}
-    tensors = [q.input(0) for q in activations.values()]
-    tensors += [t for n in view.model.ordered for t in n.outputs]
+    tensors = [
+        *(q.input(0) for q in activations.values()),
+        *(t for n in view.model.ordered for t in n.outputs),
+    ]
     for group in find_scale_groups(view.model, tensors):
         consumers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
         quantizers = [activations[index] for index in sorted(consumers & activations.keys())]
         places = {*(q.name for q in quantizers), *(q.input(0) for q in quantizers)}
-        for producer in map(view.model.producer, group.tensors):
-            if producer is not None and commuting_inputs(view.model, producer):
-                places.add(producer.name)
+        places.update(
+            producer.name
+            for producer in map(view.model.producer, group.tensors)
+            if producer is not None and commuting_inputs(view.model, producer)
+        )
         if not places.isdisjoint(names):
             sites.append(_common_scale_site(view, quantizers, places))
     return list_sites(sites)

@@ -205,8 +205,7 @@ class FixSession:
             except ModelError:  # reported when the step was tried alone
                 continue
             first = None if steps else self._first_attempt
-            places = [s.place for s in sites]
-            if first is not None and first[:2] == (step, places):
+            if first is not None and first[:2] == (step, [s.place for s in sites]):
                 prediction = first[2]
             else:
                 prediction = predict(candidate, self.target)

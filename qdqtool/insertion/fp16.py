@@ -313,8 +313,10 @@ def has_fp16(model: Model) -> bool:
     """Return whether a model has float16 weights or tensors."""
     graph = model.proto.graph
     types = {t.data_type for t in graph.initializer}
-    types.update(v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info))
-    types.update(model.elem_type(n.output) for n in model.nodes if n.op == "Constant")
+    types.update(
+        (v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)),
+        (model.elem_type(n.output) for n in model.nodes if n.op == "Constant"),
+    )
     return TensorProto.FLOAT16 in types
 
 
@@ -340,8 +342,7 @@ def convert_to_fp32(model: Model) -> None:
     for tensor in graph.initializer:  # an output may be one
         tensor.name = renamed.get(tensor.name, tensor.name)
     # Old exporters list initializers among the inputs.
-    stored = [v for v in graph.input if v.name in model.initializers]
-    _widen_graph(graph, stored)
+    _widen_graph(graph, [v for v in graph.input if v.name in model.initializers])
     for body in nested_graphs(graph.node):
         _widen_graph(body, [*body.input, *body.output])
     editor.finish()

@@ -167,9 +167,9 @@ def raise_opset(model: Model, opset: int) -> None:
     _restore_names(proto, converted)
     del proto.graph.node[:]
     proto.graph.node.extend(converted.graph.node)
-    for tensor in converted.graph.initializer:
-        if tensor.name not in initializers:
-            proto.graph.initializer.append(tensor)
+    proto.graph.initializer.extend(
+        tensor for tensor in converted.graph.initializer if tensor.name not in initializers
+    )
     for entry in proto.opset_import:
         if entry.domain in STANDARD:
             entry.version = opset

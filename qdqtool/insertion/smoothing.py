@@ -443,8 +443,7 @@ class _ScaleRegion:
 
     def _divide_product_operand(self, node: Node, places: Places) -> bool:
         """Divide the operand of a MatMul of two tensors whose channels the MatMul keeps."""
-        positions = [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]
-        for position in positions:
+        for position in [p for p in (1, 0) if node.input(p) in self.tensors] or [1, 0]:
             tensor = node.input(position)
             if _keeps_product_axis(places, position) and self._has_axes(tensor, places):
                 if self._join(tensor, places):

@@ -240,8 +240,9 @@ class Editor:
         proto = self.edit_proto(node)
         proto.op_type, proto.domain = op, ""
         del proto.attribute[:]
-        for name, value in attributes.items():
-            proto.attribute.append(onnx.helper.make_attribute(name, value))
+        proto.attribute.extend(
+            onnx.helper.make_attribute(name, value) for name, value in attributes.items()
+        )
         proto.input[:] = inputs
 
     def bypass(self, node: Node, source: str) -> None:
@@ -384,9 +385,11 @@ class Editor:
             unneeded.add(id(node))
             inputs = self._inputs(node)
             uses.subtract(inputs)
-            for tensor in inputs:
-                if tensor in producers and id(producers[tensor]) not in ignored:
-                    stack.append(producers[tensor])
+            stack += [
+                producers[tensor]
+                for tensor in inputs
+                if tensor in producers and id(producers[tensor]) not in ignored
+            ]
         return unneeded
 
     def _is_used(self, node: Node) -> bool:
@@ -427,8 +430,7 @@ class Editor:
         """
         graph, model = self.proto.graph, self.model
         required = model.consumers_by_tensor.keys() | {v.name for v in graph.output} | captured
-        candidates = model.initializers.keys() & (consumed | self._added_constants)
-        removed = candidates - required
+        removed = (model.initializers.keys() & (consumed | self._added_constants)) - required
         if removed:
             _remove_named(graph.initializer, removed.__contains__)
             _remove_named(graph.input, removed.__contains__)

@@ -331,8 +331,7 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     for node in reversed(model.ordered):
         if needed.isdisjoint(node.outputs):
             continue
-        needed.update(node.inputs)
-        needed.update(node.captured)
+        needed.update(node.inputs, node.captured)
         if node.index in misreading:
             pairs.extend((node, t) for t in dict.fromkeys(node.inputs) if t in constants)
     yield from reversed(pairs)

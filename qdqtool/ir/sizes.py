@@ -49,9 +49,11 @@ def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
     for node in model.ordered:
         if node.op in (*MOVES, *CUTS, "Pad"):
             parameters.update(node.inputs[1:])
-        for tensor in node.outputs:
-            if tensor and not model.is_constant(tensor) and values.leaves_shape_open(tensor):
-                shapes.append(tensor)
+        shapes += [
+            tensor
+            for tensor in node.outputs
+            if tensor and not model.is_constant(tensor) and values.leaves_shape_open(tensor)
+        ]
     return [tensor for tensor in values.tensors if tensor in parameters], shapes
 
 

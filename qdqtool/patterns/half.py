@@ -163,10 +163,11 @@ def _bound_to_float32(model: Model, half: set[int]) -> set[int]:
         half: Nodes that could be FP16 on their own.
     """
     bound: set[int] = set()
-    queue: list[Node] = []
-    for node in model.nodes:
-        if node.index not in half and (qdq.is_dq(node) or _reads_only_dqs(model, node)):
-            queue.append(node)
+    queue = [
+        node
+        for node in model.nodes
+        if node.index not in half and (qdq.is_dq(node) or _reads_only_dqs(model, node))
+    ]
     while queue:
         for neighbor in _quantizer_neighbors(model, queue.pop()):
             if neighbor.index not in bound:

@@ -172,8 +172,7 @@ def tensors_upstream_of_weighted(model: Model, dfl: Collection[int]) -> set[str]
     for node in reversed(model.ordered):
         is_weighted = node.op in WEIGHTED and node.index not in dfl
         if is_weighted or not tensors.isdisjoint(node.outputs):
-            tensors.update(node.inputs)
-            tensors.update(node.captured)
+            tensors.update(node.inputs, node.captured)
             tensors.discard("")  # an input that is not set
     return tensors
 

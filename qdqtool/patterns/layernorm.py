@@ -186,8 +186,7 @@ def _self_product_axes(model: Model, node: Node) -> list[int]:
         return [letters.index(letter) - len(letters) for letter in product.summed]
     if not _is(node, "MatMul") or not _multiplies_row_by_column(model, node):
         return []
-    sources = {_skip_moves(model, tensor) for tensor in node.inputs}
-    return [-1] if len(sources) == 1 else []
+    return [-1] if len({_skip_moves(model, tensor) for tensor in node.inputs}) == 1 else []
 
 
 def _multiplies_row_by_column(model: Model, matmul: Node) -> bool:
@@ -592,8 +591,7 @@ class _NormCandidate:
             return None
         if not len(self.differences) == len(self.products) == len(axes) == 1:
             return None
-        is_exact = self._divides_centered_input(product, means)
-        return axes.pop() if is_exact else None
+        return axes.pop() if self._divides_centered_input(product, means) else None
 
     def _divides_centered_input(self, product: Node, means: list[Node]) -> bool:
         """Return whether a product divides the input minus its mean by the root."""

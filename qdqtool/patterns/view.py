@@ -268,9 +268,11 @@ class View:
             dqs = [n for n in self.model.consumers(node.output) if qdq.is_dq(n)]
         names: list[str] = []
         for dq in dqs:
-            for consumer in find_consumers(self, dq.output):
-                if consumer.node is not None and consumer.node.op in WEIGHTED:
-                    names.append(consumer.node.name)
+            names += [
+                consumer.node.name
+                for consumer in find_consumers(self, dq.output)
+                if consumer.node is not None and consumer.node.op in WEIGHTED
+            ]
         return names
 
     def pairs(self) -> Iterator[tuple[Node, list[Node]]]:

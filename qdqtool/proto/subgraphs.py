@@ -231,9 +231,11 @@ def extract_part(
     graph, whole = part.graph, proto.graph
     graph.node.extend(part_nodes)
     graph.initializer.extend(tensor for tensor in constants if tensor.name in needed)
-    for sparse in whole.sparse_initializer:
-        if sparse.values.name in needed and sparse.values.name not in fed:
-            graph.sparse_initializer.append(sparse)
+    graph.sparse_initializer.extend(
+        sparse
+        for sparse in whole.sparse_initializer
+        if sparse.values.name in needed and sparse.values.name not in fed
+    )
     if whole.quantization_annotation:
         tensors = needed.union(*(node.output for node in part_nodes))
         graph.quantization_annotation.extend(
@@ -303,8 +305,7 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
         )
     keys = [_callee_key(node) for node in with_subgraph_nodes(proto.graph.node)]
     called = [sizes[key] for key in keys if key in sizes]
-    stored = sum(f.ByteSize() for f in _functions(proto).values())
-    _check_totals(called, stored, path)
+    _check_totals(called, sum(f.ByteSize() for f in _functions(proto).values()), path)
 
 
 def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:

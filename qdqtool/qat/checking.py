@@ -236,8 +236,10 @@ def check_pieces(
     pieces = _run_pieces(model, call, reference, pairs)
     is_sorting = any(n.op in ("TopK", "NonMaxSuppression") for n in model.nodes)
     expected = [(reference.calls[n].name, reference.calls[n].before) for _, n in pairs]
-    for output, tensor in zip(proto.graph.output, reference.outputs, strict=False):
-        expected.append((f"output '{output.name}'", tensor))
+    expected.extend(
+        (f"output '{output.name}'", tensor)
+        for output, tensor in zip(proto.graph.output, reference.outputs, strict=False)
+    )
     worst, worst_at = 0.0, ""
     sizes = [_ROUNDING] * len(reference.calls)
     for index, ((name, tensor), piece) in enumerate(zip(expected, pieces, strict=True)):

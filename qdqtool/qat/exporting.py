@@ -284,8 +284,10 @@ def _name_tensors(
     """Return the options of torch's export for names and dynamic axes."""
     if inputs is None:
         count = sum(isinstance(a, Tensor) for a in call.args)
-        inputs = [f"input{i or ''}" for i in range(count)]
-        inputs += [k for k, v in call.kwargs.items() if isinstance(v, Tensor)]
+        inputs = [
+            *(f"input{i or ''}" for i in range(count)),
+            *(k for k, v in call.kwargs.items() if isinstance(v, Tensor)),
+        ]
     if outputs is None:
         outputs = [f"output{i or ''}" for i in range(output_count)]
     options: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}

@@ -409,8 +409,10 @@ def _add_activations(
 ) -> None:
     """Add a quantizer for each site, and the number of calls of its module."""
     order = {node.index: i for i, node in enumerate(graph.ordered)}
-    inputs = [(t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers]
-    inputs.sort(key=lambda pair: (order[pair[1].node.index], pair[1].position))
+    inputs = sorted(
+        ((t, consumer) for t, consumers in placement.inputs.items() for consumer in consumers),
+        key=lambda pair: (order[pair[1].node.index], pair[1].position),
+    )
     quantizers: dict[QuantizerSite, ActivationQuantizer] = {}
     for tensor, consumer in inputs:
         site = traced.sites[consumer.node.name, consumer.position]

@@ -1,4 +1,4 @@
-"""Drawings of a model: its ONNX graph with fused layers as boxes, its modules, and its engine.
+"""Drawings of a model: ONNX graph with fused layers as boxes, modules, and engine.
 
 Q and DQ are marks on edges, not boxes. The page highlights those that are conversions at run time.
 """
@@ -151,9 +151,11 @@ class _OnnxDrawing:
         links = []
         for position, origins in self.origins.items():
             target = self.first_nodes[position]
-            for origin in origins:
-                if origin.producer is not None and self.first_nodes[origin.producer] != target:
-                    links.append((self.first_nodes[origin.producer], target))
+            links += [
+                (self.first_nodes[origin.producer], target)
+                for origin in origins
+                if origin.producer is not None and self.first_nodes[origin.producer] != target
+            ]
         return _sort_topologically(dict.fromkeys(self.first_nodes.values(), 0), links)
 
     def _find_origins(self, node: OnnxNode) -> list[_TensorOrigin]:

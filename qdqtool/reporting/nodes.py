@@ -176,9 +176,11 @@ class ModelCollector:
             if quantizer is not None:
                 scales.append(self._describe_scale(_input_role(node, position), quantizer))
         for tensor in filter(None, node.outputs):
-            for consumer in dict.fromkeys(self.subject.model.consumers(tensor)):
-                if is_q(consumer):
-                    scales.append(self._describe_scale("output", consumer))
+            scales += [
+                self._describe_scale("output", consumer)
+                for consumer in dict.fromkeys(self.subject.model.consumers(tensor))
+                if is_q(consumer)
+            ]
         return scales
 
     def _find_input_quantizer(self, node: OnnxNode, position: int) -> OnnxNode | None:

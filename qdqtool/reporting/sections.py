@@ -1,4 +1,4 @@
-"""Sections of the page next to the prediction: builds, tuning, calibration statistics, weights."""
+"""Sections next to the prediction: build, tuning, calibration statistics, weights, time."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _describe_build(build: BuildFacts) -> str:
 
 def _agreement_rows(result: Verification) -> list[list[str]]:
     conv, layers, conversions = result.convolutions, result.layers, result.conversions
-    remark = "data types of inputs and output, and what each layer took in"
+    remark = "data types of inputs and output, and the nodes fused into each layer"
     if conv.unknown:
         remark = f"{conv.unknown} not stated by the build"
     rows = [["convolutions", str(conv.agree), str(conv.total), remark]]
@@ -246,17 +246,17 @@ def _parse_point(
 
 
 def _mark_chosen(
-    chosen: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
+    choice: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
 ) -> None:
     """Mark the chosen configuration, by its index on the front or by its numbers."""
     for number, (parsed, point) in enumerate(zip(front, points, strict=False)):
-        point.chosen = chosen.get("index", -1) == parsed.get("index", number)
-    if not chosen or any(point.chosen for point in points):
+        point.chosen = choice.get("index", -1) == parsed.get("index", number)
+    if not choice or any(point.chosen for point in points):
         return
     numbers = (
-        _as_optional_count(chosen.get("int8")),
-        _as_optional_count(chosen.get("conversions")),
-        _as_optional_number(chosen.get("metric")),
+        _as_optional_count(choice.get("int8")),
+        _as_optional_count(choice.get("conversions")),
+        _as_optional_number(choice.get("metric")),
     )
     for point in points:
         if (point.int8, point.conversions, point.metric) == numbers:
@@ -433,8 +433,7 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
         return None
     largest = _largest_magnitudes(view.model, weights.source, axis)
     if weights.q is None and largest.size:  # the constant holds integers
-        matches = scale.size in (1, largest.size)
-        largest = largest * scale if matches else np.zeros(0)
+        largest = largest * scale if scale.size in (1, largest.size) else np.zeros(0)
     if not np.isfinite(largest).all():
         largest = np.zeros(0)
     return data.WeightRanges(
@@ -544,8 +543,10 @@ def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
 
 def collect_unlisted_rows(subject: ReportSubject) -> list[data.ProfileEntry]:
     """Return the rows of a profile that match no predicted layer, the slowest first."""
-    rows = [row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0]
-    rows.sort(key=lambda row: -row.ms)
+    rows = sorted(
+        (row for layer, row in _profile_rows(subject) if layer is None and row.ms > 0),
+        key=lambda row: -row.ms,
+    )
     return [data.ProfileEntry(display_name(r.name), round(r.ms, 5)) for r in rows[:MAX_ROWS]]
 
 
@@ -554,9 +555,11 @@ def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, Prof
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
     pairs: list[tuple[EngineLayer | None, ProfileRow]] = []
-    for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True):
-        if row is not None:
-            pairs.append((layer, row))
+    pairs.extend(
+        (layer, row)
+        for layer, row in zip(layers, match_profile_rows(layers, rows), strict=True)
+        if row is not None
+    )
     matched = {id(row) for _, row in pairs}
     return pairs + [(None, row) for row in rows if id(row) not in matched]
 
@@ -637,9 +640,10 @@ def collect_scale_groups(
     entries = []
     for tensors in groups:
         nodes = [q for tensor in tensors for q in quantizers[tensor]]
-        first, *others = [view.params(q) for q in nodes]
-        scale = first.scale
-        equal = all(first.same_as(params) for params in others)
+        params = [view.params(q) for q in nodes]
+        scale = params[0].scale
+        channels = 0 if scale is None else int(scale.size)
+        equal = all(params[0].same_as(other) for other in params[1:])
         if len(tensors) == 1:
             tied = "alone"
         elif float_model is None:
@@ -648,12 +652,12 @@ def collect_scale_groups(
             tied = "tied, one scale" if equal else "tied, but scales differ"
         entries.append(
             data.ScaleGroupEntry(
-                scale=float(scale[0]) if scale is not None and scale.size == 1 and equal else None,
+                scale=float(scale[0]) if scale is not None and channels == 1 and equal else None,
                 tensors=[display_name(t) for t in tensors],
                 nodes=collector.find_nodes(q.name for q in nodes),
                 quantizers=len(nodes),
                 tied=tied,
-                channels=int(scale.size) if scale is not None else 0,
+                channels=channels,
             )
         )
     return sorted(entries, key=lambda entry: -len(entry.tensors))

@@ -404,10 +404,9 @@ def add_expected_times(report: EngineReport, gpu: Gpu) -> None:
     rows, works = [], []
     for row in report.rows:
         layer_work = built_layer_work(row)
-        if layer_work is not None:
-            if layer_work.kind not in (work.NOTHING, work.UNKNOWN, work.MYELIN):
-                rows.append(row)
-                works.append(layer_work)
+        if layer_work and layer_work.kind not in (work.NOTHING, work.UNKNOWN, work.MYELIN):
+            rows.append(row)
+            works.append(layer_work)
     overhead = _profile_overhead_ms(report)
     expected = estimate_seconds(works, gpu) * 1e3
     for row, layer_work, ms in zip(rows, works, expected, strict=True):

@@ -409,8 +409,7 @@ def _strides_and_pads(
     node: Node, kernel: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     strides = node.attributes.get("strides", [1] * len(kernel))
-    pads = node.attributes.get("pads", [0] * 2 * len(kernel))
-    return tuple(strides), tuple(pads)
+    return tuple(strides), tuple(node.attributes.get("pads", [0] * 2 * len(kernel)))
 
 
 _HANDLERS: dict[LayerKind, Callable[[Importer, Node], object]] = {

@@ -134,8 +134,9 @@ class Network:
 
     def layers_of_kind(self, *kinds: LayerKind) -> list[Layer]:
         """Return the layers of some kinds, in the order in which the optimizer visits them."""
-        layers = [layer for kind in kinds for layer in self._by_kind[kind].values()]
-        layers.sort(key=_RANK)
+        layers = sorted(
+            (layer for kind in kinds for layer in self._by_kind[kind].values()), key=_RANK
+        )
         return layers
 
     def has(self, *kinds: LayerKind) -> bool:
@@ -333,8 +334,7 @@ class Network:
 
     def insert_before(self, layer: Layer, position: int, new: Layer, out: Tensor) -> None:
         """Insert a layer with one input, and ``out`` as its output, before one input of another."""
-        source = layer.inputs[position]
-        self.add(new, [source], [out])
+        self.add(new, [layer.inputs[position]], [out])
         self.set_input(layer, position, out)
 
     def exchange(self, first: Layer, second: Layer) -> None:
@@ -363,8 +363,7 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
     Major versions after 10 count as their own.
     """
-    major = target.version[0]
-    return major in _major_versions(case)
+    return target.version[0] in _major_versions(case)
 
 
 @functools.cache

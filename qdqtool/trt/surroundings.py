@@ -144,10 +144,8 @@ class _ConsumerSearch:
     def add_quantizers(self, q: Layer, path: _Path) -> None:
         """Add a Q, and those that were merged into it."""
         scale = quantizer_scale(q)
-        quantizers = [(node_name(q), q.path), *q.merged_quantizers]
-        for name, moves in quantizers:
-            limit = max(MIN_Q_STEPS, min(self.q_steps_left, STEPS))
-            steps = moves.latest_steps(limit)
+        for name, moves in [(node_name(q), q.path), *q.merged_quantizers]:
+            steps = moves.latest_steps(max(MIN_Q_STEPS, min(self.q_steps_left, STEPS)))
             self.q_steps_left -= len(steps)
             self.consumers.append(
                 TensorConsumer(ConsumerKind.Q, name, q.op, (*path, *steps), scale)
@@ -255,16 +253,17 @@ def _only_qs_follow(layer: Layer) -> bool:
     """Return whether the result of a layer is quantized everywhere, and at least once."""
     queue, visited, is_quantized = [layer], {layer.id}, False
     for current in queue:
-        if any(tensor.is_output for tensor in current.outputs):
-            return False
-        for consumer in current.consumers:
-            if consumer.kind == LayerKind.QUANTIZE:
-                is_quantized = True
-            elif consumer.id not in visited:
-                if not _can_pass_int8_on(consumer):
-                    return False
-                visited.add(consumer.id)
-                queue.append(consumer)
+        for tensor in current.outputs:
+            if tensor.is_output:
+                return False
+            for consumer in tensor.consumers:
+                if consumer.kind == LayerKind.QUANTIZE:
+                    is_quantized = True
+                elif consumer.id not in visited:
+                    if not _can_pass_int8_on(consumer):
+                        return False
+                    visited.add(consumer.id)
+                    queue.append(consumer)
         if len(visited) > MAX_LAYERS_AFTER:
             return True
     return is_quantized
@@ -490,9 +489,11 @@ def _quantizer_obstacles(
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
     yield fault_checks.activation_per_channel(by, node, node_name(data), data.quant)
-    for dq in dqs:
-        if dq.quant is not None:
-            yield fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
+    yield from (
+        fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
+        for dq in dqs
+        if dq.quant is not None
+    )
     if weights.quant is not None and not layer_weights.from_matmul:
         yield fault_checks.weights_axis(
             by,

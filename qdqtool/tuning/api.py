@@ -182,9 +182,7 @@ def tune(
     )
     with record_inputs() as inputs, contextlib.ExitStack() as stack:
         run = _TuningRun(model, data, target_named(target), options)
-        opened = None
-        if cluster is not None:
-            opened = stack.enter_context(Cluster(cluster, mixed_cpus))
+        opened = stack.enter_context(Cluster(cluster, mixed_cpus)) if cluster is not None else None
         run.collect_ranges(progress, None if opened is None else opened.client)
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
@@ -270,8 +268,11 @@ class _TuningRun:
             "preprocess": self.options.images.preprocess,
             "smooth": self.options.network.smooth,
         }
-        lines = [self.target.name, self.metric.identity]
-        lines += [f"{name}={setting!r}" for name, setting in settings.items()]
+        lines = [
+            self.target.name,
+            self.metric.identity,
+            *(f"{name}={setting!r}" for name, setting in settings.items()),
+        ]
         return {
             "model": _hash(_serialize(self.model)),
             "images": self.sets.fingerprint,

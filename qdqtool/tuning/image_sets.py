@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
@@ -15,12 +14,10 @@ from calibration.options import Preprocess
 from calibration.session import input_specs, metadata_size
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
+from qdqtool.ir.graph import Model
 from qdqtool.tuning.options import SearchBudget
 from qdqtool.util import limits
 from qdqtool.util.files import same_file
-
-if TYPE_CHECKING:
-    from qdqtool.ir.graph import Model
 
 _BLOCKS = 4
 _FEWEST = 4  # images in a block, and batches of calibration data that can be divided

@@ -526,8 +526,7 @@ class ClusterMapper(contextlib.ExitStack):
                 f"{__name__}:run_task",
             )
             self._opened = self.enter_context(cluster_job), job
-        for _, result in self._opened[0].results(tasks):
-            yield result
+        yield from (result for _, result in self._opened[0].results(tasks))
 
 
 def open_job(job: TuningJob, threads: int) -> TuningJob:

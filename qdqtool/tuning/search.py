@@ -324,8 +324,7 @@ class PlacementSearch:
         if self.whole_front:
             self._measure_equal_costs(chain.steps)
         if chain.first_sufficient is None and chain.steps:
-            last = len(chain.steps) - 1
-            self._measure_steps(chain, [last])
+            self._measure_steps(chain, [len(chain.steps) - 1])
             if chain.first_sufficient is None and self.keep is not None:
                 self.notes.append(
                     Note(
@@ -473,8 +472,7 @@ class PlacementSearch:
         expensive = self._list_expensive_sites(current)
         fewer = {site: self._remove_site(current, site) for site in expensive}
         self.measure([("fewer choices", configuration) for configuration in fewer.values()])
-        removable = [site for site in expensive if self._is_good(fewer[site])]
-        for site in removable:
+        for site in [site for site in expensive if self._is_good(fewer[site])]:
             less = self._remove_site(current, site)
             if self.planner.cost(less).value < self.planner.cost(current).value:
                 self.measure([("fewer choices", less)])

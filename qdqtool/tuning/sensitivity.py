@@ -97,8 +97,9 @@ class SensitivitySweep:
         gains = {c: self.gain(c, images) for c in candidates}
         if all(map(math.isnan, gains.values())):
             return candidates
-        better = [c for c in candidates if gains[c] > least_gain]
-        better.sort(key=gains.__getitem__, reverse=True)
+        better = sorted(
+            (c for c in candidates if gains[c] > least_gain), key=gains.__getitem__, reverse=True
+        )
         return better[: math.ceil(BETTER_PART * len(candidates))]
 
     def missing_work(self, candidate: Candidate, images: Sequence[int]) -> float:

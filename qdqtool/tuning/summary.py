@@ -60,8 +60,10 @@ def _collect_choices(
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
-    for candidate in search.scale_candidates:
-        entries.append((candidate, search.planner.cost(search.sensitivity.apply(candidate)), ""))
+    entries += [
+        (candidate, search.planner.cost(search.sensitivity.apply(candidate)), "")
+        for candidate in search.scale_candidates
+    ]
     for candidate, cost, reason in entries:
         key = (candidate.site.kind, *candidate.site.nodes)
         errors = None if reason else search.sensitivity.errors_with(candidate)

@@ -78,8 +78,7 @@ def compute_precision(layer: BuiltLayer) -> Precision:
 
 def _attention_precision(layer: BuiltLayer) -> Precision:
     """Return the type of queries, keys and values, if it is the same for all of them."""
-    without_masks = [t.precision for t in layer.inputs if t.precision != Precision.BOOL]
-    kinds = set(without_masks[-3:])
+    kinds = set([t.precision for t in layer.inputs if t.precision != Precision.BOOL][-3:])
     return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
 
 

@@ -40,8 +40,10 @@ def compare_times(
     overhead = 0.0 if build.gpu_ms is not None else _overhead_us(gpu.name, layers)
     measured, source = measured_time(build, overhead)
     errors = [abs(layer["predicted_ms"] / layer["built_ms"] - 1) for layer in layers]
-    slow = [layer for layer in layers if layer["built_ms"] > _SLOW * layer["predicted_ms"]]
-    slow.sort(key=lambda layer: layer["predicted_ms"] - layer["built_ms"])
+    slow = sorted(
+        (layer for layer in layers if layer["built_ms"] > _SLOW * layer["predicted_ms"]),
+        key=lambda layer: layer["predicted_ms"] - layer["built_ms"],
+    )
     return {
         "gpu": gpu.name,
         "clock_mhz": round(gpu.clock),

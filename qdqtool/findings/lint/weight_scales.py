@@ -267,8 +267,7 @@ def _measure_layers(view: View) -> list[_LayerFit]:
         for n in view.nodes_with_weights
         if view.weights(n).dq is not None and (s := view.weight_shape(n))
     ]
-    total = sum(math.prod(s) for _, s in weighted)
-    step = max(1, math.ceil(total / _MAX_VALUES))
+    step = max(1, math.ceil(sum(math.prod(s) for _, s in weighted) / _MAX_VALUES))
     fits = []
     measurements: dict[tuple[str, int, int], _ChannelRatios] = {}
     for node, shape in weighted[::step]:

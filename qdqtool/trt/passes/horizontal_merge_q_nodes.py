@@ -52,8 +52,10 @@ class HorizontalMergeQNodes(Pass):
 
     def _apply(self, network: Network) -> None:
         quantizers = network.layers_to_visit(LayerKind.QUANTIZE)
-        shared = [q for q in quantizers if len(q.data.consumers) > 1]
-        shared.sort(key=lambda q: _precedence(q, network.was_relisted))
+        shared = sorted(
+            (q for q in quantizers if len(q.data.consumers) > 1),
+            key=lambda q: _precedence(q, network.was_relisted),
+        )
         by_tensor: dict[Tensor, list[Layer]] = {}
         for q in shared:
             by_tensor.setdefault(q.data, []).append(q)

@@ -153,7 +153,5 @@ def _convolution_shape(shape: Dims | None, is_image: bool) -> Dims | None:
         return None
     if is_image:
         return tuple(shape[i] for i in _TO_CHANNELS_FIRST)
-    rows = None
-    if None not in shape[:-1]:
-        rows = math.prod(d for d in shape[:-1] if d is not None)
+    rows = math.prod(d for d in shape[:-1] if d is not None) if None not in shape[:-1] else None
     return (rows, *shape[-1:], 1, 1)

@@ -32,8 +32,7 @@ class MergeLayers(Pass):
         if not self.target.merges_parallel:
             return
         convolutions = filter(_can_merge, network.layers_of_kind(LayerKind.CONVOLUTION))
-        sizes = Counter(map(_merging_key, convolutions))
-        if max(sizes.values(), default=0) < 2:
+        if max(Counter(map(_merging_key, convolutions)).values(), default=0) < 2:
             return
         groups: dict[tuple[object, ...], list[Layer]] = {}
         for conv in network.depth_first():

@@ -281,10 +281,11 @@ def _consumers_past_dq(q: Layer) -> list[Layer]:
 
     The reshape after a matrix product that became a convolution may be between Q and DQ.
     """
-    tensors = [q.out]
-    for layer in q.out.consumers:
-        if layer.kind == LayerKind.SHUFFLE and layer.shuffling.after_matmul:
-            tensors.append(layer.out)
+    tensors = [q.out] + [
+        layer.out
+        for layer in q.out.consumers
+        if layer.kind == LayerKind.SHUFFLE and layer.shuffling.after_matmul
+    ]
     consumers: list[Layer] = []
     for tensor in tensors:
         for dq in tensor.consumers:

@@ -70,16 +70,14 @@ class SqueezePushDownJoin(Pass):
 
 def _unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer) -> None:
     """Give a constant operand the rank of the convolution's output."""
-    operand = consumer.inputs[position]
-    name = f"unsqueeze_node_after_{constant.name}_{operand.name}"
+    name = f"unsqueeze_node_after_{constant.name}_{consumer.inputs[position].name}"
     unsqueeze = create_shuffle(name, constant.rank)
     network.insert_before(consumer, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
 
 
 def _exchange(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
     """Replace the reshape before a layer with one after it."""
-    position = consumer.inputs.index(squeeze.out)
-    network.set_input(consumer, position, squeeze.data)
+    network.set_input(consumer, consumer.inputs.index(squeeze.out), squeeze.data)
     out = consumer.out
     result = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)
     network.remove(squeeze)

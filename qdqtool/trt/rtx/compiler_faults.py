@@ -207,9 +207,11 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
             yield CompilerFault(COMPILER, name, FaultKind.OPERATOR, values)
     for node in model.ordered:
         if node.domain in STANDARD:
-            for test, form in _FORMS_BY_OPERATOR.get(node.op, ()):
-                if test(node, states.types.get(node.input(0), 0)):
-                    yield _fault(node, FaultKind.OPERATOR, form, node.op)
+            yield from (
+                _fault(node, FaultKind.OPERATOR, form, node.op)
+                for test, form in _FORMS_BY_OPERATOR.get(node.op, ())
+                if test(node, states.types.get(node.input(0), 0))
+            )
         yield from _check_node(states, node)
     yield from fault_checks.misread_constants(COMPILER, model)
     yield from _check_hardware(model, capabilities)

@@ -52,8 +52,11 @@ class GraphStates:
         stored = self.model.elem_type(output)
         if qdq.is_q(node):
             zero_point = node.input(2)
-            kind = self.types.get(zero_point, 0) or self.model.elem_type(zero_point)
-            kind = kind or node.integer("output_dtype", 0)
+            kind = (
+                self.types.get(zero_point, 0)
+                or self.model.elem_type(zero_point)
+                or node.integer("output_dtype", 0)
+            )
             return onnx.TensorProto.INT8 if kind in (0, onnx.TensorProto.INT32) else kind
         if qdq.is_dq(node):
             scale = node.input(1)

@@ -63,8 +63,10 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
 def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
     """Return the whole network as a Myelin region if it has an attention or a normalization."""
     model = view.model
-    norms = [node for node in model.ordered if node.op in NORMALIZATIONS]
-    norms += [norm.square for norm in find_decomposed_layer_norms(model)]
+    norms = [
+        *(node for node in model.ordered if node.op in NORMALIZATIONS),
+        *(norm.square for norm in find_decomposed_layer_norms(model)),
+    ]
     softmaxes = [attention.softmax for attention in find_attentions(model)]
     if not norms and not softmaxes:
         return []
