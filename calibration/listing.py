@@ -1,4 +1,4 @@
-"""The files under a folder, and digests that tell files apart."""
+"""The files in a folder, and digests that distinguish files."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
             close = difflib.get_close_matches(name, computed, 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
             raise ModelError(
-                f"there is no tensor '{name}'{hint}",
+                f"unknown tensor '{name}'{hint}",
                 _display_path(model),
                 code="unknown-choice",
                 parameter="tensors",

@@ -1,4 +1,4 @@
-"""Images behind URLs (``s3://bucket/images``), which fsspec and its plug-ins open."""
+"""Images at URLs (``s3://bucket/images``), which fsspec and its plug-ins open."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _list_images(system: Any, root: str) -> Iterator[str]:
 
 
 class UrlSource(ImageSource):
-    """Images behind a URL, each read whole.
+    """Images at a URL, each read whole.
 
     Args:
         url: URL of a folder.

@@ -46,7 +46,7 @@ def test_atomic_write_error_leaves_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["predict m.onnx -o", "build m.onnx -o", "demo -o", "log b.log --to-onnx"]
+    "words", ["predict m.onnx -o", "build m.onnx -o", "demo -o", "gpus -o", "log b.log --to-onnx"]
 )
 def test_dash_is_refused_as_output(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

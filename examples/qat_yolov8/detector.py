@@ -1,7 +1,7 @@
 """A small detector in the style of YOLOv8, written for this example: C2f, SPPF, PAN, and a head with DFL.
 
 Two levels (strides 8 and 16) and few channels, so that a CPU trains it in minutes; the structure that quantization
-meets is the one of the large networks: SiLU, residual Adds behind an activation, Split and Concat in C2f, chained
+meets is the one of the large networks: SiLU, residual Adds after an activation, Split and Concat in C2f, chained
 MaxPools, nearest upsampling, a head whose box branch ends in a distribution over bins.
 """
 

@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Print the overview if there is no command."""
+    """Print the overview without a command."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

@@ -104,7 +104,6 @@ def command(
     from qdqtool.formats.build_text import render_comparison
     from qdqtool.util.files import reserve_output
 
-    reserve_output(answer.output, "-o")
     reserve_output(page, "--report")
     models = [is_model_file(path) for path in (a, b)]
     if (more_a and models[0]) or (more_b and models[1]):

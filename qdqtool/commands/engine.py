@@ -57,7 +57,7 @@ def command(
     """
     from qdqtool.util.files import reserve_output
 
-    for path, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
+    for path, option in ((dot, "--dot"), (svg, "--svg")):
         reserve_output(path, option)
     report = _analyze([*files, *((profile,) if profile else ())], gpu, clock)
     if dot or svg:

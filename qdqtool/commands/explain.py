@@ -27,9 +27,7 @@ def command(
     from qdqtool.findings import codes
     from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.log_text import code_json, code_text, error_text, list_text, way_text
-    from qdqtool.util.files import reserve_output
 
-    reserve_output(answer.output, "-o")
     build_method = find_build_method(way) if way is not None else None
     if listing:
         rows = list(codes.CODES.values())

@@ -37,7 +37,6 @@ def command(
     from qdqtool.util.files import reserve_output
     from qdqtool.util.text import as_text
 
-    reserve_output(answer.output, "-o")
     reserve_output(to_onnx, "--to-onnx")
     build = read_build(*files)
     if to_onnx:

@@ -18,6 +18,7 @@ import click
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.ir.file_types import model_stem
+from qdqtool.util.files import reserve_output
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
@@ -253,7 +254,7 @@ def format_options(function: Command) -> Command:
 def make_output_options(*formats: str) -> Decorator:
     """Return a decorator that gives a command ``--format`` and ``-o``.
 
-    The command receives an :class:`AnswerWriter`.
+    The command receives an :class:`AnswerWriter` whose file can be written.
     """
     output = click.option(
         "-o", "--output", "output", type=click.Path(), help="Write the answer to a file."
@@ -262,6 +263,7 @@ def make_output_options(*formats: str) -> Decorator:
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
         def call(form: str, output: str | None, **arguments: Any) -> int:
+            reserve_output(output, "-o")
             return function(**arguments, answer=AnswerWriter(form, output))
 
         return group(_format_option(*formats), output)(call)

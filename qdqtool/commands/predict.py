@@ -115,7 +115,7 @@ def command(
     patterns = [_compile_pattern(text) for text in required]
     codes = [_find_code(text) for text in fail_on]
     from qdqtool.findings.ways import find_build_method
-    from qdqtool.formats.output import as_options, emit, terminal_width, to_json
+    from qdqtool.formats.output import as_options, emit, to_json
     from qdqtool.prediction import check_activations
     from qdqtool.timing.options import TimingOptions
     from qdqtool.util.files import record_input, reserve_output
@@ -123,7 +123,6 @@ def command(
     release = options.choose_target(target, strongly_typed)
     request = TimingOptions(**timing)
     _check_options(request, require_gain, answer.form, len(paths))
-    reserve_output(answer.output, "-o")
     reserve_output(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
         record_input(request.calibrate)
@@ -153,27 +152,25 @@ def command(
         _require_matches(patterns, predictions)
     if assume and predictions and not any(prediction.assumptions for prediction in predictions):
         _print_note(f"--assume: nothing in this model depends on {', '.join(assume)}")
-    if answer.form == "json":
-        fields = predictions[0].as_json()
-        if build_method is not None:
-            fields["for"] = build_method.as_json(release.name)
-        emit(to_json(fields), answer.output)
-    elif answer.form == "sarif":
+    if answer.form == "sarif":
         emit(to_json(annotations.to_sarif(results)), answer.output)
     elif answer.form == "markdown":
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
-        text = _render_text(
-            results,
-            release,
-            100 if answer.output else terminal_width(),
-            half=not request.no_fp16,
-            everything=everything,
-            layers=layers,
-            trace=trace,
-            way=build_method,
+        extra = {} if build_method is None else {"for": build_method.as_json(release.name)}
+        answer.write(
+            lambda: predictions[0].as_json() | extra,
+            lambda width: _render_text(
+                results,
+                release,
+                width,
+                half=not request.no_fp16,
+                everything=everything,
+                layers=layers,
+                trace=trace,
+                way=build_method,
+            ),
         )
-        emit(text, answer.output)
     return _print_failures(results)
 
 

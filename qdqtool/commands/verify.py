@@ -50,10 +50,8 @@ def command(
     part.
     """
     from qdqtool.formats.build_text import render_verification
-    from qdqtool.util.files import reserve_output
     from qdqtool.verification.api import exit_code, verify, verify_from_log, verify_with_builder
 
-    reserve_output(answer.output, "-o")
     _check_arguments(len(files), builder, from_log, gpu is not None or clock is not None)
     try:
         if from_log:

@@ -215,7 +215,7 @@ def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> li
         mismatches = in_extract
     if not mismatches:
         return ["The build shows no mismatch at the nodes of the extract."]
-    lines = ["| what | where | expected | seen |", "|---|---|---|---|"]
+    lines = ["| difference | where | expected | seen |", "|---|---|---|---|"]
     for mismatch in mismatches[:_MAX_ROWS]:
         sides = [
             _describe_side(mismatch.get(side), private is not None)

@@ -1,4 +1,4 @@
-"""Messages of findings, assembled from the reasons behind them."""
+"""Messages of findings, assembled from their reasons."""
 
 from __future__ import annotations
 

@@ -137,9 +137,7 @@ def _add_passes(page: TextPage, facts: Json) -> None:
     rows = facts["passes"]
     column = min(40, max((len(row["pass"]) for row in rows), default=0))
     if rows:
-        page.add_lines(
-            "Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)"
-        )
+        page.add_lines("Optimizer passes (layers examined; changes; --pass NAME lists the lines)")
     for row in rows:
         events = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
         start = f"  {row['pass'] or '(no pass)':<{column}} {row['running'] or '':>5}  "
@@ -202,8 +200,8 @@ def _add_tuning(page: TextPage, facts: Json) -> None:
         steps = [f"{s:g} s {name[0].lower()}{name[1:]}" for name, s in facts["seconds"].items()]
         _add_fact(page, "", ", ".join(steps))
     if tuning["chosen"]:
-        chosen = [f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6]]
-        _add_fact(page, "", f"chosen: {', '.join(chosen)}")
+        kernels = [f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6]]
+        _add_fact(page, "", f"chosen: {', '.join(kernels)}")
     slow = [row for row in tuning["slowest"] if row["seconds"] > 0][:5]
     if slow:
         page.add_lines("  slowest to tune:")
@@ -288,10 +286,9 @@ def _add_rest(page: TextPage, facts: Json) -> None:
             page.fill(message["fix"], 10, "  fix     ")
     for note in facts["notes"]:
         page.fill(note, 8, "note    ")
-    if facts["lines"]["unexplained"]:
-        page.add_lines(
-            f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood"
-        )
+    lines = facts["lines"]
+    if lines["unexplained"]:
+        page.add_lines(f"{lines['unexplained']} of {lines['total']} lines were not understood")
 
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
@@ -299,7 +296,7 @@ def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
     return as_text(f"{line:>7}: {text}" for line, text in rows)
 
 
-# Codes, errors and lines ---------------------------------------------------------------------------
+# Codes, errors and lines --------------------------------------------------------------------------
 
 
 def _add_sections(page: TextPage, **texts: str) -> None:

@@ -41,7 +41,7 @@ def _only_scales(preprocess: Preprocess) -> bool:
 def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> None:
     """Check that the calibration data of an input can be pixels under this preprocessing.
 
-    Arrays do not tell how they were made.
+    Arrays may have been made with another preprocessing.
 
     Raises:
         ModelError: The values from `low` to `high` are outside.

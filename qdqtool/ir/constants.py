@@ -27,7 +27,7 @@ MOST_WORK = 1 << 29  # operations for all constants of a model
 _MAX_NODES = 1000  # upstream of one constant
 _MAX_SHAPE_ELEMENTS = 4096  # of a tensor that may be a shape
 _MAX_CACHED_ELEMENTS = 1 << 22  # of all results that are kept for the next constant
-# Operators whose time is linear in what they read and write, except for products. This holds for
+# Operators whose time is linear in their inputs and outputs, except products. This holds for
 # the reference implementation as well.
 _LINEAR = frozenset(
     {

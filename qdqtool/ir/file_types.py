@@ -20,7 +20,7 @@ class FileType:
 
     Attributes:
         name: Name with article, such as "a PyTorch file".
-        step: How to get an ONNX model from it, or what to do with it instead.
+        step: How to get an ONNX model from it, or how to use the file instead.
         endings: File name endings.
         magics: Offset and bytes that identify it.
         of_build: Whether it may describe a build.

@@ -343,7 +343,7 @@ class Model:
     def replace_nodes(
         self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]
     ) -> None:
-        """Give the graph another list of nodes and update the index of what changed.
+        """Give the graph another list of nodes and update the index.
 
         Args:
             nodes: New list in file order: remaining nodes, and the messages of new ones.
@@ -468,10 +468,9 @@ class Model:
                 continue
             was_constant = self.is_constant(old)
             old_type = self.tensor_type(old) if was_constant else types.get(old, _UNKNOWN)
-            has_values = was_constant or self.is_constant(new)
             if old_type != self.tensor_type(new):
                 return None
-            if has_values and node.op not in _SHAPED_BY_TYPES:
+            if node.op not in _SHAPED_BY_TYPES and (was_constant or self.is_constant(new)):
                 return None
         return [types.get(tensor, _UNKNOWN) for tensor in outputs]
 

@@ -192,7 +192,7 @@ ZERO_PAD = QPassage(
     documented(
         "q-past-zero-pad",
         "A Q moves up past a Pad with zeros.",
-        "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
+        "a published engine of a TensorFlow ResNet-50 runs the Pad before its MaxPool in INT8",
     ),
     when=lambda model, node: _padding_value(model, node) == 0,
     otherwise=QPassage(
@@ -221,8 +221,8 @@ INSERTED_SHUFFLE = QPassage(
 
 _POINTWISE = documented(
     "activation-pointwise",
-    "A quantized convolution takes the activation behind it.",
-    "developer guide, fusions: pointwise operations behind a convolution; the names of fused SiLU "
+    "A quantized convolution absorbs the activation after it.",
+    "developer guide, fusions: pointwise operations after a convolution; the names of fused SiLU "
     "in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ)",
     about=("Sigmoid",),
 )
@@ -309,7 +309,7 @@ _TABLE: tuple[Operator, ...] = (
         "LEAKY_RELU",
         seen(
             "activation-leaky-relu",
-            "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + "
+            "A convolution absorbs the LeakyRelu after it before Qs are absorbed, <Conv> + "
             "PWN(...).",
             f"{YOLO}:5365",
             about=("LeakyRelu",),
@@ -320,7 +320,7 @@ _TABLE: tuple[Operator, ...] = (
         "CLIP",
         seen(
             "activation-clip",
-            "A convolution, depthwise or not, takes the Clip behind it.",
+            "A convolution, depthwise or not, absorbs the Clip after it.",
             MOBILENET,
             about=("Clip",),
         ),

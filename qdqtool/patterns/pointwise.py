@@ -1,8 +1,8 @@
 """Activations as pointwise functions of one run-time tensor, in any number of nodes.
 
 SiLU (Sigmoid, Mul), GELU (Div, Erf, Add, Mul, Mul) and HardSwish (Add, Clip, Mul, Div) are
-functions of one tensor; constant operands do not count as inputs. TensorRT joins the nodes into one ``PWN``
-and fuses it into the convolution before it. :mod:`qdqtool.ir.operators` lists the pointwise
+functions of one tensor; constant operands do not count as inputs. TensorRT joins the nodes into one
+``PWN`` and fuses it into the convolution before it. :mod:`qdqtool.ir.operators` lists the pointwise
 operators.
 
 Insertion and heads use this module before there is any Q/DQ. The simulator decides which of these

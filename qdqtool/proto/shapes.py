@@ -67,7 +67,7 @@ _SIZE_INPUTS = {
     "Tile": 1,
 }
 
-# Operators whose output types follow from the input types, whatever the values.
+# Operators whose output types follow from the input types, for all values.
 _TYPED_BY_INPUTS = frozenset(
     """
     Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose Div Flatten Gemm
@@ -251,7 +251,7 @@ def _fits_window(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> bool:
-    """Return whether a convolution or pooling makes no negative size, whatever the input size."""
+    """Return whether a convolution or pooling has no negative output size for any input."""
     if any(a.ints and a.type != a.INTS for a in node.attribute):
         return False
     stated = {a.name: list(a.ints) for a in node.attribute if a.ints}
@@ -270,14 +270,12 @@ def _fits_window(
     added = stated.get("output_padding", [0] * rank)
     if not len(strides) == len(dilations) == len(added) == len(pads) / 2 == rank:
         return False
-    sizes = zip(kernel, strides, dilations, pads[:rank], pads[rank:], added, strict=True)
-    for size, stride, dilation, begin, end, addition in sizes:
-        extent = dilation * (size - 1) + 1 - begin - end
-        if node.op_type == "ConvTranspose":
-            fits = addition + extent >= stride
-        else:
-            fits = extent < 2 * stride
-        if not fits:
+    for axis in range(rank):
+        extent = dilations[axis] * (kernel[axis] - 1) + 1 - pads[axis] - pads[axis + rank]
+        is_transposed = node.op_type == "ConvTranspose"
+        if is_transposed and added[axis] + extent < strides[axis]:
+            return False
+        if not is_transposed and extent >= 2 * strides[axis]:
             return False
     return True
 

@@ -159,7 +159,7 @@ def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsu
 
 
 def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorConsumer | None:
-    """A Q right behind a tensor, whose pair another reader can share."""
+    """Return a Q directly after a tensor whose pair another consumer can share."""
     return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
 
 

@@ -33,7 +33,7 @@ class RunCost:
 
 
 def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> RunCost:
-    """Estimate what a run takes.
+    """Estimate memory and work of a run.
 
     Only the shapes of inputs are read from the file. All others are inferred again.
 

@@ -43,7 +43,7 @@ def core_count() -> int:
 
 
 def load_onnxruntime() -> Any:
-    """Import onnxruntime without telemetry, which leaves a temporary file behind."""
+    """Import onnxruntime without telemetry, which would leave a temporary file."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 

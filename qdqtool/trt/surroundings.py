@@ -253,16 +253,17 @@ def _only_qs_follow(layer: Layer) -> bool:
     """Return whether the result of a layer is quantized everywhere, and at least once."""
     queue, visited, is_quantized = [layer], {layer.id}, False
     for current in queue:
-        if any(tensor.is_output for tensor in current.outputs):
-            return False
-        for consumer in current.consumers:
-            if consumer.kind == LayerKind.QUANTIZE:
-                is_quantized = True
-            elif consumer.id not in visited:
-                if not _can_pass_int8_on(consumer):
-                    return False
-                visited.add(consumer.id)
-                queue.append(consumer)
+        for tensor in current.outputs:
+            if tensor.is_output:
+                return False
+            for consumer in tensor.consumers:
+                if consumer.kind == LayerKind.QUANTIZE:
+                    is_quantized = True
+                elif consumer.id not in visited:
+                    if not _can_pass_int8_on(consumer):
+                        return False
+                    visited.add(consumer.id)
+                    queue.append(consumer)
         if len(visited) > MAX_LAYERS_AFTER:
             return True
     return is_quantized

@@ -95,13 +95,14 @@ def collect_names(item: Any) -> tuple[str, ...]:
     return result
 
 
+_NAMELESS_TYPES = frozenset((int, float, bool, type(None)))  # most fields; calls for them cost time
+
+
 def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
     """Add the names in a value; a value that several others contain is visited once."""
-    kind = type(value)
-    if kind is str and value:
-        names[value] = None
     if id(value) in visited:
         return
+    kind = type(value)
     parts: Iterable[Any] = ()
     if kind is SharedTuple:
         names.update(value.once(_names_of))
@@ -117,7 +118,11 @@ def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
         return
     visited.add(id(value))
     for part in parts:
-        _add_names(part, names, visited)
+        if type(part) is str:
+            if part:
+                names[part] = None
+        elif type(part) not in _NAMELESS_TYPES:
+            _add_names(part, names, visited)
 
 
 def _names_of(parts: Sequence[Any]) -> dict[str, None]:
@@ -162,6 +167,9 @@ def replace_fields(item: T, **changes: Any) -> T:
 
 def _init(self: Any, *args: Any, **named: Any) -> None:
     fields = self._fields
+    if len(args) == len(fields) and not named:  # the usual case, in a third of the time
+        self.__dict__.update(zip(fields, args, strict=True))
+        return
     positional = dict(zip(fields, args, strict=False))
     values = {**self._defaults, **positional, **named}
     if (

@@ -253,11 +253,11 @@ from tests.trt.builder import Graph
 g = Graph()
 model = g.model(g.op("Celu", g.input(1, 8), "n"))
 (finding,) = (f for f in predict(model, "trt8.6").findings if f.code == "EXAMPLE-CODE")
-assert (finding.node, finding.message, finding.fix) == ("n", "n is an example of 2.", "What to change.")
+assert (finding.node, finding.message, finding.fix) == ("n", "n is an example of 2.", "The change to make.")
 assert type(finding.causes[0].refusal).__name__ == "ExampleFault" and finding.causes[0].refusal.size == 2
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
-    "way": """
+    "method": """
 from qdqtool.findings.ways import find_build_method
 assert find_build_method("example").name == "example-runtime" and find_build_method("example").flags("trt8.5").startswith("example")
 """,
@@ -296,7 +296,7 @@ from tests.trt.builder import Graph
 g = Graph()
 prediction = predict(g.model(g.resize(g.input(1, 8, 8, 8), "up")))
 assert [(e.pass_name, e.case) for e in prediction.trace if e.subject == "up"] == [("ExamplePass", "ExamplePass/lonely")]
-assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("What a line of it means")
+assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("The meaning of its lines")
 """,
     "case": """
 from qdqtool.trt.pipeline import cases
@@ -361,7 +361,7 @@ def test_contributing_page_has_the_files_that_it_counts() -> None:
     }
     in_words = {"A case of a pass", "A pass"}
     assert missing == {title: title in in_words for title in missing}
-    topics = "text code reason build GPU target operator pass"
+    topics = "text code reason method GPU target operator pass"
     assert {title.split()[-1] for title in missing} == set(topics.split())
     assert len(missing) == len(CHECKS)
 
