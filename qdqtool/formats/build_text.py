@@ -246,7 +246,7 @@ def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
             numbers = " " * 29
 
 
-# A prediction and a build --------------------------------------------------------------------------
+# A prediction and a build -------------------------------------------------------------------------
 
 
 def verdict(result: Verification) -> str:
@@ -333,9 +333,8 @@ def _add_line_counts(page: TextPage, title: str, counts: TraceCounts) -> None:
     """Add the number of lines that agree, and of those in the log's order."""
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
-        page.fill(
-            f"{title}: {counts.agree} of {counts.built} agree ({counts.predicted} predicted){order}."
-        )
+        agreement = f"{counts.agree} of {counts.built} agree ({counts.predicted} predicted)"
+        page.fill(f"{title}: {agreement}{order}.")
 
 
 def _add_times(page: TextPage, result: Verification) -> None:

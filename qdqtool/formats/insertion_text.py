@@ -250,16 +250,16 @@ def _format_metric(point: PlacementResult) -> str:
 
 def _add_choices(page: TextPage, tuning: Tuning) -> None:
     """Add the sites that stay float, with benefit and cost of each."""
-    chosen = tuning.chosen
-    if not chosen.sites and not chosen.changed:
+    point = tuning.chosen
+    if not point.sites and not point.changed:
         page.add_heading(
             "Nothing has to be float except the head preset"
-            if chosen.cost.int8
+            if point.cost.int8
             else "Nothing is quantized"
         )
         return
     if not tuning.bought:
-        page.add_heading(f"Float: {', '.join(chosen.sites)}")
+        page.add_heading(f"Float: {', '.join(point.sites)}")
         return
     head = f"{'bought':>8} {'INT8':>5} {'conv.':>6}"
     if tuning.gpu is not None:
@@ -273,10 +273,10 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
             row += f" {'-' if benefit.ms is None else f'{benefit.ms:+.3f}':>8}"
         page.add_lines(f"  {keep_end(benefit.site, column):<{column}} {row}")
     listed = {benefit.site for benefit in tuning.bought}
-    rest = [site for site in chosen.sites if site not in listed]
+    rest = [site for site in point.sites if site not in listed]
     if rest:
         page.fill(f"float too: {', '.join(rest)}", 4, "  ")
-    for tensor, choice in chosen.changed.items():
+    for tensor, choice in point.changed.items():
         page.fill(f"{tensor}: {choice}", 4, "  ")
 
 

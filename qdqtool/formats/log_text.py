@@ -200,8 +200,8 @@ def _add_tuning(page: TextPage, facts: Json) -> None:
         steps = [f"{s:g} s {name[0].lower()}{name[1:]}" for name, s in facts["seconds"].items()]
         _add_fact(page, "", ", ".join(steps))
     if tuning["chosen"]:
-        chosen = [f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6]]
-        _add_fact(page, "", f"chosen: {', '.join(chosen)}")
+        kernels = [f"{name} {number}" for name, number in list(tuning["chosen"].items())[:6]]
+        _add_fact(page, "", f"chosen: {', '.join(kernels)}")
     slow = [row for row in tuning["slowest"] if row["seconds"] > 0][:5]
     if slow:
         page.add_lines("  slowest to tune:")
@@ -286,10 +286,9 @@ def _add_rest(page: TextPage, facts: Json) -> None:
             page.fill(message["fix"], 10, "  fix     ")
     for note in facts["notes"]:
         page.fill(note, 8, "note    ")
-    if facts["lines"]["unexplained"]:
-        page.add_lines(
-            f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood"
-        )
+    lines = facts["lines"]
+    if lines["unexplained"]:
+        page.add_lines(f"{lines['unexplained']} of {lines['total']} lines were not understood")
 
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
@@ -297,7 +296,7 @@ def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
     return as_text(f"{line:>7}: {text}" for line, text in rows)
 
 
-# Codes, errors and lines ---------------------------------------------------------------------------
+# Codes, errors and lines --------------------------------------------------------------------------
 
 
 def _add_sections(page: TextPage, **texts: str) -> None:

@@ -151,7 +151,7 @@ class TextPage:
         return as_text(self.lines)
 
 
-# Parameters as options ---------------------------------------------------------------------------
+# Parameters as options ----------------------------------------------------------------------------
 
 _NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # fields of an answer with messages
 _NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")  # fields with names of the model
@@ -160,10 +160,11 @@ _OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # options with another 
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check
     check_timeout clock cluster data dot effort evaluation exclude exclude_op finding gpu head
-    high_precision hops include input_type inputs issue keep layers limit losses max_images mean method
-    method_for metric minimize mixed_cpus node other output outputs overwrite_cache percentile power
-    predict private profile require_gain required residual resize save_calibration scale says shapes size sm smooth
-    state std strongly_typed target time_limit timeout tuning unify weights workers
+    high_precision hops include input_type inputs issue keep layers limit losses max_images mean
+    method method_for metric minimize mixed_cpus node other output outputs overwrite_cache
+    percentile power predict private profile require_gain required residual resize save_calibration
+    scale says shapes size sm smooth state std strongly_typed target time_limit timeout tuning unify
+    weights workers
 """.split()
 _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 

@@ -130,7 +130,7 @@ def remarks(prediction: Prediction) -> list[str]:
 
 
 def _describe_assumptions(prediction: Prediction) -> list[str]:
-    """Return a paragraph for each assumption: its cause, the result of each choice, the choice."""
+    """Return a paragraph for each assumption: reason, results of the choices, choice."""
     counts = prediction.summary()
     paragraphs = []
     for a in prediction.assumptions:
@@ -213,23 +213,11 @@ def render(
     for text in (f"target {prediction.target}{proof}", *_describe_limits(prediction)):
         page.fill(text, 2, "  ")
     if way is not None:
-        page.add_lines("", f"To build it with {way.title}")
-        for label, text in (
-            ("flags", way.flags(prediction.target)),
-            ("log", way.log),
-            ("note", way.care),
-            ("source", way.source),
-        ):
-            page.fill(f"{label}: {text}", 4, "  - ")
+        _add_build_method(page, way, prediction.target)
     if time is not None:
         _add_details(page, time, prediction, layers=layers)
     _add_findings(page, prediction)
-    unexplained = [c for c in prediction.convolutions if _is_unexplained(c, prediction)]
-    if unexplained:
-        title = "Not INT8 to INT8, for a reason not known"
-        _add_convolutions(page, title, unexplained, prediction.findings)
-    if everything:
-        _add_convolutions(page, "Every convolution", prediction.convolutions, prediction.findings)
+    _add_convolution_tables(page, prediction)
     if layers:
         _add_layers(page, prediction.layers)
     if trace:
@@ -240,10 +228,32 @@ def render(
     return str(page)
 
 
+def _add_build_method(page: TextPage, way: BuildMethod, target: str) -> None:
+    page.add_lines("", f"To build it with {way.title}")
+    rows = (
+        ("flags", way.flags(target)),
+        ("log", way.log),
+        ("note", way.care),
+        ("source", way.source),
+    )
+    for label, text in rows:
+        page.fill(f"{label}: {text}", 4, "  - ")
+
+
+def _add_convolution_tables(page: TextPage, prediction: Prediction) -> None:
+    unexplained = [c for c in prediction.convolutions if _is_unexplained(c, prediction)]
+    if unexplained:
+        title = "Not INT8 to INT8, for a reason not known"
+        _add_convolutions(page, title, unexplained, prediction.findings)
+    if page.everything:
+        _add_convolutions(page, "Every convolution", prediction.convolutions, prediction.findings)
+
+
 def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
     """Return whether a convolution is not INT8 to INT8, and no finding names it."""
-    as_good_as_can_be = conv.is_int8 if prediction.conversions is None else conv.int8_in_int8_out
-    return not conv.findings and not as_good_as_can_be
+    # Targets that quantize inside their kernels have no INT8 outputs to expect.
+    is_best = conv.is_int8 if prediction.conversions is None else conv.int8_in_int8_out
+    return not conv.findings and not is_best
 
 
 def has_int8(prediction: Prediction) -> bool:
@@ -327,15 +337,10 @@ def _add_code(page: TextPage, same: list[Finding], products: set[str]) -> None:
     from qdqtool.reasons.faults import describe_harm
 
     head = same[0]
-    facts = [format_count(len(same), "place")] if len(same) > 1 else []
-    concerned = {name for finding in same for name in finding.convolutions}
-    if len(concerned) > 1:
-        count = len(concerned & products)
-        facts.append(format_layer_counts(len(concerned) - count, count))
-    facts.append(str(head.evidence))
     title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))
+    start = f"{_SEVERITY_WORDS[head.severity]} {head.code}: "
     page.add_gap()
-    page.fill(f"{title} [{', '.join(facts)}]", 4, f"{_SEVERITY_WORDS[head.severity]} {head.code}: ")
+    page.fill(f"{title} [{_describe_extent(same, products)}]", 4, start)
     places = page.first_rows(same, _MAX_PLACES)
     fixes = {f.fix for f in same}
     for finding in places:
@@ -350,6 +355,16 @@ def _add_code(page: TextPage, same: list[Finding], products: set[str]) -> None:
     command = f"qdqtool fix --only {head.code} "
     if head.automatic and not any(command in fix for fix in fixes):
         page.fill(f"{command}tries that.", 4, "  > ")
+
+
+def _describe_extent(same: list[Finding], products: set[str]) -> str:
+    """Return the numbers of places and layers, and the evidence."""
+    facts = [format_count(len(same), "place")] if len(same) > 1 else []
+    concerned = {name for finding in same for name in finding.convolutions}
+    if len(concerned) > 1:
+        count = len(concerned & products)
+        facts.append(format_layer_counts(len(concerned) - count, count))
+    return ", ".join([*facts, str(same[0].evidence)])
 
 
 def _add_convolutions(

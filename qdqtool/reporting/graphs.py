@@ -1,4 +1,4 @@
-"""Drawings of a model: its ONNX graph with fused layers as boxes, its modules, and its engine.
+"""Drawings of a model: ONNX graph with fused layers as boxes, modules, and engine.
 
 Q and DQ are marks on edges, not boxes. The page highlights those that are conversions at run time.
 """

@@ -1,4 +1,4 @@
-"""Sections of the page next to the prediction: builds, tuning, calibration statistics, weights."""
+"""Sections next to the prediction: build, tuning, calibration statistics, weights, time."""
 
 from __future__ import annotations
 
@@ -246,17 +246,17 @@ def _parse_point(
 
 
 def _mark_chosen(
-    chosen: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
+    choice: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
 ) -> None:
     """Mark the chosen configuration, by its index on the front or by its numbers."""
     for number, (parsed, point) in enumerate(zip(front, points, strict=False)):
-        point.chosen = chosen.get("index", -1) == parsed.get("index", number)
-    if not chosen or any(point.chosen for point in points):
+        point.chosen = choice.get("index", -1) == parsed.get("index", number)
+    if not choice or any(point.chosen for point in points):
         return
     numbers = (
-        _as_optional_count(chosen.get("int8")),
-        _as_optional_count(chosen.get("conversions")),
-        _as_optional_number(chosen.get("metric")),
+        _as_optional_count(choice.get("int8")),
+        _as_optional_count(choice.get("conversions")),
+        _as_optional_number(choice.get("metric")),
     )
     for point in points:
         if (point.int8, point.conversions, point.metric) == numbers:
@@ -640,9 +640,10 @@ def collect_scale_groups(
     entries = []
     for tensors in groups:
         nodes = [q for tensor in tensors for q in quantizers[tensor]]
-        first, *others = [view.params(q) for q in nodes]
-        scale = first.scale
-        equal = all(first.same_as(params) for params in others)
+        params = [view.params(q) for q in nodes]
+        scale = params[0].scale
+        channels = 0 if scale is None else int(scale.size)
+        equal = all(params[0].same_as(other) for other in params[1:])
         if len(tensors) == 1:
             tied = "alone"
         elif float_model is None:
@@ -651,12 +652,12 @@ def collect_scale_groups(
             tied = "tied, one scale" if equal else "tied, but scales differ"
         entries.append(
             data.ScaleGroupEntry(
-                scale=float(scale[0]) if scale is not None and scale.size == 1 and equal else None,
+                scale=float(scale[0]) if scale is not None and channels == 1 and equal else None,
                 tensors=[display_name(t) for t in tensors],
                 nodes=collector.find_nodes(q.name for q in nodes),
                 quantizers=len(nodes),
                 tied=tied,
-                channels=int(scale.size) if scale is not None else 0,
+                channels=channels,
             )
         )
     return sorted(entries, key=lambda entry: -len(entry.tensors))

@@ -7,7 +7,7 @@ import pytest
 
 from tests import contract
 from tests.commands.conftest import Cli
-from tests.reporting.conftest import Made
+from tests.reporting.conftest import NetworkFiles
 from tests.reporting.test_collect import result
 
 
@@ -19,15 +19,17 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("network"))
+def network(tmp_path_factory: pytest.TempPathFactory) -> NetworkFiles:
+    return NetworkFiles(tmp_path_factory.mktemp("network"))
 
 
 def sections(page: Path) -> set[str]:
     return {part.partition('"')[0] for part in page.read_text().split('<section id="')[1:]}
 
 
-def test_report_has_a_section_for_each_input(network: Made, tmp_path: Path, cli: Cli) -> None:
+def test_report_has_a_section_for_each_input(
+    network: NetworkFiles, tmp_path: Path, cli: Cli
+) -> None:
     tuning, page = tmp_path / "t.json", tmp_path / "r.html"
     tuning.write_text(json.dumps(result()))
     arguments = ["--float", network.float, "--calib-cache", network.cache, "--tuning", tuning]
@@ -56,7 +58,7 @@ def test_report_compares_with_a_build(
     assert cli.err == "" and "verification" in sections(page)
 
 
-def test_report_json(network: Made, tmp_path: Path, cli: Cli) -> None:
+def test_report_json(network: NetworkFiles, tmp_path: Path, cli: Cli) -> None:
     page = tmp_path / "r.html"
     answer = cli.json("report", network.model, network.float, "-o", page)
     assert answer["schema"] == "qdqtool/report/1" and answer["before"] == str(network.float)
@@ -64,14 +66,14 @@ def test_report_json(network: Made, tmp_path: Path, cli: Cli) -> None:
 
 
 def test_report_cache_of_another_model_is_refused(
-    builds: Path, network: Made, tmp_path: Path, cli: Cli
+    builds: Path, network: NetworkFiles, tmp_path: Path, cli: Cli
 ) -> None:
     arguments = ["--calib-cache", network.cache, "-o", tmp_path / "r.html"]
     assert network.cache.name in cli.refuse("report", builds / "residual.onnx", *arguments)
 
 
 def test_report_default_name(
-    cli: Cli, network: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, network: NetworkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cli("report", network.model)
@@ -93,7 +95,7 @@ def test_report_default_name(
     ids=" ".join,
 )
 def test_report_wrong_input_leaves_nothing(
-    network: Made,
+    network: NetworkFiles,
     tmp_path: Path,
     cli: Cli,
     monkeypatch: pytest.MonkeyPatch,

@@ -34,9 +34,6 @@ class NetworkFiles:
         insert(self.float, self.data, calib_cache=self.cache).save(self.model)
 
 
-Made = NetworkFiles  # name by which tests/commands imports it
-
-
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> NetworkFiles:
     return NetworkFiles(tmp_path_factory.mktemp("reporting"))
