@@ -531,6 +531,4 @@ def _read_list(path: Path, max_images: int) -> list[Path]:
 
 def _resolve(name: str, folder: Path) -> Path:
     path = folder / name
-    if not os.path.exists(path) and os.path.exists(name):
-        return Path(name)
-    return path
+    return path if os.path.exists(path) or not os.path.exists(name) else Path(name)

@@ -476,9 +476,7 @@ class Dataset:
                 continue
             self._check_quality(index, sample)
             parts.append(sample)
-        if not parts:
-            return None
-        return self._join(parts), len(parts)
+        return (self._join(parts), len(parts)) if parts else None
 
     def _join(self, parts: list[Sample]) -> Sample:
         """Join samples; a fixed batch is filled up with the same rows again."""

@@ -29,10 +29,7 @@ _INSTALL = {
 
 def is_installed(package: str) -> bool:
     """Return whether a Python package is installed, without importing it."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(package) is not None
 
 
 class CompilerProcess:

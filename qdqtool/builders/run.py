@@ -76,10 +76,11 @@ def log_names(model: Model) -> dict[int, str]:
 
     It is the node's own name if possible.
     """
-    names: dict[int, str] = {}
-    for node in model.nodes:
-        if node.proto.name == node.name and _SAFE_NAME.fullmatch(node.name):
-            names[node.index] = node.name
+    names = {
+        node.index: node.name
+        for node in model.nodes
+        if node.proto.name == node.name and _SAFE_NAME.fullmatch(node.name)
+    }
     used = set(names.values())
     for node in model.nodes:
         if node.index in names:
@@ -199,10 +200,8 @@ def build_with_package(
 def find_refusal_reason(errors: Sequence[str]) -> str:
     """Return the error line that states why the parser or the builder refused a model."""
     lines = [line.strip() for error in errors for line in error.splitlines() if line.strip()]
-    for line in lines:
-        if not _FRAME.match(line):
-            return line
-    return lines[0] if lines else "the compiler gave no reason"
+    reasons = [line for line in lines if not _FRAME.match(line)]
+    return next(iter(reasons or lines), "the compiler gave no reason")
 
 
 def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:

@@ -66,18 +66,16 @@ def build_with_trtexec(options: BuildOptions, path: Path, work: Path) -> BuildRe
 
 
 def _find_trtexec() -> str:
-    program = shutil.which("trtexec")
-    if program is not None:
-        return program
-    for path in TRTEXEC_PATHS:
-        if os.access(path, os.X_OK):
-            return path
-    raise BuilderError(
-        "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with "
-        "tensorrt-rtx",
-        code="missing-program",
-        parameter="builder",
-    )
+    installed = (path for path in TRTEXEC_PATHS if os.access(path, os.X_OK))
+    program = shutil.which("trtexec") or next(installed, None)
+    if program is None:
+        raise BuilderError(
+            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build "
+            "with tensorrt-rtx",
+            code="missing-program",
+            parameter="builder",
+        )
+    return program
 
 
 def _read_help(program: str) -> str:

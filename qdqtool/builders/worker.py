@@ -76,12 +76,7 @@ def _add_profile(builder: Any, network: Any, config: Any, profiles: dict[str, An
 
 
 def _fill_shape(shape: Any, size: int) -> list[int]:
-    filled = []
-    for axis, dimension in enumerate(shape):
-        if dimension < 0:
-            dimension = 1 if axis == 0 else size
-        filled.append(dimension)
-    return filled
+    return [d if d >= 0 else (size if axis else 1) for axis, d in enumerate(shape)]
 
 
 def _build(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict[str, Any]:

@@ -26,7 +26,14 @@ def command(
     """
     from qdqtool.findings import codes
     from qdqtool.findings.ways import find_build_method
-    from qdqtool.formats.log_text import code_json, code_text, error_text, list_text, way_text
+    from qdqtool.formats.log_text import (
+        code_json,
+        code_text,
+        error_text,
+        line_text,
+        list_text,
+        way_text,
+    )
 
     build_method = find_build_method(way) if way is not None else None
     if listing:
@@ -59,8 +66,6 @@ def command(
 
     line = explain_line(text)
     if line is not None:
-        from qdqtool.formats.log_text import line_text
-
         answer.write(line.as_json, lambda width: line_text(line, width))
         return 0
     from qdqtool.findings.errors import lookup
@@ -69,8 +74,7 @@ def command(
     if error is None:
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its "
-            "optimizer; "
-            f"{codes.suggest_code(text)}",
+            f"optimizer; {codes.suggest_code(text)}",
             code="unknown-choice",
             parameter="what",
         )

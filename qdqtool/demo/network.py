@@ -1,5 +1,6 @@
 """YOLOv8 networks with random weights."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,11 +151,9 @@ class YoloBuilder:
         weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
         weight *= gain / np.sqrt(fan_in * self.moments[tensor])
         offsets = bias + spread * self.rng.standard_normal(cout)
-        parameter = name.removeprefix("/").removesuffix("/Conv").replace("/", ".")
-        if parameter.startswith("model.22.cv"):
-            # The weight of /model.22/cv2.0/cv2.0.1/conv is model.22.cv2.0.1.conv.weight.
-            head = parameter.split(".")
-            parameter = ".".join([*head[:2], *head[4:]])
+        # The weight of /model.22/cv2.0/cv2.0.1/conv/Conv is model.22.cv2.0.1.conv.weight.
+        path = re.sub(r"/cv\d\.\d(?=/cv)", "", name)
+        parameter = path.removeprefix("/").removesuffix("/Conv").replace("/", ".")
         self.constant(f"{parameter}.weight", weight.astype(np.float32))
         self.constant(f"{parameter}.bias", offsets.astype(np.float32))
         return self.add(

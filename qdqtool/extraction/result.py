@@ -158,9 +158,8 @@ def report(
         verification: JSON of a verification of the whole model.
     """
     shown, prediction = extraction.shown, extraction.prediction
-    title = ", ".join(dict.fromkeys(str(f.code) for f in shown.findings))
-    if not title:
-        title = _code(shown.convolutions[0].name) if shown.convolutions else "A build"
+    subject = _code(shown.convolutions[0].name) if shown.convolutions else "A build"
+    title = ", ".join(dict.fromkeys(str(f.code) for f in shown.findings)) or subject
     lines = [
         f"# {title} on {extraction.whole.target}",
         "",

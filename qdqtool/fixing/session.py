@@ -303,8 +303,7 @@ class FixSession:
                 code="error-grew",
             )
             for e in grown
-        ]
-        self.notes += [
+        ] + [
             Note(
                 f"{e.title} has the same value everywhere, unlike in the float network: its "
                 "information is lost",

@@ -164,9 +164,7 @@ def _solve_new_size(
         return None
     elements = math.prod(n for n in before if isinstance(n, int))
     rest = math.prod(n for n in after if isinstance(n, int))
-    if elements % rest:
-        return None
-    return after.index(next(iter(new))), elements // rest
+    return None if elements % rest else (after.index(next(iter(new))), elements // rest)
 
 
 def _list_forms(

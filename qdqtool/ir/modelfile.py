@@ -47,10 +47,10 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
         ModelError: An input or output has no name, an input is declared twice, a version of an
             operator set is impossible, or a node outside a function refers to its attribute.
     """
-    for opset in proto.opset_import:
-        if opset.version not in _OPSET_VERSIONS:
+    for number in (opset.version for opset in proto.opset_import):
+        if number not in _OPSET_VERSIONS:
             raise ModelError(
-                f"no operator set has the version {opset.version}; the file is damaged",
+                f"no operator set has the version {number}; the file is damaged",
                 path,
                 code="wrong-opset",
             )

@@ -631,9 +631,7 @@ def _distribution_logits(model: Model, node: Node) -> str:
     producer = model.producer(node.input(0))
     while producer is not None and rearranges(producer) and producer.inputs:
         producer = model.producer(producer.input(0))
-    if producer is None or producer.op != "Softmax":
-        return ""
-    return producer.input(0)
+    return "" if producer is None or producer.op != "Softmax" else producer.input(0)
 
 
 def _column_count(model: Model, node: Node) -> int | None:

@@ -140,13 +140,13 @@ class Plan:
         lines = [
             f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in "
             f"INT8, residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: "
-            f"{len(self.skipped)}"
+            f"{len(self.skipped)}",
+            *(f"  merged    {n}: its branches become one convolution" for n in self.merged),
+            *(f"  residual  {_describe_site(site)}" for site in residuals),
+            *(f"  pool      {_describe_site(site)}" for site in pools),
+            *(f"  one amax  {', '.join(names)}" for names in self.tied),
+            *(f"  float     {name}: {reason}" for name, reason in self.skipped),
         ]
-        lines.extend(f"  merged    {n}: its branches become one convolution" for n in self.merged)
-        lines.extend(f"  residual  {_describe_site(site)}" for site in residuals)
-        lines.extend(f"  pool      {_describe_site(site)}" for site in pools)
-        lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
-        lines.extend(f"  float     {name}: {reason}" for name, reason in self.skipped)
         if self.unseen:
             names = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
             lines.append(

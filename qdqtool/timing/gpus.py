@@ -43,6 +43,16 @@ _BRAND_WORDS = (
     "tegra",
     "nvgpu",
 )
+# Patterns and their replacements, applied in this order.
+_SPELLINGS = (
+    (r"\b(rtx|gtx|titan)(?=\w)", r"\1 "),
+    (r"(?<=\d)(ti|super|laptop|gb)\b", r" \1"),
+    (r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop"),
+    (r"(?<=\d) gb\b", "gb"),
+    (r"\b(pci ?e)\b", "pcie"),
+    (rf"\b({'|'.join(_BRAND_WORDS)})\b", " "),
+    (r"\bada generation\b", "ada"),
+)
 # A name without its series: 3060, 4070 ti super.
 _NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")
 _SERIES = ("rtx {}", "gtx {}")
@@ -57,13 +67,8 @@ def normalize_name(name: str) -> str:
     ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` both become ``rtx 3080 ti``.
     """
     text = _SEPARATORS.sub(" ", name.lower())
-    text = re.sub(r"\b(rtx|gtx|titan)(?=\w)", r"\1 ", text)
-    text = re.sub(r"(?<=\d)(ti|super|laptop|gb)\b", r" \1", text)
-    text = re.sub(r"\b(mobile|max q|notebook)\b|\blaptop gpu\b", "laptop", text)
-    text = re.sub(r"(?<=\d) gb\b", "gb", text)
-    text = re.sub(r"\b(pci ?e)\b", "pcie", text)
-    text = re.sub(rf"\b({'|'.join(_BRAND_WORDS)})\b", " ", text)
-    text = re.sub(r"\bada generation\b", "ada", text)
+    for pattern, replacement in _SPELLINGS:
+        text = re.sub(pattern, replacement, text)
     return " ".join(text.split())
 
 

@@ -83,8 +83,7 @@ class Importer:
             if not name:
                 raise ValueError("an input or output is missing")
             elem_type, shape = self.model.tensor_type(name)
-            tensor = self.tensors[name] = Tensor(name, elem_type=elem_type)
-            tensor.shape = shape
+            tensor = self.tensors[name] = Tensor(name, elem_type=elem_type, shape=shape)
         return tensor
 
     def _input(self, name: str) -> Tensor:
@@ -397,8 +396,7 @@ class Importer:
         """
         x, out = self._input(node.input(0)), self._tensor(node.output)
         name = self._unique_name(node)
-        result = Tensor(f"{name}_softmax_output", out.source, out.elem_type)
-        result.shape = out.shape
+        result = Tensor(f"{name}_softmax_output", out.source, out.elem_type, out.shape)
         self._add(LayerKind.SOFTMAX, name, [x], [result], node)
         name = self._parser_name("Shuffle")
         shuffle = self._add(LayerKind.SHUFFLE, name, [result], [out], None)

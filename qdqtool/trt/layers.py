@@ -50,14 +50,16 @@ class Tensor:
         "view_of",
     )
 
-    def __init__(self, name: str, source: str = "", elem_type: int = 0) -> None:
+    def __init__(
+        self, name: str, source: str = "", elem_type: int = 0, shape: Dims | None = None
+    ) -> None:
         self.name = name
         self.source = source or name
         self.producer: Layer | None = None
         self.consumers: dict[Layer, int] = {}
         self.is_output = False
         self.elem_type = elem_type
-        self.shape: Dims | None = None
+        self.shape = shape
         self.view_of: Tensor | None = None
 
     def __repr__(self) -> str:

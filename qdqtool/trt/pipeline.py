@@ -234,10 +234,11 @@ def cases() -> dict[str, Case]:
 
 @functools.cache
 def _case_ids() -> dict[Case, str]:
-    owners: list[tuple[str, Iterable[Case]]] = []
-    owners += [(pass_type.__name__, pass_type.cases) for pass_type in passes()]
-    owners += [(operator.name, operator.cases) for operator in OPERATORS.values()]
-    owners.append(("Shuffle", (operators.INSERTED_SHUFFLE.case,)))
+    owners: list[tuple[str, Iterable[Case]]] = [
+        *((pass_type.__name__, pass_type.cases) for pass_type in passes()),
+        *((operator.name, operator.cases) for operator in OPERATORS.values()),
+        ("Shuffle", (operators.INSERTED_SHUFFLE.case,)),
+    ]
     ids: dict[Case, str] = {}
     for owner, owned in owners:
         for case in owned:

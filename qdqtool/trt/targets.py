@@ -55,7 +55,6 @@ class Target:
             as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
         blocked_scales: A scale may have several dimensions (blocks of weights).
-        needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5:
             kUINT8).
@@ -93,7 +92,6 @@ class Target:
     constants_first: bool = False
     float16_scales: bool = False
     blocked_scales: bool = False
-    needs_zero_point: bool = True
     int8_weights: bool = False
     uint8_inputs: bool = True
     deconvolution_seen: bool = False
@@ -176,7 +174,6 @@ _TRT10 = Target(
     constants_first=True,
     float16_scales=True,
     blocked_scales=True,
-    needs_zero_point=False,
     layer_normalization=True,
     int8_weights=True,
     products_in_myelin=True,
@@ -245,7 +242,6 @@ TARGETS: dict[str, Target] = {
                 strongly_typed=True,
                 float16_scales=True,
                 blocked_scales=True,
-                needs_zero_point=False,
                 layer_normalization=True,
                 int8_weights=True,
                 # The members of ComputeCapability in 1.7.1. NVIDIA's support matrix

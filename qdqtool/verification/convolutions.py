@@ -267,9 +267,7 @@ def _find_contradiction(
     if output_line is not None and _is_float(built.output):
         return Difference.LINE_AND_OUTPUT, (output_line,)
     needs_line = built.precision == Precision.INT8 and lines.inputs and lines.complete
-    if needs_line and input_line is None:
-        return Difference.NO_LINE, ()
-    return None
+    return (Difference.NO_LINE, ()) if needs_line and input_line is None else None
 
 
 def _is_float(precision: Precision | None) -> bool:

@@ -101,7 +101,6 @@ def test_property_added_by_version_stays(prop: str, since: str | None, on_rtx: b
     [
         ("keeps_relu_name", "trt8.0"),
         ("deconvolution_seen", "trt8.0"),
-        ("needs_zero_point", "trt8.6"),
     ],
 )
 def test_property_dropped_by_version_is_gone(prop: str, until: str) -> None:

@@ -81,7 +81,7 @@ COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales b
 # Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes
 # on; with less, a list without a limit would stay unnoticed.
 LIMITS = {
-    "qdqtool.ir.bounds": ("_MAX_HOPS",),
+    "qdqtool.ir.bounds": ("_MAX_TENSORS",),
     "qdqtool.trt.surroundings": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
     "qdqtool.reasons.tensors": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),

@@ -119,9 +119,9 @@ class QuantizeDoubleInputNodes(Pass):
                 self._quantize_pointwise(network, layer)
 
     def _quantize_weighted(self, network: Network, layer: Layer) -> None:
-        obstacle = find_int8_obstacle(layer, self.name, self.target)
-        if obstacle is None:
-            obstacle = self._find_3d_obstacle(layer)
+        obstacle = find_int8_obstacle(layer, self.name, self.target) or self._find_3d_obstacle(
+            layer
+        )
         if obstacle is not None:
             self.refuse(obstacle)
             if isinstance(obstacle, FloatTypesDiffer):

@@ -103,8 +103,7 @@ def _create_clone(concat: Layer, q: Layer, position: int) -> Layer:
 def _insert_clone(network: Network, concat: Layer, position: int, clone: Layer) -> None:
     source = concat.inputs[position]
     name = f"{concat.name[:MAX_NAME]}_{source.name[:MAX_NAME]}_clone_{position}"
-    out = Tensor(name, source.source, source.elem_type)
-    out.shape = source.shape
+    out = Tensor(name, source.source, source.elem_type, source.shape)
     network.insert_before(concat, position, clone, out)
 
 
