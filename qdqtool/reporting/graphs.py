@@ -274,19 +274,9 @@ def _draw_modules(
 ) -> data.GraphDrawing:
     """Combine the boxes of the ONNX graph by module.
 
-    The names of nodes determine the modules (``/model.4/m.0/cv1/conv/Conv``). A module is a run of
-    consecutive boxes with the same path, so that no module depends on itself. Names without a path
-    give runs of equal length. The page arranges the modules for its own width.
+    The page arranges the modules for its own width.
     """
-    # In the order of the file if that is possible: exporters write module after module.
-    places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
-    order = _sort_topologically(places, [(e.source, e.target) for e in edges])
-    inner = [b for b in order if boxes[b].rows]
-    paths = {b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}
-    inputs, outputs = (
-        [("", [b]) for b in order if boxes[b].role == role] for role in ("input", "output")
-    )
-    modules = [*inputs, *_split_modules(paths, max(MIN_SPLIT, len(inner) // 6)), *outputs]
+    modules = _find_modules(nodes, boxes, edges)
     repeated = Counter(title for title, _ in modules)
     seen: Counter[str] = Counter()
     module_boxes: list[data.Box] = []
@@ -302,6 +292,27 @@ def _draw_modules(
             title = f"{title} ({seen[title]})"
         module_boxes.append(_module_box(title, member_boxes, nodes))
     return data.GraphDrawing(module_boxes, _join_edges(edges, numbers))
+
+
+def _find_modules(
+    nodes: Sequence[data.NodeEntry], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
+) -> list[tuple[str, list[int]]]:
+    """Return titles and boxes of modules, in topological order.
+
+    The names of nodes determine the modules (``/model.4/m.0/cv1/conv/Conv``). A module is a run of
+    consecutive boxes with the same path, so that no module depends on itself. Names without a path
+    give runs of equal length. Inputs and outputs of the network are modules of their own.
+    """
+    # In the order of the file if that is possible: exporters write module after module.
+    places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
+    order = _sort_topologically(places, [(e.source, e.target) for e in edges])
+    paths = {
+        b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in order if boxes[b].rows
+    }
+    inputs, outputs = (
+        [("", [b]) for b in order if boxes[b].role == role] for role in ("input", "output")
+    )
+    return [*inputs, *_split_modules(paths, max(MIN_SPLIT, len(paths) // 6)), *outputs]
 
 
 def _module_box(
