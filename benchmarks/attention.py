@@ -49,7 +49,7 @@ Made = tuple[onnx.ModelProto, set[str]]
 
 
 def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int64]]:
-    """Pictures [n, 3, 32, 32] of a striped square on noise, its box (centre and size, 0 to 1), direction of stripes."""
+    """Images [n, 3, 32, 32] of a striped square on noise, its box (center and size, 0 to 1), direction of stripes."""
     rng = np.random.default_rng(seed)
     made = rng.normal(0.45, 0.12, (count, 3, SIDE, SIDE)).astype(np.float32)
     kinds = rng.integers(0, KINDS, count)

@@ -197,7 +197,7 @@ def judge_of(
 
 
 def corners(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Low and high corners [..., 4] of boxes that are given as centre and size [..., 4]."""
+    """Low and high corners [..., 4] of boxes that are given as center and size [..., 4]."""
     return np.concatenate(
         [boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1
     )

@@ -115,7 +115,7 @@ def compare_tools(options: argparse.Namespace) -> str:
 
 
 def load_images(folder: Path, size: int) -> Tensor:
-    """Centre squares of the photographs, [n, 3, size, size], 0 to 1, in the order of their names."""
+    """Center squares of the photographs, [n, 3, size, size], 0 to 1, in the order of their names."""
     kinds = (".jpg", ".jpeg", ".png", ".bmp")
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in kinds)
     opened = (Image.open(path).convert("RGB") for path in paths)
@@ -134,7 +134,7 @@ def export_network(model: nn.Module, sample: Tensor, path: Path) -> None:
 
 
 def run(path: Path, images: Tensor) -> list[np.ndarray]:
-    """For each image [4 + classes, cells]: boxes (centre and size, in pixels) and class scores."""
+    """For each image [4 + classes, cells]: boxes (center and size, in pixels) and class scores."""
     session = open_session(path, 0, optimize="basic")
     name = session.get_inputs()[0].name
     return [np.asarray(session.run(None, {name: image[None].numpy()})[0])[0] for image in images]

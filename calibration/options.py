@@ -58,7 +58,7 @@ class Preprocess:
             )
         if not 0 <= self.fill <= 255:
             raise DataError(
-                f"fill is {brief_repr(self.fill)}; it is a grey level from 0 to 255",
+                f"fill is {brief_repr(self.fill)}; it is a gray level from 0 to 255",
                 code="out-of-range",
                 parameter="fill",
             )

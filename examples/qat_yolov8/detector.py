@@ -129,7 +129,7 @@ class Detect(nn.Module):
 
 
 def cells(size: int) -> tuple[Tensor, Tensor]:
-    """Centres [1, 2, cells], in strides, and strides [1, 1, cells], in pixels, of all levels."""
+    """Centers [1, 2, cells], in strides, and strides [1, 1, cells], in pixels, of all levels."""
     points, strides = [], []
     for stride in STRIDES:
         n = size // stride

@@ -55,8 +55,8 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
     logits = raw[:, 4 * BINS :].transpose(1, 2)
     sides = raw[:, : 4 * BINS].transpose(1, 2).unflatten(2, (4, BINS))
     means = sides.softmax(3) @ torch.arange(BINS, dtype=raw.dtype)
-    centres, step = points.transpose(1, 2), strides.transpose(1, 2)
-    boxes = torch.cat((centres - means[..., :2], centres + means[..., 2:]), 2) * step
+    centers, step = points.transpose(1, 2), strides.transpose(1, 2)
+    boxes = torch.cat((centers - means[..., :2], centers + means[..., 2:]), 2) * step
     kinds, wanted = targets[..., 0].long(), targets[..., 1:]
     present = kinds >= 0
 
@@ -66,7 +66,7 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
             2, kinds.clamp_min(0)[:, None, :].expand(-1, logits.shape[1], -1)
         )
         align = scores.transpose(1, 2).sqrt() * overlap**6
-        pixels = centres * step
+        pixels = centers * step
         inside = (
             torch.minimum(
                 (pixels[:, None] - wanted[:, :, None, :2]).amin(-1),
@@ -98,7 +98,7 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
     share = weight[positive]
     box_loss = ((1 - iou(boxes[positive], box)[1]) * share).sum() / total
     where, size = (
-        centres.expand(len(raw), -1, -1)[positive],
+        centers.expand(len(raw), -1, -1)[positive],
         step.expand(len(raw), -1, -1)[positive],
     )
     distance = torch.cat((where - box[:, :2] / size, box[:, 2:] / size - where), 1).clamp(

@@ -140,10 +140,9 @@ class _GraphRebuilder:
             self._constants(),
             value_info=self._value_infos(),
         )
-        opsets = [
-            helper.make_opsetid("", self.opset),
-            *(helper.make_opsetid(d, 1) for d in sorted({p.domain for p in protos} - {""})),
-        ]
+        domains = sorted({p.domain for p in protos} - {""})
+        opsets = [helper.make_opsetid("", self.opset)]
+        opsets += [helper.make_opsetid(domain, 1) for domain in domains]
         model = helper.make_model(
             graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8
         )
@@ -152,10 +151,8 @@ class _GraphRebuilder:
 
     def _node(self, node: InferredAttributes) -> onnx.NodeProto:
         parsed = node.parsed
-        inputs, outputs = (
-            [tensor.name if tensor is not None else "" for tensor in side]
-            for side in (parsed.inputs, parsed.outputs)
-        )
+        inputs = [tensor.name if tensor is not None else "" for tensor in parsed.inputs]
+        outputs = [tensor.name if tensor is not None else "" for tensor in parsed.outputs]
         while inputs and not inputs[-1]:
             inputs.pop()
         domain = "" if onnx.defs.has(parsed.op) else "unknown"
@@ -429,7 +426,9 @@ class InferredAttributes:
 
     def infer_window(self, axes: Sequence[tuple[int, int, int]]) -> None:
         """Set strides and pads from stride, padding before and padding after of each axis."""
-        strides, before, after = ([axis[i] for axis in axes] for i in range(3))
+        strides = [stride for stride, _, _ in axes]
+        before = [padding for _, padding, _ in axes]
+        after = [padding for _, _, padding in axes]
         self.infer(strides=strides, pads=[*before, *after])
 
 

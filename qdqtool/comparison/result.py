@@ -357,8 +357,11 @@ class Comparison(SavableResult):
     def open_outputs(self) -> int:
         """Number of convolutions, INT8 on both sides, whose output type one side does not show."""
         unknown = (None, Precision.UNKNOWN)
-        both = [(n.a, n.b) for n in self.nodes if n.is_int8]
-        return sum(any(side and side.output in unknown for side in sides) for sides in both)
+        count = 0
+        for node in self.nodes:
+            outputs = [side.output for side in (node.a, node.b) if side]
+            count += node.is_int8 and any(output in unknown for output in outputs)
+        return count
 
     @property
     def partial(self) -> str:

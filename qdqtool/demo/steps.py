@@ -147,7 +147,7 @@ def _verify(quantized: Path) -> Iterator[str]:
         yield "   no TensorRT-RTX here: compared with the record of an earlier build of this model"
         yield _indent(render_verification(recorded, width - 3))
     yield from wrap(
-        "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the "
+        "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's license) the demo builds the "
         "model with TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes "
         "trtexec's log:",
         3,

@@ -54,7 +54,7 @@ def finding_key(finding: Finding) -> IdentityKey:
 
 
 def iterate_consumer_names(key: IdentityKey) -> Iterator[str]:
-    """Yield the nodes that a key lists as consumers. Without one of them, the finding is another."""
+    """Yield the nodes that a key lists as consumers."""
     for value in key:
         if isinstance(value, _ConsumerKey):
             yield value.node
@@ -211,7 +211,7 @@ def _loss_key(finding: Finding, cause: Cause, r: IntegersLost) -> IdentityKey:
 
 
 def _scales_key(cause: Cause, tensor: str, consumers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Return the key of different scales: of a Concat's parts with the range, or the Qs with them."""
+    """Return the key of different scales: of a Concat's inputs or of the Qs."""
     quantizers = quantizer_consumers(consumers)
     for parts in cause.also:
         return _reason_key(parts), _scale_range([q.scale for q in quantizers])

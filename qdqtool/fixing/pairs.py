@@ -30,7 +30,7 @@ from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, adds_computed
 from qdqtool.reasons.faults import ConcatAfterHead, ScaleDead
 from qdqtool.reasons.simulation import InsideActivation, ResidualBothQuantized, ResidualFloat
-from qdqtool.reasons.text import MOST_SHARED, format_number, list_names
+from qdqtool.reasons.text import MIN_SCALE_RATIO, format_number, list_names
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.notes import Note
@@ -370,7 +370,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
         f"({names}){bits}"
     )
     skip_reason = ""
-    if smallest < largest * MOST_SHARED:
+    if smallest < largest * MIN_SCALE_RATIO:
         tensor = quantizers[scales.index(smallest)].input(0)
         skip_reason = Note(
             f"one scale would cost '{tensor}' {lost:.1f} bits of its precision, and a fix gives up "

@@ -266,11 +266,12 @@ def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> FloatA
 def find_scale_vectors(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
     """Return sites that give an activation one scalar scale."""
     names = collect_names(refusals)
-    return list_sites(
-        _scalar_scale_site(view, target, q, dqs)
-        for q, dqs in view.pairs()
-        if not names.isdisjoint(n.name for n in (q, *dqs))
-    )
+    pairs = [(q, dqs) for q, dqs in view.pairs() if not names.isdisjoint(_pair_names(q, dqs))]
+    return list_sites(_scalar_scale_site(view, target, q, dqs) for q, dqs in pairs)
+
+
+def _pair_names(q: Node, dqs: Sequence[Node]) -> list[str]:
+    return [q.name, *(dq.name for dq in dqs)]
 
 
 def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> FixSite | None:

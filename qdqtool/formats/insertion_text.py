@@ -146,18 +146,18 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     )
     if not losses.tried:
         page.add_heading(
-            f"{intro} So no single ones were looked at (--losses {losses.samples} does)"
+            f"{intro} Single activations were not tried (--losses {losses.samples} tries them)"
         )
         return
     is_small = losses.tensors[0].gain < _MIN_GAIN
     if is_small and not page.everything:
         page.add_heading(
-            f"{intro} No single one in float takes off {_MIN_GAIN:.0%} of that "
+            f"{intro} No single activation in float reduces that by {_MIN_GAIN:.0%} "
             f"({losses.tried} tried; --all lists them)"
         )
         return
     page.add_heading(
-        f"{intro} What one of them in float takes off that ({losses.tried} tried), and costs"
+        f"{intro} Reduction if one activation is float ({losses.tried} tried), and its cost"
     )
     for loss in losses.tensors:
         price = ""

@@ -1,1 +1,1 @@
-"""Reasons of findings, from the simulator, the checks and the GPU table, with codes and messages."""
+"""Reasons of findings with their codes and messages."""

@@ -1,4 +1,4 @@
-"""Faults that the checks of a model find without simulation, and regions that Myelin compiles.
+"""Faults found without simulation, and regions that Myelin compiles.
 
 A fault that a pass finds too, such as a zero point that is not 0, is in
 `qdqtool.reasons.simulation`.
@@ -21,7 +21,7 @@ from qdqtool.types import (
     fixable,
 )
 from qdqtool.util.records import record
-from qdqtool.util.text import format_layer_counts
+from qdqtool.util.text import format_count, format_layer_counts
 
 _FAILED_BUILDS = ": builds with these failed (`include` quantizes it)"
 CHECK = "model"  # stands for the pass in faults
@@ -29,10 +29,6 @@ CHECK = "model"  # stands for the pass in faults
 
 def _more(bad: int, listed: int) -> str:
     return f"; and {bad - listed} more" if bad > listed else ""
-
-
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count} samples"
 
 
 def describe_lost_scores(r: ConcatAfterHead) -> str:
@@ -221,13 +217,13 @@ class ScaleDead(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         first = self.parts[0]
-        what = f"every value of '{first.tensor}'"
+        values = f"every value of '{first.tensor}'"
         if len(self.parts) > 1:
-            what += f" (and of {len(self.parts) - 1} more parts)"
+            values += f" (and of {len(self.parts) - 1} more parts)"
         bounds = f"{first.op} gives {format_number(first.low)} to {format_number(first.high)}"
         shift = f" and zero point {self.zero_point}" if self.zero_point else ""
         text = (
-            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {what} "
+            f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {values} "
             f"{format_number(first.value)}: "
             f"{bounds}."
         )
@@ -388,8 +384,8 @@ class ActivationScales(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         def fit(f: ActivationFit) -> str:
             clips = f"clips {f.clipped:.1%} of its values, which reach {f.used:.1f} times its range"
-            what = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
-            return f"{f.quantizer} (scale {format_number(f.scale)}) {what}"
+            effect = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
+            return f"{f.quantizer} (scale {format_number(f.scale)}) {effect}"
 
         off = (
             f"{self.factor:.2g} times too small"
@@ -399,7 +395,7 @@ class ActivationScales(Refusal):
         factor = f", all by about the same factor ({off})" if self.factor else ""
         return (
             f"{self.bad} of {self.total} activation scales do not fit "
-            f"{_samples(self.samples)}{factor}: "
+            f"{format_count(self.samples, 'sample')}{factor}: "
             f"{'; '.join(map(fit, self.worst))}{_more(self.bad, len(self.worst))}."
         )
 
@@ -432,19 +428,19 @@ class OutlierScales(Refusal):
             for q, scale, ratio in self.worst
         )
         where = (
-            f"On {_samples(self.samples)}"
+            f"On {format_count(self.samples, 'sample')}"
             if self.samples
             else "By the gains of the normalizations before them"
         )
-        said = (
+        message = (
             f"{self.bad} of {self.total} activation scales cover outliers, and leave other values "
             "one or two of 127 steps. "
             f"{where}, the largest value is many times the typical one: "
             f"{listed}{_more(self.bad, len(self.worst))}."
         )
         if self.linear:
-            return said
-        return said, (
+            return message
+        return message, (
             "Keep them float (--exclude), and compare the accuracy. A method that clips "
             "(--method-for "
             "TENSOR=percentile) helps if the outliers do not matter."
@@ -773,7 +769,7 @@ class FusedByMyelin(Refusal):
             if self.products
             else "",
             f"{self.softmaxes} Softmax" if self.softmaxes else "",
-            f"{self.norms} normalization{'' if self.norms == 1 else 's'}" if self.norms else "",
+            format_count(self.norms, "normalization") if self.norms else "",
         ]
         where = f"{self.nodes} nodes from {self.node} to {self.last}, with {', '.join(p for p in parts if p)}"
         if self.possible:
@@ -977,8 +973,9 @@ class ConstantsInHalf(Refusal):
             (self.denormal, "denormal"),
         )
         listed = ", ".join(f"{node} reads {format_number(value)}" for node, value in self.first)
-        what = "cannot hold" if self.large or self.small else "holds with fewer digits"
-        return f"constants that FP16 {what}: {', '.join(f'{count} {which}' for count, which in counts if count)}; {listed}."
+        verb = "cannot hold" if self.large or self.small else "holds with fewer digits"
+        kinds = ", ".join(f"{count} {kind}" for count, kind in counts if count)
+        return f"constants that FP16 {verb}: {kinds}; {listed}."
 
 
 class RemainingFloat(Refusal):

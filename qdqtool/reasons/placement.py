@@ -294,7 +294,7 @@ def nothing_to_quantize(
         source: File of the model.
         has_weights: Whether the network has operators with weights.
     """
-    reasons = Counter(_without_names(s.refusal) for s in skipped).most_common(1)
+    reasons = Counter(_remove_names(s.refusal) for s in skipped).most_common(1)
     text = "nothing to quantize"
     if not has_weights:
         text += ": no Conv, ConvTranspose, Gemm or MatMul in the main graph"
@@ -306,6 +306,6 @@ def nothing_to_quantize(
     return error
 
 
-def _without_names(reason: Refusal) -> Refusal:
+def _remove_names(reason: Refusal) -> Refusal:
     names = {name: "" for name in ("node", "weight", "add") if hasattr(reason, name)}
     return replace_fields(reason, **names)

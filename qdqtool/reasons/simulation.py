@@ -1,7 +1,6 @@
-"""Reasons that the simulator records: a pass looked at a node and did not fire, or a conversion remains.
+"""Reasons that the simulator records: a pass did not fire at a node, or a conversion remains.
 
-Findings are made from these records and look nothing up again, so that a user reads what the
-simulator saw.
+Findings are built from these records alone, so they show the values that the simulator used.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from qdqtool.util.records import field_values, replace_fields
 
 
 def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
-    """The Qs that read a requantized tensor, its own included."""
+    """Return the Qs that read a requantized tensor, including that of the conversion."""
     own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
     return [*quantizer_consumers(r.siblings), own]
 
@@ -60,7 +59,7 @@ _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
 def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
-    """The pooling in front of all consumers, where there is one: no Q moves up past it."""
+    """Return the pooling before all consumers, which no Q moves up past."""
     shared = r.consumers[0].path[0] if r.consumers[0].path else None
     if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.consumers):
         return None
@@ -71,12 +70,12 @@ def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
 
 
 def find_float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
-    """The residual sum that reads a result as float."""
+    """Return the residual sum that reads a result as float."""
     return next((x for x in float_consumers(r.consumers) if x.kind == ConsumerKind.SUM), None)
 
 
 def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
-    """The averaging pooling that alone reads a result."""
+    """Return the averaging pooling that alone reads a result."""
     return r.consumers[0] if len(r.consumers) == 1 and r.consumers[0].op in AVERAGES else None
 
 
@@ -98,12 +97,12 @@ def _silu_is_last(r: OutputNotQuantized) -> bool:
 
 
 def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
-    """The Qs that read the result of that pooling, as seen from there."""
+    """Return the Qs after the shared pooling, with paths from its result."""
     return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 
 def _scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
-    """Of scales that differ, by the operator between them."""
+    """Return the rules of different scales, by the operator between them."""
     return (
         fixable("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
         fixable("SPLIT-SCALE", lambda r: (s := steps(r)) is not None and s.op in CUTS),
@@ -184,7 +183,7 @@ def _scales(
 
 
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
-    """Return why a conversion remains: a related finding, a refusal, or the node that cannot absorb it."""
+    """Return why a conversion remains: a finding, a refusal, or a node that cannot absorb it."""
     origin = r.origin
     if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
         return f"{r.precision} is not covered by the prediction"
@@ -1068,9 +1067,9 @@ class ScalesAround(RemainingConversion):
     )
 
     @staticmethod
-    def from_conversion(stays: RemainingConversion) -> ScalesAround:
-        """The same conversion, reported so."""
-        return ScalesAround(*field_values(stays))
+    def from_conversion(conversion: RemainingConversion) -> ScalesAround:
+        """Return the conversion as one that is reported for its scales."""
+        return ScalesAround(*field_values(conversion))
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         if not self.requantizes:

@@ -164,7 +164,7 @@ def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorCons
 
 
 def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
-    """The operator to name where scales differ on the two sides of some: a join first, then a cut."""
+    """Return the operator to name between different scales: a join first, then a cut."""
     joins = (s for s in steps if s.op in JOINS)
     cuts = (s for s in steps if s.op in CUTS)
     return next(joins, None) or next(cuts, None) or (steps[0] if steps else None)
@@ -172,5 +172,5 @@ def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
 
 @once
 def operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
-    """The same for the Qs that read one tensor."""
+    """Return the operator to name between the Qs that read one tensor."""
     return operator_between([s for q in quantizer_consumers(consumers) for s in q.path])

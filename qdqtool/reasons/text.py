@@ -18,18 +18,18 @@ from qdqtool.reasons.tensors import (
 )
 
 Message = tuple[str, str]
-"""Message of a finding, and what to change. An empty second part stands for the general advice of the code."""
+"""Message of a finding, and its fix. An empty fix stands for the general advice of the code."""
 
-MOST_SHARED = 0.25  # of the larger scale: two bits, the most that sharing one may cost a tensor
+MIN_SCALE_RATIO = 0.25  # of smallest over largest; a common scale costs two bits at this ratio
 
 
 def format_number(value: float | None) -> str:
-    """A scale as text, four digits; ``unknown`` where it is not available."""
+    """Return a number with four digits; ``unknown`` for None."""
     return "unknown" if value is None else f"{value:.4g}"
 
 
 def format_scale(scale: Scale) -> str:
-    """A number, or the range of one for each channel."""
+    """Return a scale as a number, or the range of scales per channel."""
     if isinstance(scale, PerChannel):
         return (
             f"{format_number(scale.least)} to {format_number(scale.greatest)}"
@@ -40,7 +40,7 @@ def format_scale(scale: Scale) -> str:
 
 
 def list_names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
-    """Names for a sentence: ``a, b, c and 4 more``; ``more`` are not among the items."""
+    """Return ``a, b, c and 4 more``; ``more`` names are not among the items."""
     unique = list(dict.fromkeys(items))
     shown = ", ".join(unique[:limit])
     further = max(len(unique) - limit, 0) + more
@@ -48,17 +48,17 @@ def list_names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
 
 
 def format_size(size: TensorSize | None) -> str:
-    """`` (64x80x80)``; empty where the size is not known."""
+    """Return `` (64x80x80)``; empty if the size is unknown."""
     return f" ({size.shape})" if size is not None and size.shape else ""
 
 
 def format_node(name: str, op: str) -> str:
-    """``name (Op)``, or the name alone where it says the operator."""
+    """Return ``name (Op)``, or the name alone if it contains the operator."""
     return name if not op or op in name else f"{name} ({op})"
 
 
 def format_step(step: PathStep) -> str:
-    """The same for an operator on the way."""
+    """Return ``name (Op)`` of an operator on a path."""
     return format_node(step.node, step.op)
 
 
@@ -74,7 +74,10 @@ def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
 
 
 def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> str:
-    """Who reads a tensor as float, as a clause; ``it`` is empty in a clause that begins with ``which``."""
+    """Return a clause with the float consumers of a tensor.
+
+    ``it`` is empty in a clause that begins with ``which``.
+    """
     if not consumers:
         return f"nothing reads{it}"
     if all(r.kind == ConsumerKind.OUTPUT for r in consumers):
@@ -89,35 +92,35 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
 
 
 def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:
-    """Return `` (and others after cat7, which were not analyzed)``, or an empty string if no consumer is missing."""
+    """Return a text in parentheses if consumers were not analyzed, else an empty string."""
     more = getattr(consumers, "more", "")
     return f" (and others after {more}, which were not analyzed)" if more else ""
 
 
 def describe_origin(origin: TensorOrigin, tensor: str = "") -> str:
-    """Where a tensor comes from."""
+    """Return the origin of a tensor as text."""
     if origin.convolution:
         return f"the result of {origin.convolution}"
     if not origin.node:
         return f"the network's input '{origin.tensor}'"
-    maker = format_node(origin.node, origin.op)
+    producer = format_node(origin.node, origin.op)
     if origin.op in SUMS or origin.path or not tensor:
-        return f"the result of {maker}"
-    return f"'{tensor}' of {maker}"
+        return f"the result of {producer}"
+    return f"'{tensor}' of {producer}"
 
 
 def advise_common_scale(scales: Sequence[Scale]) -> str:
-    """The advice to take the largest scale, and what that costs; empty where no two are known."""
-    given = [s for s in scales if isinstance(s, float) and s > 0]
-    if not given:
+    """Return the advice to use the largest scale with its cost; empty if no scale is known."""
+    positive = [s for s in scales if isinstance(s, float) and s > 0]
+    if not positive:
         return ""
-    largest, smallest = max(given), min(given)
+    largest, smallest = max(positive), min(positive)
     cost = (
         f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)"
         if largest > smallest
         else ""
     )
-    if smallest < largest * MOST_SHARED:
+    if smallest < largest * MIN_SCALE_RATIO:
         return (
             f"One scale, {format_number(largest)}, would cost the smallest range "
             f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side "

@@ -145,7 +145,9 @@ def kernel_features(
     """
     colds = cold or [False] * len(works)
     rows = [_feature_row(*layer) for layer in zip(works, gpus, colds, strict=True)]
-    columns = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+    columns = {}
+    for name in rows[0]:
+        columns[name] = np.asarray([row[name] for row in rows])
     return SimpleNamespace(**columns, cc=[g.cc for g in gpus])
 
 

@@ -256,11 +256,10 @@ class _LayoutTracker:
                 self.producers[edge.tensor].append(i)
         # If all consumers accept the same layouts, the tensor is changed once, after its
         # producer (ResNet-18 in FP32 on an A100).
-        self.uniform = {
-            tensor
-            for tensor, consumers in self.consumers.items()
-            if len({self.accepted[i] for i in consumers}) == 1
-        }
+        self.uniform = set()
+        for tensor, consumers in self.consumers.items():
+            if len({self.accepted[i] for i in consumers}) == 1:
+                self.uniform.add(tensor)
 
     def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[LayoutChange]:
         self.layouts = dict.fromkeys(inputs, Layout.LINEAR)

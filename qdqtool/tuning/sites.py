@@ -78,9 +78,9 @@ class _SiteCollector:
     def __init__(self, model: Model, placement: Placement) -> None:
         self.sites: dict[frozenset[str], TuningSite] = {}
         self._model = model
-        self._consumers = {
-            tensor: {i.node.name for i in inputs} for tensor, inputs in placement.inputs.items()
-        }
+        self._consumers = {}
+        for tensor, inputs in placement.inputs.items():
+            self._consumers[tensor] = {i.node.name for i in inputs}
         self._order = {n.index: i for i, n in enumerate(model.ordered)}
 
     def sort(self, indices: Iterable[int]) -> list[int]:

@@ -606,11 +606,15 @@ def _find_missing_tensor(graph: onnx.GraphProto) -> str | None:
 
 
 def _find_scale_dependent_convolutions(first: Prediction, second: Prediction) -> tuple[str, ...]:
-    outcomes, others = (
-        {c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused)) for c in p.convolutions}
-        for p in (first, second)
-    )
+    outcomes, others = _outcomes_by_name(first), _outcomes_by_name(second)
     return tuple(name for name, outcome in outcomes.items() if others.get(name) != outcome)
+
+
+def _outcomes_by_name(prediction: Prediction) -> dict[str, tuple[object, ...]]:
+    return {
+        c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused))
+        for c in prediction.convolutions
+    }
 
 
 def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:

@@ -206,7 +206,7 @@ def test_measure_tries_activations_only_for_large_error(
     losses = result.losses = measure_all(result, images(3), samples=None)
     assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
     assert (losses.samples, losses.tried, len(runs.samples)) == (2, tried, segments)
-    assert ("--losses 2 does" in render(result, 400)) == (not tried)
+    assert ("--losses 2 tries them" in render(result, 400)) == (not tried)
 
 
 def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Check the scales of activations against calibration data.
 
-Measured are the values that each Q clips, the steps that it uses, and outliers that its scale covers.
+Each Q is measured: values that it clips, steps that it uses, outliers that its scale covers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
 _INT8_MAX = 127.0
-# Entropy calibration clips on purpose: up to a twelfth of the values and half of the power of a tensor.
+# Entropy calibration clips on purpose: up to a twelfth of the values, half of the power.
 _MAX_CLIPPED_SHARE = 0.1  # share of the values that exceed the scale's range
 _MAX_LOST_POWER = 0.6  # share of the power beyond the scale's range
 _MIN_USED_STEPS = 0.25  # share of the steps; with fewer, two bits are lost
-# Range over largest value of the median quantizer. Entropy calibration clips at half of the largest value in the median.
+# Range over largest value of the median quantizer. Entropy calibration has a median of about half.
 _MAX_MEDIAN_FACTOR = 3.0
 _MIN_VALUES = 1000  # fewer values (global pooling of a few images) do not show a tensor's range
 # Share of the quantizers. Fewer have equal scales because a Concat joins them, more by mistake.
@@ -107,7 +107,7 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
 
 
 def check_gains(view: View, report: FindingReport, judged: Collection[str] = ()) -> None:
-    """Report scales after normalizations that cover outliers according to their gains, without data.
+    """Report scales after normalizations that cover outliers, judged by the gains.
 
     The output of a normalization has a mean square of 1 over the channels before the gains, so a
     typical value of a channel is at most its gain. The scale is compared with the largest gain that
@@ -147,7 +147,7 @@ def check_gains(view: View, report: FindingReport, judged: Collection[str] = ())
 
 
 def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """Return the output of the last-axis normalization that a tensor is a moved or rounded copy of.
+    """Return the last-axis normalization's output of which a tensor is a moved or rounded copy.
 
     Empty if the tensor has another origin.
     """
@@ -197,7 +197,7 @@ def check_outliers(
 def _report_outliers(
     report: FindingReport, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int
 ) -> None:
-    """Report Qs, given as name, scale, and largest over typical value, whose ratio is too large."""
+    """Report Qs, given as name, scale, and outlier ratio, whose ratio is too large."""
     misfits = sorted(
         (s for s in spreads if s[2] > (_MAX_OUTLIER_RATIO if samples else _MAX_GAIN_RATIO)),
         key=lambda s: -s[2],
@@ -218,7 +218,6 @@ def _report_outliers(
 
 
 def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
-    """Whether a matrix product consumes the tensor that a Q quantizes."""
     dqs = model.consumers(model.node(quantizer).output)
     return any(
         operator_of(consumer).kind == LayerKind.MATRIX_MULTIPLY
@@ -230,7 +229,7 @@ def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
 def _measure_outlier_ratio(
     tensor_statistics: TensorStatistics, scale: float, by_channel: bool
 ) -> float:
-    """Return the largest magnitude that occurs and is representable, over the typical magnitude.
+    """Return the largest occurring and representable magnitude over the typical one.
 
     Two thirds of the magnitudes above zero are below the typical one, so up to a third may be
     outliers. By channel, it is at most a quarter of half the range of the median channel: outliers
@@ -282,7 +281,7 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
 
 
 def find_common_factor(fits: list[ActivationFit]) -> float:
-    """Return the median ratio of used steps if nearly all quantizers share it and it is not 1, else 0."""
+    """Return the factor that nearly all scales are too small by; 0 if there is none."""
     median = float(np.median([f.used for f in fits]))
     alike = sum(1 / _MAX_FACTOR_SPREAD <= f.used / median <= _MAX_FACTOR_SPREAD for f in fits)
     off = not 1 / _MAX_FACTOR_SPREAD <= median <= _MAX_FACTOR_SPREAD

@@ -1,13 +1,16 @@
-"""Check the float remainder of a Q/DQ model: values that FP16 cannot hold, and FP32 left over."""
+"""Check the float remainder of a Q/DQ model for values that FP16 cannot hold, and for FP32."""
+
+from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.findings.ways import FloatFlag
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
-from qdqtool.ir.operators import OPERATORS, LayerKind, operator_of
+from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.patterns.half import find_fp16_nodes
 from qdqtool.patterns.layernorm import (
     computes_in_fp16,
@@ -58,46 +61,43 @@ def check_norms(view: View, report: FindingReport) -> None:
 def _check_constants(view: View, report: FindingReport) -> None:
     """Add a finding for constant operands of arithmetic that are not FP16 numbers.
 
-    Bounds of a Clip, Min or Max may be infinite. TensorRT itself reports weights.
+    TensorRT itself reports weights.
     """
     lost: list[tuple[str, float]] = []
-    imprecise: list[tuple[str, float]] = []  # denormal: fewer digits remain
-    large = small = denormal = 0
-    arithmetic = {
-        op for op, operator in OPERATORS.items() if operator.kind == LayerKind.ELEMENTWISE
-    } | {"Where"}
-    for node in (n for n in view.model.nodes if n.op in arithmetic):
+    imprecise: list[tuple[str, float]] = []
+    counts: Counter[str] = Counter()
+    for node in view.model.nodes:
         for tensor in _arithmetic_operands(node):
             value = view.model.constant(tensor)
-            if (
-                value is None
-                or value.dtype != np.float32
-                or not 0 < value.size <= _MAX_CONSTANT_VALUES
-            ):
+            if value is None or value.dtype != np.float32 or value.size > _MAX_CONSTANT_VALUES:
                 continue
             sizes = np.abs(value[np.isfinite(value) & (value != 0)])
-            above = (
-                0
-                if operator_of(node).operation in ("MIN", "MAX")
-                else int((sizes > _FP16_MAX).any())
-            )
-            below = tiny = 0
-            if value.size == 1:  # an epsilon; in a vector, a bias, small values do no harm
-                below, tiny = (
-                    int((sizes < _FP16_MIN).any()),
-                    int(((sizes >= _FP16_MIN) & (sizes < _FP16_MIN_NORMAL)).any()),
-                )
-            large, small, denormal = large + above, small + below, denormal + tiny
-            if above or below or tiny:
-                (imprecise if tiny else lost).append(
-                    (node.name, float(sizes.max() if above else sizes.min()))
-                )
-    values = lost or imprecise
-    if values:
+            problem = _find_fp16_problem(node, sizes, value.size == 1)
+            if not problem:
+                continue
+            counts[problem] += 1
+            size = float(sizes.max() if problem == "large" else sizes.min())
+            (imprecise if problem == "denormal" else lost).append((node.name, size))
+    constants = lost or imprecise
+    if constants:
+        numbers = counts["large"], counts["small"], counts["denormal"]
         fault = faults.ConstantsInHalf(
-            CHECK, values[0][0], tuple(values[:_MAX_LISTED]), large, small, denormal
+            CHECK, constants[0][0], tuple(constants[:_MAX_LISTED]), *numbers
         )
         report.add(fault, gains=bool(lost))
+
+
+def _find_fp16_problem(node: Node, sizes: npt.NDArray[np.float32], is_scalar: bool) -> str:
+    """Return ``large``, ``small`` or ``denormal``, empty if FP16 holds an operand.
+
+    ``sizes`` are the magnitudes of its finite values other than 0. Bounds of a Clip, Min or Max
+    may be infinite. Small values matter in a scalar such as an epsilon, not in a vector.
+    """
+    if (sizes > _FP16_MAX).any() and operator_of(node).operation not in ("MIN", "MAX"):
+        return "large"
+    if not is_scalar or not (sizes < _FP16_MIN_NORMAL).any():
+        return ""
+    return "small" if (sizes < _FP16_MIN).any() else "denormal"
 
 
 def _arithmetic_operands(node: Node) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Check nodes that are better left float: detector heads and residual check_residual_streams of transformers."""
+"""Check detector heads and residual streams, which are better left float."""
 
 from collections.abc import Callable, Iterable
 
@@ -34,14 +34,14 @@ def find_last_convolutions(view: View) -> list[Node]:
 
 
 def find_coordinate_nodes(view: View) -> set[int]:
-    """Return the nodes that insertion leaves float for the boxes and sampling points of a DETR."""
+    """Return the nodes of boxes and sampling points of a DETR, which insertion leaves float."""
     if not any(n.op == "GridSample" for n in view.model.nodes) and not find_attentions(view.model):
         return set()
     return _float_network(view)[1]()
 
 
 def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
-    """Return the head of the network without quantizers, and a function that finds coordinates.
+    """Return the head of the float network, and a function that finds coordinates.
 
     Both give indices of nodes of the Q/DQ model.
     """
@@ -66,7 +66,7 @@ _MAX_NODES_TO_CONCAT = 12  # from a Q up to the Concat of a head; YOLOv8 has fiv
 
 
 def run(view: View, report: FindingReport) -> None:
-    """Add findings about quantized head convolutions, coordinates and joined outputs of a detector."""
+    """Add findings about quantized convolutions and Concats of a detector's head."""
 
     def add(conv: Node, branch: str) -> None:
         if conv.index in view.fully_quantized_nodes:

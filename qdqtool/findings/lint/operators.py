@@ -48,7 +48,12 @@ def run(view: View, report: FindingReport) -> None:
         _report_other_types(view, report, other_types)
     for op, nodes in unknown.items():
         report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
-    if not other_types and not qdq.is_quantized(view.model):
+    if not other_types:
+        _check_any_quantizer(view, report)
+
+
+def _check_any_quantizer(view: View, report: FindingReport) -> None:
+    if not qdq.is_quantized(view.model):
         floats = [n for n in view.nodes_with_weights if view.weights(n).folded]
         if floats and not any(fault_checks.computes_integers(n) for n in view.model.nodes):
             report.add(faults.NothingQuantized(CHECK, "", len(floats)))
@@ -60,8 +65,11 @@ def _report_other_types(
     """Report quantizers to types other than INT8, given by type."""
     nodes = [n for group in quantizers.values() for n in group]
     kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
-    convolutions = [c for n in nodes for c in view.consuming_convolutions(n)]
-    report.add(faults.OtherTypes(CHECK, nodes[0].name, kinds), "", convolutions)
+    report.add(
+        faults.OtherTypes(CHECK, nodes[0].name, kinds),
+        node="",
+        convolutions=[c for n in nodes for c in view.consuming_convolutions(n)],
+    )
 
 
 def _check_operator(view: View, report: FindingReport, node: Node) -> None:
@@ -71,8 +79,10 @@ def _check_operator(view: View, report: FindingReport, node: Node) -> None:
     if integers is not None:
         report.add(integers)
     elif _is_normalization(node) and qdq.find_pair(view.model, node.input(0)) is not None:
-        values = view.element_count(node.input(0))
-        report.add(faults.FloatNormalization(CHECK, node.name, node.op), values=values)
+        report.add(
+            faults.FloatNormalization(CHECK, node.name, node.op),
+            values=view.element_count(node.input(0)),
+        )
     elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
         _check_einsum(view, report, node)
 
@@ -105,12 +115,13 @@ def _check_einsum(view: View, report: FindingReport, node: Node) -> None:
 
 
 def _is_normalization(node: Node) -> bool:
-    is_normalization = node.op.endswith("Normalization") and node.op != "BatchNormalization"
-    return is_normalization or operator_of(node).kind == LayerKind.SOFTMAX
+    return operator_of(node).kind == LayerKind.SOFTMAX or (
+        node.op.endswith("Normalization") and node.op != "BatchNormalization"
+    )
 
 
 def _find_other_type(view: View, node: Node) -> str:
-    """Return the type of a quantizer if it is not INT8, such as ``FP8``, and an empty string otherwise."""
+    """Return the type of a quantizer if it is FP8 or INT4, else an empty string."""
     if qdq.is_qdq(node):
         precision = view.params(node).precision
         return precision if precision in _OTHER_TYPES else ""

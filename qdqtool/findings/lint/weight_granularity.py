@@ -1,6 +1,6 @@
-"""Check weights with one scale for all output channels, which costs channels of a small range bits.
+"""Check for weights with one scale for all output channels.
 
-A channel whose largest weight is a quarter of the tensor's loses two bits. A scale for each output
+One scale costs channels with a small range bits. A channel whose largest weight is a quarter of the tensor's loses two bits. A scale for each output
 channel loses none and takes no more time.
 """
 
@@ -79,7 +79,7 @@ def run(view: View, report: FindingReport) -> None:
 
 
 def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges], int]:
-    """Return the layers with one scale whose channels differ, and the number of layers checked."""
+    """Return the layers with one scale and different channels, and the number of layers checked."""
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
     count = values = 0
@@ -98,23 +98,41 @@ def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges]
     return layers, count
 
 
-def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
-    """Return the channel ranges of a layer's weights; None unless several channels share one scale."""
+def read_int8_weights(view: View, node: Node) -> tuple[npt.NDArray[Any], Node] | None:
+    """Return a layer's weights as stored in the file, and their first quantizer.
+
+    None unless they are constants in the model file, quantized to INT8 with positive scales.
+    """
     weights = view.weights(node)
     first = weights.first_quantizer
     if first is None or not weights.constant or weights.before or weights.after:
         return None
     params = view.params(first)
-    scale, zero = params.scale, params.zero_point
-    if params.precision != Precision.INT8 or scale is None or scale.size != 1 or zero is None:
+    if params.precision != Precision.INT8 or params.scales is None or not params.scales.is_positive:
         return None
     proto = view.model.constant_proto(weights.source)
-    if proto is None or proto.external_data or not params.scales or not params.scales.is_positive:
-        return None
+    if proto is None or proto.external_data:
+        return None  # a prediction does not read the weight files
     values = view.model.constant(weights.source)
-    if values is None or values.ndim < 2 or not values.size or values.shape[axis] < 2:
+    return None if values is None or not values.size else (values, first)
+
+
+def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges | None:
+    """Return the channel ranges of weights; None unless several channels share one scale."""
+    loaded = read_int8_weights(view, node)
+    if loaded is None:
         return None
-    stored = weights.q is None
+    values, first = loaded
+    scale, zero = view.params(first).scale, view.params(first).zero_point
+    if (
+        scale is None
+        or scale.size != 1
+        or zero is None
+        or values.ndim < 2
+        or values.shape[axis] < 2
+    ):
+        return None
+    stored = view.weights(node).q is None
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
     middle = float(zero[0]) if stored else 0.0
     highest, lowest = (
@@ -130,6 +148,6 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
 
 
 def _are_multiples(values: npt.NDArray[Any], scale: float) -> bool:
-    """Whether weights are integers times their scale, because they were rounded before storage."""
+    """Whether weights are multiples of their scale, because they were rounded before."""
     steps = values.reshape(-1)[:MAX_COMPARED].astype(np.float64) / scale
     return bool(np.all(np.abs(steps - np.rint(steps)) < _MAX_STEP_ERROR))

@@ -1,7 +1,7 @@
-"""Check the scales of weights: the largest weight of each channel against 127 times its scale.
+"""Compare the largest weight of each channel with 127 times its scale.
 
-A scale that is too small clips weights, one that is too large wastes steps. Training changes weights
-after their scales were set, and some calibrations clip the few largest weights of every channel.
+A scale that is too small clips weights, one that is too large wastes steps. Training changes
+weights after their scales were set, and some calibrations clip the few largest weights of every channel.
 Therefore a finding needs a share of all channels, and in each of them a share of its weights. If
 nearly all scales are exact, as quantizers write them, a single channel that is not exact is a
 finding, too. The same applies to a single layer that differs much if the other layers agree.
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.findings.lint.weight_granularity import read_int8_weights
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
 from qdqtool.reasons.faults import CHECK, WeightScales, WeightScalesCause
-from qdqtool.types import Precision
 from qdqtool.util.records import record
 
 _INT8_MAX = 127.0
@@ -34,9 +34,7 @@ _MAX_CLIPPED_SHARE = 0.02
 _MIN_RATIO = 0.25  # channels below this ratio lose two bits
 _MAX_BAD_SHARE = 0.1  # of the channels, or of the layers with one scale each
 _FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
-_ROUNDING_TOLERANCE = (
-    0.006  # exporters divide by 127, by 127.5 (.004 more) or by another largest code
-)
+_ROUNDING_TOLERANCE = 0.006  # exporters divide by 127, 127.5 (.004 more) or similar
 _MIN_LAYERS = 3  # fewer layers do not show a share
 _MIN_EXACT_SHARE = 0.8  # mean share of exact channels from which an exception is an error
 _MAX_EXACT_RATIO = 1.25  # exceptions are farther off; tools leave at most 1.001
@@ -64,20 +62,6 @@ class _ChannelRatios:
     def logs(self) -> npt.NDArray[np.float64]:
         return np.log(self.ratios)
 
-    @functools.cached_property
-    def log_deviation(self) -> float:
-        """Largest distance from a perfect fit, as a logarithm."""
-        return float(np.abs(self.logs).max())
-
-    @functools.cached_property
-    def median(self) -> float:
-        return _median(self.ratios)
-
-    @functools.cached_property
-    def deviation(self) -> float:
-        """Largest distance from a perfect fit as a logarithm, minus the rounding tolerance."""
-        return _deviation(self.ratios)
-
 
 @record
 class _LayerFit:
@@ -88,14 +72,12 @@ class _LayerFit:
         channels: Ratios of its weights.
         other_axis_ratios: Ratios if the scales belonged to the other axis, empty unless that has as many
             channels.
-        stored: Whether the weights are stored as integers, which cannot be clipped any more.
         is_uniform: Whether each channel has a scale and all of them are equal.
     """
 
     node: Node
     channels: _ChannelRatios
     other_axis_ratios: npt.NDArray[np.float64]
-    stored: bool
     is_uniform: bool = False
 
     @property
@@ -137,7 +119,7 @@ def _check_axis(fits: list[_LayerFit]) -> WeightScales | None:
         f
         for f in fits
         if f.other_axis_ratios.size
-        and f.channels.deviation > _FACTOR_TOLERANCE >= _deviation(f.other_axis_ratios)
+        and _deviation(f.channels.ratios) > _FACTOR_TOLERANCE >= _deviation(f.other_axis_ratios)
     ]
     return _build_fault(WeightScalesCause.AXIS, bad, fits) if bad else None
 
@@ -149,7 +131,7 @@ def _median(values: npt.NDArray[np.float64]) -> float:
 
 
 def _deviation(ratios: npt.NDArray[np.float64]) -> float:
-    """Return the largest distance from a perfect fit as a logarithm, minus the rounding tolerance."""
+    """Return the largest logarithmic distance from a perfect fit, minus the tolerance."""
     return (
         max(0.0, float(np.abs(np.log(ratios)).max()) - _ROUNDING_TOLERANCE) if ratios.size else 0.0
     )
@@ -157,13 +139,13 @@ def _deviation(ratios: npt.NDArray[np.float64]) -> float:
 
 def _check_common_factor(fits: list[_LayerFit]) -> WeightScales | None:
     """Return the fault of a common factor of all channels of nearly all layers."""
-    factor = _median(np.array([f.channels.median for f in fits]))
+    factor = _median(np.array([_median(f.channels.ratios) for f in fits]))
     if abs(math.log(factor)) <= _ROUNDING_TOLERANCE:
         return None
     same_factor = _select_layers(
         fits,
         lambda channels: (
-            abs(channels.median / factor - 1) < _FACTOR_TOLERANCE / 10
+            abs(_median(channels.ratios) / factor - 1) < _FACTOR_TOLERANCE / 10
             and float(np.mean(np.abs(channels.ratios / factor - 1) < _FACTOR_TOLERANCE / 10)) > 0.95
         ),
     )
@@ -190,7 +172,7 @@ def _check_channels(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of equal scales for channels that differ, too small for the largest channel."""
+    """Return the fault of equal scales for different channels, too small for the largest."""
     bad = [
         f
         for f in fits
@@ -233,7 +215,7 @@ def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:
     """Return the fault of layers that differ much as a whole if the other_axes agree."""
     if len(fits) < _MIN_LAYERS_FOR_MEDIAN:
         return None
-    medians = np.array([math.log(f.channels.median) for f in fits])
+    medians = np.array([math.log(_median(f.channels.ratios)) for f in fits])
     distances = np.abs(medians - _median(medians))
     limit = max(
         math.log(_MAX_LAYER_RATIO),
@@ -264,7 +246,7 @@ def _build_fault(
     factor: float = 1.0,
     channels: int = 0,
 ) -> WeightScales:
-    worst = max(bad, key=lambda f: f.channels.log_deviation)
+    worst = max(bad, key=lambda f: float(np.abs(f.channels.logs).max()))
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
         CHECK,
@@ -309,33 +291,22 @@ def _measure_layer(
 
     Ratios that layers share are kept in ``measurements`` by weights, scales and axis.
     """
+    loaded = read_int8_weights(view, node)
+    if loaded is None:
+        return None
+    values, first = loaded
+    scales, scale = view.params(first).scales, view.params(first).scale
+    if scales is None or scale is None or not scale.size:
+        return None
     weights = view.weights(node)
-    first = weights.first_quantizer
-    if first is None or not weights.constant or weights.before or weights.after:
-        return None
-    params = view.params(first)
-    scales, scale = params.scales, params.scale
-    if (
-        params.precision != Precision.INT8
-        or scales is None
-        or scale is None
-        or not scale.size
-        or not scales.is_positive
-    ):
-        return None
-    proto = view.model.constant_proto(weights.source)
-    if proto is None or proto.external_data:
-        return None  # a prediction does not read the weight files
-    values = view.model.constant(weights.source)
-    if values is None or not values.size:
-        return None
-    stored = weights.q is None
 
     def measure_along(axis: int | None) -> _ChannelRatios:
         key = (weights.source, id(scales), -1 if axis is None else axis)
         if key not in measurements:
             measurements[key] = _measure_channels(
-                *((values.reshape(1, -1), 0) if axis is None else (values, axis)), scale, stored
+                *((values.reshape(1, -1), 0) if axis is None else (values, axis)),
+                scale,
+                weights.q is None,
             )
         return measurements[key]
 
@@ -343,25 +314,23 @@ def _measure_layer(
     if axis is None and scale.size > 1:
         return None  # the file contradicts itself
     if axis is None or scale.size == 1:
-        return _LayerFit(node, measure_along(None), np.empty(0), stored)
+        return _LayerFit(node, measure_along(None), np.empty(0))
     axis %= len(shape)
     if shape[axis] != scale.size:
         return None
     own, other = measure_along(axis), 1 - axis
-    has_other_axis = (
-        axis in (0, 1) and output_axis(node, len(shape)) is not None and other < len(shape)
-    )
     is_ambiguous = (
-        has_other_axis
+        axis in (0, 1)
+        and output_axis(node, len(shape)) is not None
+        and other < len(shape)
         and shape[other] == scale.size
-        and not stored
-        and own.deviation > _FACTOR_TOLERANCE
+        and weights.q is not None
+        and _deviation(own.ratios) > _FACTOR_TOLERANCE
     )
     return _LayerFit(
         node,
         own,
         measure_along(other).ratios if is_ambiguous else np.empty(0),
-        stored,
         is_uniform=scales.is_uniform,
     )
 
@@ -370,7 +339,7 @@ def _measure_channels(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
 ) -> _ChannelRatios:
     """Measure the channels that have a weight other than 0."""
-    # Reduce in the type of the weights. Only the results become float64, in which -128 has a magnitude.
+    # Reduce in the type of the weights. Only the results become float64, which can hold 128.
     values = values.reshape(len(values), -1) if axis == 0 else values
     other_axes = tuple(i for i in range(values.ndim) if i != axis)
     if values.dtype == np.float16:  # slow to compare; magnitudes have the order of their bits

@@ -64,7 +64,7 @@ def _other_consumers(view: View, conv: Node, weights: WeightSource) -> list[str]
 
 
 def _report_misread_constants(view: View, report: FindingReport) -> None:
-    """Report stored integers that another node than a DQ consumes, except weights of convolutions."""
+    """Report stored integers, except weights, that a node other than a DQ consumes."""
     reported = view.folded_nodes()
     for fault in fault_checks.misread_constants(CHECK, view.model):
         if fault.node not in reported:
@@ -101,8 +101,10 @@ def _check_quantized_weights(
         )
         report.add(fault, convolutions=convolutions)
     if weights.q is None:
-        stored = faults.WeightsStored(CHECK, first.name, conv.name, weights.source)
-        report.add(stored, convolutions=convolutions)
+        report.add(
+            faults.WeightsStored(CHECK, first.name, conv.name, weights.source),
+            convolutions=convolutions,
+        )
     for node in (weights.q, weights.dq):
         if node is not None and view.model.is_output(node.output):
             report.add(faults.WeightsOutput(CHECK, node.name, conv.name), convolutions=convolutions)

@@ -369,7 +369,7 @@ class GraphView {
     this.apply();
   }
 
-  centre(at) {
+  center(at) {
     const box = this.drawing.boxes[at];
     if (!box) return;
     const [, h] = this.extent;
@@ -441,7 +441,7 @@ class GraphView {
     if (from === null) {
       const first = this.drawing.boxes.findIndex((box) => box.rows.length || box.layer >= 0);
       this.stepTo(first);
-      this.centre(first);
+      this.center(first);
       return;
     }
     const { into, outOf, drawing } = this.view;
@@ -459,7 +459,7 @@ class GraphView {
     const best = [...near].sort((a, b) => away(a) - away(b))[0];
     if (best === undefined) return;
     this.stepTo(best);
-    this.centre(best);
+    this.center(best);
     this.view.boxes[best].focus({ preventScroll: true });
   }
 

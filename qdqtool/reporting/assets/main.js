@@ -24,7 +24,7 @@ function select(side, number, layer, { move = true, from = null } = {}) {
     let at = view === from?.view ? from.at : view.boxOf(node, ofLayer ?? -1);
     if (at < 0 && view.side === side) at = view.boxOf(view.model.layers[ofLayer]?.at ?? -1, -1);
     view.mark(at, node);
-    if (at >= 0 && move && view !== from?.view) view.centre(at);
+    if (at >= 0 && move && view !== from?.view) view.center(at);
   }
   const hash = number >= 0 ? `#${side === 'after' ? 'node' : 'before'}-${number}` : ' ';
   if (number >= 0) history.replaceState(null, '', hash);
@@ -139,7 +139,7 @@ function setUpGraph() {
   new ResizeObserver(() => requestAnimationFrame(() => views.forEach((view) => view.measure()))).observe(byId('stages'));
 }
 
-// The whole drawing, as it is coloured, for the model that the report is about.
+// The whole drawing, as it is colored, for the model that the report is about.
 function exportGraph(kind) {
   const view = views.find((one) => one.side === 'after');
   const name = `${fileName}-${viewName}.${kind}`;
