@@ -295,9 +295,12 @@ class Editor:
     def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
         """Return whether a tensor can take the place of the network output that DQs produce."""
         producer = self.model.producer(tensor)
-        if len(ends) > 1 or producer is None or self.model.is_output(tensor):
-            return False
-        return not self.is_removed(producer)
+        return (
+            len(ends) <= 1
+            and producer is not None
+            and not self.model.is_output(tensor)
+            and not self.is_removed(producer)
+        )
 
     def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
         """Rename a tensor to a network output, also for the consumers of its DQs."""

@@ -86,9 +86,12 @@ class _SizeConstants:
         )
 
     def _has_unknown_size(self, node: Node, inputs: list[str]) -> bool:
-        if node.domain not in STANDARD or node.captured or node.op in _SIZED_BY_VALUES:
-            return True
-        return not self._sized_by_values.isdisjoint(inputs)
+        return (
+            node.domain not in STANDARD
+            or bool(node.captured)
+            or node.op in _SIZED_BY_VALUES
+            or not self._sized_by_values.isdisjoint(inputs)
+        )
 
     def _has_constant_value(self, node: Node, inputs: list[str]) -> bool:
         if operator_of(node).kind == LayerKind.SHAPE:

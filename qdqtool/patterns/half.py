@@ -188,9 +188,11 @@ def _quantizer_neighbors(model: Model, node: Node) -> list[Node]:
 def _reads_only_dqs(model: Model, node: Node) -> bool:
     """Return whether all run-time inputs of a standard operator come from DQs."""
     tensors = [tensor for tensor in node.inputs if tensor and not model.is_constant(tensor)]
-    if not tensors or node.domain not in DOMAINS:
-        return False
-    return all(qdq.is_dq(model.producer(tensor)) for tensor in tensors)
+    return (
+        bool(tensors)
+        and node.domain in DOMAINS
+        and all(qdq.is_dq(model.producer(tensor)) for tensor in tensors)
+    )
 
 
 def _can_be_half(model: Model, node: Node) -> bool:

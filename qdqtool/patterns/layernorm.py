@@ -656,9 +656,11 @@ def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]
 
 
 def _combines_constants(model: Model, node: Node, operands: list[str]) -> bool:
-    if not operands or not _is(node, *_ARITHMETIC):
-        return False
-    return not any(is_run_time(model, tensor) for tensor in operands)
+    return (
+        bool(operands)
+        and _is(node, *_ARITHMETIC)
+        and not any(is_run_time(model, tensor) for tensor in operands)
+    )
 
 
 def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:

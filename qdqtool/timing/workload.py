@@ -207,11 +207,13 @@ class _WorkloadBuilder:
         return engine, mapped
 
     def _has_separate_activation(self, layer: EngineLayer, layer_work: LayerWork) -> bool:
-        if layer_work.kind not in work.COMPUTING or self.target.is_rtx:
-            return False
-        if layer_work.precision.is_float or not layer_work.written_as.is_float:
-            return False
-        return any(node.op in _SEPARATE_ACTIVATIONS for node in self._layer_nodes(layer))
+        return (
+            layer_work.kind in work.COMPUTING
+            and not self.target.is_rtx
+            and not layer_work.precision.is_float
+            and layer_work.written_as.is_float
+            and any(node.op in _SEPARATE_ACTIVATIONS for node in self._layer_nodes(layer))
+        )
 
     def _add_layout_changes(self, engine: list[tuple[EngineLayer, LayerWork]]) -> None:
         outside = [pair for pair in engine if self.regions.isdisjoint(pair[0].nodes)]
