@@ -60,7 +60,7 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
     for pair in recorded.all_of(simulation.InsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)
-    for pad in recorded.all_of(simulation.BehindPad):
+    for pad in recorded.all_of(simulation.PadBeforeConvolution):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
         if not outcome.int8_in_int8_out:

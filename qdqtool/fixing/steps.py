@@ -44,7 +44,7 @@ STEPS = (
     ),
     FixStep((faults.BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
     FixStep(
-        (faults.WeightsBehind, faults.MisreadConstant),
+        (faults.OperatorsOnWeights, faults.MisreadConstant),
         _EXACT,
         find=weights.find_computed_weights,
     ),
@@ -67,7 +67,7 @@ STEPS = (
     FixStep((faults.ScaleDead,), _ONE_BIT, find=quantizers.find_dead_scales),
     FixStep((simulation.InsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
     FixStep((simulation.ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_on_convolution_side),
-    FixStep((simulation.BehindPad,), _EXACT, find=pairs.find_pairs_after_pads),
+    FixStep((simulation.PadBeforeConvolution,), _EXACT, find=pairs.find_pairs_after_pads),
     FixStep(
         (
             simulation.ResidualFloat,

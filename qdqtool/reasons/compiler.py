@@ -1,4 +1,4 @@
-"""Reasons of TensorRT-RTX: integers lost before a convolution, and faults that end a build.
+"""Reasons of TensorRT-RTX: integers lost before a convolution, and build faults.
 
 Quotations in the messages are error texts of the compiler.
 """

@@ -140,7 +140,10 @@ class ScaleHalf(Refusal):
     scale: Scale
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} has float16 scales ({format_scale(self.scale)}), which TensorRT 8 reads as float32."
+        return (
+            f"{self.node} has float16 scales ({format_scale(self.scale)}), which TensorRT 8 reads "
+            f"as float32."
+        )
 
 
 class ScaleNotPositive(Refusal):
@@ -250,7 +253,10 @@ class ScaleRank(Refusal):
     blocked: bool
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} has {'blocked ' if self.blocked else ''}scales of shape {list(self.shape)}; TensorRT requires a scalar or a vector."
+        return (
+            f"{self.node} has {'blocked ' if self.blocked else ''}scales of shape "
+            f"{list(self.shape)}; TensorRT requires a scalar or a vector."
+        )
 
 
 class ScaleCount(Refusal):
@@ -293,7 +299,7 @@ class AxisOpset(Refusal):
 # Weights and biases ---------------------------------------------------------------------------
 
 
-class WeightsBehind(Refusal):
+class OperatorsOnWeights(Refusal):
     """Operators are between a constant and its first quantizer.
 
     Attributes:
@@ -339,7 +345,10 @@ class WeightsStored(Refusal):
     weight: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.convolution}: weights '{self.weight}' are stored as integers, with only {self.node}."
+        return (
+            f"{self.convolution}: weights '{self.weight}' are stored as integers, with only "
+            f"{self.node}."
+        )
 
 
 @record
@@ -461,7 +470,10 @@ class QuantizedStream(Refusal):
     norm: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} adds to the residual stream that {self.norm} normalizes, and reads it through {list_names(self.pairs)}."
+        return (
+            f"{self.node} adds to the residual stream that {self.norm} normalizes, and reads it "
+            f"through {list_names(self.pairs)}."
+        )
 
 
 class WeightScalesCause(StrEnum):
@@ -535,7 +547,10 @@ class WeightScales(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> Message:
         why, fix = _WEIGHT_SCALE_ADVICE[self.cause]
-        shares = f"{self.clipped:.0%} of the channels are clipped, {self.wasted:.0%} use a quarter of the steps or less"
+        shares = (
+            f"{self.clipped:.0%} of the channels are clipped, {self.wasted:.0%} use a quarter of "
+            f"the steps or less"
+        )
         off = f"{self.worst:.3g} {'times' if self.worst >= 1 else 'of'} the range of its scale"
         return (
             f"the scales of the weights do not fit the weights in {len(self.layers)} of "
@@ -612,7 +627,10 @@ class BiasQuantized(Refusal):
     precision: Precision
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{f'{self.convolution}: its bias' if self.convolution else 'a bias'} is {str(self.precision).lower()} and goes through {self.node}."
+        return (
+            f"{f'{self.convolution}: its bias' if self.convolution else 'a bias'} is "
+            f"{str(self.precision).lower()} and goes through {self.node}."
+        )
 
 
 class ProductOfActivations(Refusal):
@@ -771,7 +789,10 @@ class FusedByMyelin(Refusal):
             f"{self.softmaxes} Softmax" if self.softmaxes else "",
             format_count(self.norms, "normalization") if self.norms else "",
         ]
-        where = f"{self.nodes} nodes from {self.node} to {self.last}, with {', '.join(p for p in parts if p)}"
+        where = (
+            f"{self.nodes} nodes from {self.node} to {self.last}, with "
+            f"{', '.join(p for p in parts if p)}"
+        )
         if self.possible:
             return (
                 f"Myelin may compile {where}: up to {self.possible} of the conversions counted "
@@ -804,7 +825,10 @@ class Convolution3D(Refusal):
     rules = (FindingRule("CONV3D-INT8"),)
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a quantized 3D convolution: builds with these failed on 8.2.2 and 8.2.5."
+        return (
+            f"{self.node} is a quantized 3D convolution: builds with these failed on 8.2.2 and "
+            f"8.2.5."
+        )
 
 
 class LargeKernel(Refusal):
@@ -815,7 +839,10 @@ class LargeKernel(Refusal):
     kernel: tuple[int, ...]
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 kernel failed on 8.6."
+        return (
+            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 "
+            f"kernel failed on 8.6."
+        )
 
     def skip_reason(self) -> str:
         return f"kernel {'x'.join(map(str, self.kernel))}{_FAILED_BUILDS}"
@@ -854,7 +881,10 @@ class ChannelNumbers(Refusal):
         text = f"{self.node} has {self.inputs} input and {self.outputs} output channels"
         if self.small:
             return f"{text}."
-        return f"{text}; {list_names(map(str, self.odd))} {'is' if len(set(self.odd)) == 1 else 'are'} not a multiple of 16."
+        return (
+            f"{text}; {list_names(map(str, self.odd))} "
+            f"{'is' if len(set(self.odd)) == 1 else 'are'} not a multiple of 16."
+        )
 
 
 class DepthwiseSilu(Refusal):
@@ -869,7 +899,10 @@ class DepthwiseSilu(Refusal):
     last: bool = False
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a depthwise convolution with SiLU{' at the end of the network' if self.last else ''}."
+        return (
+            f"{self.node} is a depthwise convolution with "
+            f"SiLU{' at the end of the network' if self.last else ''}."
+        )
 
     def skip_reason(self) -> str:
         return f"depthwise convolution with SiLU{_FAILED_BUILDS}"
@@ -936,7 +969,10 @@ class DecomposedNorm(Refusal):
                 "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
                 "squares.",
             )
-        text = f"{self.node} squares values in a decomposed normalization: in FP16 the square of 256 is already infinite."
+        text = (
+            f"{self.node} squares values in a decomposed normalization: in FP16 the square of 256 "
+            f"is already infinite."
+        )
         if self.exact:
             raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
             return (

@@ -1,4 +1,4 @@
-"""Reasons that the simulator records: a pass did not fire at a node, or a conversion remains.
+"""Reasons of the simulator: a pass did not fire at a node, or a conversion remains.
 
 Findings are built from these records alone, so they show the values that the simulator used.
 """
@@ -382,7 +382,10 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a quantized 3D ConvTranspose: INT8 is predicted only if an activation and a Q follow it."
+        return (
+            f"{self.node} is a quantized 3D ConvTranspose: INT8 is predicted only if an activation "
+            f"and a Q follow it."
+        )
 
 
 class ActivationPerChannel(Refusal, reason="activation-per-channel"):
@@ -484,7 +487,10 @@ class WeightsShared(Refusal, reason="weights-shared"):
     more: int = 0
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"weights '{self.weight}' are shared by {list_names(self.convolutions, more=self.more)}; TensorRT folds them into one."
+        return (
+            f"weights '{self.weight}' are shared by "
+            f"{list_names(self.convolutions, more=self.more)}; TensorRT folds them into one."
+        )
 
 
 # Outputs --------------------------------------------------------------------------------------
@@ -538,7 +544,10 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
             )
         if quantized:
             past = list_names(format_step(s) for s in quantized[0].path)
-            return f"{_writes(self)}: {quantized[0].node} remains after {past or 'it'} and cannot move up."
+            return (
+                f"{_writes(self)}: {quantized[0].node} remains after {past or 'it'} and cannot "
+                f"move up."
+            )
         clause = describe_consumers(self.consumers)
         if finding.code == "SILU-NO-Q-AFTER":
             return f"{_writes(self)} after SiLU: {clause}."
@@ -663,7 +672,10 @@ class ResidualFloat(Refusal, reason="residual-float"):
         fix = _skip_fix(self.add, f"'{self.tensor}'", self.quantizers)
         others = [x for x in self.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
         if others:  # a quantized skip alone would then only add a DQ that remains (resnet18-a100-qat-residual, last block)
-            fix += f" This helps only if the result of {self.add} is quantized as well: {describe_consumers(others)}."
+            fix += (
+                f" This helps only if the result of {self.add} is quantized as well: "
+                f"{describe_consumers(others)}."
+            )
         return f"{_writes(self)} because {how}.", fix
 
 
@@ -800,7 +812,7 @@ class InsideActivation(Refusal, reason="inside-activation"):
 # Pads -----------------------------------------------------------------------------------------
 
 
-class BehindPad(Refusal, reason="behind-pad"):
+class PadBeforeConvolution(Refusal, reason="behind-pad"):
     """A Q/DQ pair is between a Pad of zeros and its convolution.
 
     The Pad becomes a separate layer in INT8.
@@ -931,7 +943,10 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
                 else "no QuantizeLinear is after it"
             )
             return f"{self.node} runs in float: {self.origin.node} is before it, but {why}."
-        return f"{self.node} runs in float: {list_names(consumer_names(quantizers_after))} is after it, but no DequantizeLinear is before it."
+        return (
+            f"{self.node} runs in float: {list_names(consumer_names(quantizers_after))} is after "
+            f"it, but no DequantizeLinear is before it."
+        )
 
 
 class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
@@ -1043,13 +1058,19 @@ class RemainingConversion(Refusal, reason="stays"):
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         scale = format_scale(self.scale)
         if finding.code == "INPUT-CONVERSION":
-            return f"{self.name} converts the network's input '{self.origin.tensor}' to {self.precision} (scale {scale})."
+            return (
+                f"{self.name} converts the network's input '{self.origin.tensor}' to "
+                f"{self.precision} (scale {scale})."
+            )
         assumed = (
             " This is assumed: if the attention becomes one kernel, the conversion is part of it."
             if self.attention
             else ""
         )
-        return f"{self.name} (scale {scale}) remains as a conversion: {_describe_remaining(cause, self)}.{assumed}"
+        return (
+            f"{self.name} (scale {scale}) remains as a conversion: "
+            f"{_describe_remaining(cause, self)}.{assumed}"
+        )
 
 
 class ScalesAround(RemainingConversion):
@@ -1081,7 +1102,10 @@ class ScalesAround(RemainingConversion):
             )
         before, scale = format_scale(self.first_scale), format_scale(self.scale)
         if finding.code == "DOUBLE-QDQ":
-            return f"scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted to INT8."
+            return (
+                f"scales {before} ({self.pair}) and {scale} ({self.node}): INT8 is converted to "
+                f"INT8."
+            )
         own = quantizers_with_own(self)
         if finding.code == "CONCAT-SCALE" and (
             cause.also or len({q.scale for q in own if q.scale is not None}) > 1

@@ -87,8 +87,14 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
         return f"its consumers come after {more} and were not analyzed"
     floats = list(dict.fromkeys(consumer_names(float_consumers(consumers))))
     if not floats:
-        return f"{list_names(consumer_names(consumers))} quantizes{it}{describe_unread_consumers(consumers)}"
-    return f"{list_names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float{describe_unread_consumers(consumers)}"
+        return (
+            f"{list_names(consumer_names(consumers))} "
+            f"quantizes{it}{describe_unread_consumers(consumers)}"
+        )
+    return (
+        f"{list_names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as "
+        f"float{describe_unread_consumers(consumers)}"
+    )
 
 
 def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:

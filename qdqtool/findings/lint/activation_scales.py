@@ -147,7 +147,7 @@ def check_gains(view: View, report: FindingReport, judged: Collection[str] = ())
 
 
 def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """Return the last-axis normalization's output of which a tensor is a moved or rounded copy.
+    """Return the last-axis normalization output that a tensor is a moved or rounded copy of.
 
     Empty if the tensor has another origin.
     """

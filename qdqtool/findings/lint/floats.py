@@ -1,4 +1,4 @@
-"""Check the float remainder of a Q/DQ model for values that FP16 cannot hold, and for FP32."""
+"""Check the float remainder of a Q/DQ model: values outside FP16, and FP32 layers."""
 
 from collections import Counter
 

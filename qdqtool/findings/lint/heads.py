@@ -137,7 +137,7 @@ def _find_head_concat(view: View, q: Node) -> Node | None:
     return node if node is not None and node.op == "Concat" else None
 
 
-# Transformers --------------------------------------------------------------------------------------------------------
+# Transformers -------------------------------------------------------------------------------------
 
 
 def check_residual_streams(view: View, report: FindingReport) -> None:

@@ -150,7 +150,7 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
         report.add(large, convolutions=[conv.name])
 
 
-# Forms that placement leaves float where builds failed on them --------------------------------------------------------
+# Forms that placement leaves float where builds failed on them ------------------------------------
 
 
 def find_large_kernel(
@@ -182,7 +182,7 @@ def find_depthwise_faults(
         yield faults.DepthwiseAdd(pass_name, conv.name, consumers[0].name)
 
 
-# Shapes of convolutions -----------------------------------------------------------------------------------------------
+# Shapes of convolutions ---------------------------------------------------------------------------
 
 
 def check_shapes(view: View, report: FindingReport, outcomes: Mapping[str, ConvOutcome]) -> None:

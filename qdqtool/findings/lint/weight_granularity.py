@@ -1,7 +1,7 @@
 """Check for weights with one scale for all output channels.
 
-One scale costs channels with a small range bits. A channel whose largest weight is a quarter of the tensor's loses two bits. A scale for each output
-channel loses none and takes no more time.
+One scale costs channels with a small range bits. A channel whose largest weight is a quarter of
+the tensor's loses two bits. A scale for each output channel loses none and takes no more time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run(view: View, report: FindingReport) -> None:
 
 
 def find_scales_per_tensor(view: View, target: str) -> tuple[list[ChannelRanges], int]:
-    """Return the layers with one scale and different channels, and the number of layers checked."""
+    """Return the layers with one scale for different channels, and the number checked."""
     transposed = target_named(target).transposed_per_channel
     layers: list[ChannelRanges] = []
     count = values = 0

@@ -1,8 +1,8 @@
 """Compare the largest weight of each channel with 127 times its scale.
 
 A scale that is too small clips weights, one that is too large wastes steps. Training changes
-weights after their scales were set, and some calibrations clip the few largest weights of every channel.
-Therefore a finding needs a share of all channels, and in each of them a share of its weights. If
+weights after their scales were set, and some calibrations clip the few largest weights of every
+channel. Therefore a finding needs a share of all channels, and in each of them a share of its weights. If
 nearly all scales are exact, as quantizers write them, a single channel that is not exact is a
 finding, too. The same applies to a single layer that differs much if the other layers agree.
 """
@@ -70,8 +70,8 @@ class _LayerFit:
     Attributes:
         node: The layer.
         channels: Ratios of its weights.
-        other_axis_ratios: Ratios if the scales belonged to the other axis, empty unless that has as many
-            channels.
+        other_axis_ratios: Ratios if the scales belonged to the other axis, empty unless that has
+            as many channels.
         is_uniform: Whether each channel has a scale and all of them are equal.
     """
 

@@ -96,7 +96,7 @@ def _check_quantized_weights(
     if weights.before:
         steps = tuple(PathStep(n.name, n.op) for n in itertools.islice(weights.before, STEPS))
         further = len(weights.before) - len(steps)
-        fault = faults.WeightsBehind(
+        fault = faults.OperatorsOnWeights(
             CHECK, conv.name, steps, first.name, weights.q is None, further
         )
         report.add(fault, convolutions=convolutions)

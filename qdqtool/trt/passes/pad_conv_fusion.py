@@ -1,7 +1,7 @@
 """Fusion of padding into a convolution. TensorRT's name for this pass is unknown."""
 
 from qdqtool.ir.operators import ZERO_PAD
-from qdqtool.reasons.simulation import BehindPad
+from qdqtool.reasons.simulation import PadBeforeConvolution
 from qdqtool.trt.layers import node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
 
@@ -26,7 +26,7 @@ class PadConvFusion(Pass):
             if pad.passage is not ZERO_PAD:
                 continue
             if conv.int8 and not pad.dq_moved_past:
-                self.refuse(BehindPad(self.name, node_name(conv), node_name(pad)))
+                self.refuse(PadBeforeConvolution(self.name, node_name(conv), node_name(pad)))
                 continue
             conv.add_cases(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"
