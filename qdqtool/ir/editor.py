@@ -288,9 +288,9 @@ class Editor:
         return True
 
     def _can_remove(self, q: Node, dqs: list[Node]) -> bool:
-        if self.model.is_output(q.output):
-            return False
-        return not any(self.is_captured(dq.output) for dq in dqs)
+        return not self.model.is_output(q.output) and not any(
+            self.is_captured(dq.output) for dq in dqs
+        )
 
     def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
         """Return whether a tensor can take the place of the network output that DQs produce."""
