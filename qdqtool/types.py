@@ -183,9 +183,9 @@ class Precision(StrEnum):
 
     def agrees(self, other: Precision) -> bool:
         """Return whether a predicted type agrees with a built one; FLOAT agrees with any float."""
-        if self == other:
-            return True
-        return Precision.FLOAT in (self, other) and self.is_float and other.is_float
+        return self == other or (
+            Precision.FLOAT in (self, other) and self.is_float and other.is_float
+        )
 
 
 _WIDTH = {

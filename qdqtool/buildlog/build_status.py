@@ -144,9 +144,7 @@ def _mark_qdq(build: Build) -> None:
 
 def _is_optimizer_finished(build: Build) -> bool:
     """Return whether the log has the time of the optimizer, or later sections."""
-    if build.layers or build.placement or build.tactics.timed:
-        return True
-    return any(
+    return bool(build.layers or build.placement or build.tactics.timed) or any(
         name.startswith(("Graph construction", "Graph optimization")) for name in build.seconds
     )
 
@@ -230,11 +228,12 @@ def is_float_build(build: Build) -> bool:
 
 
 def _shows_quantizers(build: Build) -> bool:
-    if any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace):
-        return True
-    if any(node.op in _QUANTIZERS for node in build.parse.nodes):
-        return True
-    return any(
-        layer.origin == "QDQ" or any("uantize" in name for name in (layer.name, *layer.onnx_names))
-        for layer in build.layers
+    return (
+        any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace)
+        or any(node.op in _QUANTIZERS for node in build.parse.nodes)
+        or any(
+            layer.origin == "QDQ"
+            or any("uantize" in name for name in (layer.name, *layer.onnx_names))
+            for layer in build.layers
+        )
     )

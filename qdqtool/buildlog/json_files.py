@@ -294,9 +294,7 @@ def _is_profile(content: Any) -> bool:
     if not isinstance(content, list) or not content:
         return False
     first = content[0]
-    if isinstance(first, dict) and set(first) == {"count"}:
-        return True
-    return any(
+    return (isinstance(first, dict) and set(first) == {"count"}) or any(
         isinstance(row, dict) and ("timeMs" in row or "averageMs" in row) for row in content[:3]
     )
 

@@ -16,7 +16,7 @@ from qdqtool.types import Prediction
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
-    from qdqtool.formats.annotations import ModelCheck
+    from qdqtool.formats.annotations import ModelReview
     from qdqtool.ir.graph import Model
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.options import TimingOptions
@@ -131,7 +131,7 @@ def command(
         _check_capability(request.sm, release)
     from qdqtool.formats import annotations
 
-    results: list[ModelCheck] = []
+    results: list[ModelReview] = []
     for path in paths:
         try:
             prediction, time = _predict(path, release, request, assume=assume, way=way)
@@ -141,12 +141,12 @@ def command(
             if len(paths) == 1:
                 raise
             results.append(
-                annotations.ModelCheck(path, release.name, None, [as_options(str(error))])
+                annotations.ModelReview(path, release.name, None, [as_options(str(error))])
             )
             continue
         unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
         unmet += _unmet_gain(time, require_gain)
-        results.append(annotations.ModelCheck(path, release.name, prediction, unmet, time))
+        results.append(annotations.ModelReview(path, release.name, prediction, unmet, time))
     predictions = [result.prediction for result in results if result.prediction is not None]
     if len(predictions) == len(results):
         _require_matches(patterns, predictions)
@@ -249,7 +249,7 @@ def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target:
 
 
 def _render_text(
-    results: list[ModelCheck], target: Target, width: int, *, half: bool, **settings: Any
+    results: list[ModelReview], target: Target, width: int, *, half: bool, **settings: Any
 ) -> str:
     from qdqtool.formats.predict_text import format_build_command, has_int8, render
 
@@ -268,7 +268,7 @@ def _render_text(
     return "\n".join(texts)
 
 
-def _print_failures(results: list[ModelCheck]) -> int:
+def _print_failures(results: list[ModelReview]) -> int:
     """Print unmet requirements, then errors; return the exit code."""
     failures = [
         line if len(results) == 1 else f"{result.path}: {line}"

@@ -168,9 +168,9 @@ def _likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int])
 
 def _have_partners(ours: frozenset[int], theirs: frozenset[int], pairs: Mapping[int, int]) -> bool:
     """Return whether two sets of neighbors have a pair in common, or are both empty."""
-    if not ours and not theirs:
-        return True
-    return bool({pairs.get(i, i if i < 0 else None) for i in ours} & theirs)
+    return (not ours and not theirs) or bool(
+        {pairs.get(i, i if i < 0 else None) for i in ours} & theirs
+    )
 
 
 Colors = tuple[dict[int, int], dict[int, int]]

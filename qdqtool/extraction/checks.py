@@ -92,9 +92,11 @@ class BuildOutcome:
 
     def matches(self, other: BuildOutcome) -> bool:
         """Check whether this is the same fault."""
-        if self.status != other.status or self.message != other.message:
-            return False
-        return not other.differences or bool(self.differences & other.differences)
+        return (
+            self.status == other.status
+            and self.message == other.message
+            and (not other.differences or bool(self.differences & other.differences))
+        )
 
 
 class BuilderCheck:

@@ -305,9 +305,9 @@ def _report_requantization(recorded: RecordedReasons, conversion: RemainingConve
 
 
 def _joins_scales(recorded: RecordedReasons, join: str, conversion: RemainingConversion) -> bool:
-    if recorded.first(simulation.ConcatScales, join) is not None:
-        return True
-    return have_different_scales(quantizers_with_own(conversion))
+    return recorded.first(simulation.ConcatScales, join) is not None or have_different_scales(
+        quantizers_with_own(conversion)
+    )
 
 
 def _report_dequantization(recorded: RecordedReasons, conversion: RemainingConversion) -> None:

@@ -28,7 +28,7 @@ _ROWS = 50  # lines of a list in Markdown; a job's summary holds one MiB
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCheck:
+class ModelReview:
     """The result for one model.
 
     Attributes:
@@ -46,7 +46,7 @@ class ModelCheck:
     time: TimeEstimate | None = None
 
 
-def to_sarif(checks: Iterable[ModelCheck]) -> Json:
+def to_sarif(reviews: Iterable[ModelReview]) -> Json:
     """Return a SARIF log with one run for each model.
 
     Code hosts require a category for each run (``automationDetails``), and a line for each
@@ -54,23 +54,23 @@ def to_sarif(checks: Iterable[ModelCheck]) -> Json:
 
     Source: OASIS, Static Analysis Results Interchange Format 2.1.0.
     """
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(check) for check in checks]}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(review) for review in reviews]}
 
 
-def _run(check: ModelCheck) -> Json:
-    findings = check.prediction.findings if check.prediction else []
-    rules = [_rule(code, check.target) for code in dict.fromkeys(str(f.code) for f in findings)]
+def _run(review: ModelReview) -> Json:
+    findings = review.prediction.findings if review.prediction else []
+    rules = [_rule(code, review.target) for code in dict.fromkeys(str(f.code) for f in findings)]
     own, title = _REQUIREMENT, "A condition of --require, --require-gain or --fail-on is not met"
-    if check.prediction is None:
+    if review.prediction is None:
         own, title = _UNUSABLE, "The model cannot be predicted"
-    if check.unmet:
+    if review.unmet:
         level = {"level": "error"}
         description = {"text": title}
         rules.append({"id": own, "shortDescription": description, "defaultConfiguration": level})
     positions = {rule["id"]: position for position, rule in enumerate(rules)}
     results = [
         _result(
-            check.path,
+            review.path,
             positions,
             str(f.code),
             f.severity.word,
@@ -80,16 +80,16 @@ def _run(check: ModelCheck) -> Json:
         for f in findings
     ]
     results += [
-        _result(check.path, positions, own, "error", one_line(line), "") for line in check.unmet
+        _result(review.path, positions, own, "error", one_line(line), "") for line in review.unmet
     ]
     return {
         "tool": {"driver": {"name": "qdqtool", "version": TOOL_VERSION, "rules": rules}},
-        "automationDetails": {"id": f"qdqtool/{check.target}/{check.path}/"},
+        "automationDetails": {"id": f"qdqtool/{review.target}/{review.path}/"},
         "columnKind": "unicodeCodePoints",
         "results": results,
         "properties": {
-            "target": check.target,
-            "summary": check.prediction.summary() if check.prediction else None,
+            "target": review.target,
+            "summary": review.prediction.summary() if review.prediction else None,
         },
     }
 
@@ -137,30 +137,30 @@ def _result(
     }
 
 
-def to_markdown(checks: Iterable[ModelCheck]) -> str:
+def to_markdown(reviews: Iterable[ModelReview]) -> str:
     """Return a section for each model: verdict, unmet requirements, findings by code."""
-    return "\n".join(line for check in checks for line in _section(check))
+    return "\n".join(line for review in reviews for line in _section(review))
 
 
-def _section(check: ModelCheck) -> list[str]:
-    title = f"### {_escape_markdown(check.path)}"
-    if check.prediction is None:
-        problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in check.unmet]
+def _section(review: ModelReview) -> list[str]:
+    title = f"### {_escape_markdown(review.path)}"
+    if review.prediction is None:
+        problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in review.unmet]
         return [title, "", *problems, ""]
-    lines = [f"{title} on {check.target}", ""]
-    if check.time is not None:
-        gain = _escape_markdown(" ".join(decision(check.time)))
-        time = time_summary(check.time)
+    lines = [f"{title} on {review.target}", ""]
+    if review.time is not None:
+        gain = _escape_markdown(" ".join(decision(review.time)))
+        time = time_summary(review.time)
         lines += [f"**{gain}** {_escape_markdown(time[0].upper() + time[1:])}.", ""]
-    lines += [f"**{_escape_markdown(verdict(check.prediction))}**", ""]
-    for line in check.unmet:
+    lines += [f"**{_escape_markdown(verdict(review.prediction))}**", ""]
+    for line in review.unmet:
         lines += [f"❌ **Not met:** {_escape_markdown(one_line(line))}", ""]
-    for remark in remarks(check.prediction):
+    for remark in remarks(review.prediction):
         lines += [_escape_markdown(remark), ""]
-    if not check.prediction.findings:
+    if not review.prediction.findings:
         return [*lines, "No findings.", ""]
-    lines += _finding_table(check.prediction.findings)
-    names = [c.name for c in check.prediction.convolutions if not c.is_int8]
+    lines += _finding_table(review.prediction.findings)
+    names = [c.name for c in review.prediction.convolutions if not c.is_int8]
     if names:
         rows = [f"* {_cell(name)}" for name in names[:_ROWS]]
         if len(names) > _ROWS:

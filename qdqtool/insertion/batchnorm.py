@@ -69,9 +69,11 @@ def fold_leading_batch_normalization(model: Model) -> int:
 
 
 def _is_inference_norm(node: Node) -> bool:
-    if operator_of(node).kind != LayerKind.SCALE or node.integer("training_mode", 0):
-        return False
-    return not any(node.outputs[1:])
+    return (
+        operator_of(node).kind == LayerKind.SCALE
+        and not node.integer("training_mode", 0)
+        and not any(node.outputs[1:])
+    )
 
 
 def _can_fold(model: Model, conv: Node, norm: Node) -> bool:
@@ -173,9 +175,11 @@ def _fold_input_map(
 
 def _has_padding(conv: Node) -> bool:
     pads = conv.attributes.get("pads", [])
-    if not isinstance(pads, list) or any(pads):
-        return True
-    return conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    return (
+        not isinstance(pads, list)
+        or any(pads)
+        or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    )
 
 
 def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:

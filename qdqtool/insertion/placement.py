@@ -220,9 +220,9 @@ def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
 def is_average_pooling(model: Model, node: Node) -> bool:
     """Return whether a node is an average pooling, or a reduction that becomes one."""
     operator = operator_of(node)
-    if not operator.averages:
-        return False
-    return operator.kind == LayerKind.POOLING or pooling_type(model, node) is not None
+    return operator.averages and (
+        operator.kind == LayerKind.POOLING or pooling_type(model, node) is not None
+    )
 
 
 def can_be_quantized(model: Model, node: Node) -> bool:

@@ -51,9 +51,11 @@ def largest_values(
 
 
 def _is_float_variable(model: Model, tensor: str) -> bool:
-    if model.elem_type(tensor) != TensorProto.FLOAT or model.is_constant(tensor):
-        return False
-    return 0 not in (model.shape(tensor) or ())
+    return (
+        model.elem_type(tensor) == TensorProto.FLOAT
+        and not model.is_constant(tensor)
+        and 0 not in (model.shape(tensor) or ())
+    )
 
 
 def channel_maxima(

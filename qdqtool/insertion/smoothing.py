@@ -393,9 +393,11 @@ class _ScaleRegion:
         parameters = [p for p in (1, 2) if node.input(p)]
         names = [skip_identities(self.model, node.input(p)) for p in parameters]
         shapes = {self.model.constant_shape(name) for name in names}
-        if places.ndim != 1 or shapes != {places.shape}:
-            return False
-        return self._fold_into_producer(node, parameters, places, -1)
+        return (
+            places.ndim == 1
+            and shapes == {places.shape}
+            and self._fold_into_producer(node, parameters, places, -1)
+        )
 
     def _divide_input(self, node: Node, tensor: str, places: Places) -> bool:
         """Compensate for a divided input of a node, or divide its output, if that is possible."""
@@ -478,9 +480,9 @@ class _ScaleRegion:
         return True
 
     def _join_all(self, tensors: Iterable[str], places: Sequence[Places] | None) -> bool:
-        if places is None:
-            return False
-        return all(self._join(t, p) for t, p in zip(tensors, places, strict=False) if t)
+        return places is not None and all(
+            self._join(t, p) for t, p in zip(tensors, places, strict=False) if t
+        )
 
     def _join(self, tensor: str, places: Places) -> bool:
         """Add a tensor if a part of it is divided; return False if it has other places already."""

@@ -288,16 +288,19 @@ class Editor:
         return True
 
     def _can_remove(self, q: Node, dqs: list[Node]) -> bool:
-        if self.model.is_output(q.output):
-            return False
-        return not any(self.is_captured(dq.output) for dq in dqs)
+        return not self.model.is_output(q.output) and not any(
+            self.is_captured(dq.output) for dq in dqs
+        )
 
     def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
         """Return whether a tensor can take the place of the network output that DQs produce."""
         producer = self.model.producer(tensor)
-        if len(ends) > 1 or producer is None or self.model.is_output(tensor):
-            return False
-        return not self.is_removed(producer)
+        return (
+            len(ends) <= 1
+            and producer is not None
+            and not self.model.is_output(tensor)
+            and not self.is_removed(producer)
+        )
 
     def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
         """Rename a tensor to a network output, also for the consumers of its DQs."""

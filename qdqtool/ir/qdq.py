@@ -349,9 +349,13 @@ def _find_stored_constants(model: Model) -> set[str]:
 
 def _reads_values(node: Node) -> bool:
     """Return whether an operator of ONNX reads the values of a constant as numbers."""
-    if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS:
-        return False
-    return node.domain in STANDARD and onnx.defs.has(node.op)
+    return (
+        not is_qdq(node)
+        and node.op != "Shape"
+        and node.op not in INTEGER_OPERATORS
+        and node.domain in STANDARD
+        and onnx.defs.has(node.op)
+    )
 
 
 def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:

@@ -79,14 +79,19 @@ class _SizeConstants:
 
     def leaves_shape_open(self, tensor: str) -> bool:
         """Return whether a tensor's dimensions are unknown but depend on the sizes only."""
-        if tensor in self._sized_by_values or tensor in self.tensors:
-            return False
-        return None in (self.model.shape(tensor) or (None,))
+        return (
+            tensor not in self._sized_by_values
+            and tensor not in self.tensors
+            and None in (self.model.shape(tensor) or (None,))
+        )
 
     def _has_unknown_size(self, node: Node, inputs: list[str]) -> bool:
-        if node.domain not in STANDARD or node.captured or node.op in _SIZED_BY_VALUES:
-            return True
-        return not self._sized_by_values.isdisjoint(inputs)
+        return (
+            node.domain not in STANDARD
+            or bool(node.captured)
+            or node.op in _SIZED_BY_VALUES
+            or not self._sized_by_values.isdisjoint(inputs)
+        )
 
     def _has_constant_value(self, node: Node, inputs: list[str]) -> bool:
         if operator_of(node).kind == LayerKind.SHAPE:

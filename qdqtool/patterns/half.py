@@ -69,16 +69,16 @@ def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
 def _has_body_or_type(schema: onnx.defs.OpSchema) -> bool:
     """Return whether an operator has a graph or an output type as attribute."""
     kinds = {attribute.type for attribute in schema.attributes.values()}
-    if onnx.defs.OpSchema.AttrType.GRAPH in kinds:
-        return True
-    return not _TYPE_ATTRIBUTES.isdisjoint(schema.attributes)
+    return onnx.defs.OpSchema.AttrType.GRAPH in kinds or not _TYPE_ATTRIBUTES.isdisjoint(
+        schema.attributes
+    )
 
 
 def _is_always_float(kind: str, inputs: list[str], allowed: dict[str, set[str]]) -> bool:
     """Return whether an output may be float32 and does not follow the type of an input."""
-    if _FLOAT not in allowed.get(kind, {kind}):
-        return False
-    return kind not in inputs or _HALF not in allowed.get(kind, ())
+    return _FLOAT in allowed.get(kind, {kind}) and (
+        kind not in inputs or _HALF not in allowed.get(kind, ())
+    )
 
 
 def keeps_float32(model: Model, node: Node, position: int) -> bool:
@@ -188,9 +188,11 @@ def _quantizer_neighbors(model: Model, node: Node) -> list[Node]:
 def _reads_only_dqs(model: Model, node: Node) -> bool:
     """Return whether all run-time inputs of a standard operator come from DQs."""
     tensors = [tensor for tensor in node.inputs if tensor and not model.is_constant(tensor)]
-    if not tensors or node.domain not in DOMAINS:
-        return False
-    return all(qdq.is_dq(model.producer(tensor)) for tensor in tensors)
+    return (
+        bool(tensors)
+        and node.domain in DOMAINS
+        and all(qdq.is_dq(model.producer(tensor)) for tensor in tensors)
+    )
 
 
 def _can_be_half(model: Model, node: Node) -> bool:

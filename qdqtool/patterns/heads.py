@@ -352,11 +352,13 @@ def find_attentions(model: Model) -> list[Attention]:
 
 def is_computed_product(model: Model, node: Node | None) -> bool:
     """Return whether a node is a MatMul of two tensors computed at run time, past Q/DQ."""
-    if node is None or node.op != "MatMul":
-        return False
-    if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY or len(node.inputs) != 2:
-        return False
-    return not any(_comes_from_constant(model, tensor) for tensor in node.inputs)
+    return (
+        node is not None
+        and node.op == "MatMul"
+        and operator_of(node).kind == LayerKind.MATRIX_MULTIPLY
+        and len(node.inputs) == 2
+        and not any(_comes_from_constant(model, tensor) for tensor in node.inputs)
+    )
 
 
 def is_attention_probability(model: Model, tensor: str, *, quantized: bool = False) -> bool:
@@ -519,9 +521,9 @@ def _multiplies_few_columns(model: Model, node: Node) -> bool:
     if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY:
         return False
     shape = model.constant_shape(node.input(1))
-    if shape is None or len(shape) != 2:
-        return False
-    return shape[1 - (output_axis(node, 2) or 0)] <= _SIDES
+    return (
+        shape is not None and len(shape) == 2 and shape[1 - (output_axis(node, 2) or 0)] <= _SIDES
+    )
 
 
 def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
@@ -614,11 +616,12 @@ def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str,
 
 def _passes_first_input(node: Node, reduced: bool) -> bool:
     kind = operator_of(node).kind
-    if rearranges(node) or kind == LayerKind.SLICE:
-        return True
-    if node.op in _PICKS and node.domain in DOMAINS:
-        return True
-    return reduced and kind == LayerKind.REDUCE
+    return (
+        rearranges(node)
+        or kind == LayerKind.SLICE
+        or (node.op in _PICKS and node.domain in DOMAINS)
+        or (reduced and kind == LayerKind.REDUCE)
+    )
 
 
 def _distribution_logits(model: Model, node: Node) -> str:

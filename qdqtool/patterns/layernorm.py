@@ -397,9 +397,9 @@ def _fits(name: str, value: _Array | None, sizes: list[int]) -> bool:
     """Return whether a scale or bias is absent, has one element, or one for each position."""
     if not name or value is None:
         return not name
-    if value.size == 1:
-        return True
-    return value.size == math.prod(sizes) and list(value.shape[-len(sizes) :]) == sizes
+    return value.size == 1 or (
+        value.size == math.prod(sizes) and list(value.shape[-len(sizes) :]) == sizes
+    )
 
 
 def _input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
@@ -597,9 +597,11 @@ class _NormCandidate:
         """Return whether a product divides the input minus its mean by the root."""
         difference = self.differences[0]
         sources = {_skip_casts(self.model, node.input(0)) for node in (*means, difference)}
-        if sources != {self.input} or _find_subtracted_mean(self.model, difference) is None:
-            return False
-        return _divides_by_root(self.model, product, self.roots)
+        return (
+            sources == {self.input}
+            and _find_subtracted_mean(self.model, difference) is not None
+            and _divides_by_root(self.model, product, self.roots)
+        )
 
 
 def _factors_with_constant(model: Model, tensor: str) -> list[str]:
@@ -654,9 +656,11 @@ def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]
 
 
 def _combines_constants(model: Model, node: Node, operands: list[str]) -> bool:
-    if not operands or not _is(node, *_ARITHMETIC):
-        return False
-    return not any(is_run_time(model, tensor) for tensor in operands)
+    return (
+        bool(operands)
+        and _is(node, *_ARITHMETIC)
+        and not any(is_run_time(model, tensor) for tensor in operands)
+    )
 
 
 def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:

@@ -107,9 +107,11 @@ def _is_used_outside(model: Model, tensor: str, nodes: set[int]) -> bool:
 
 
 def _is_function_of(model: Model, node: Node, tensors: dict[str, None]) -> bool:
-    if not is_pointwise(node) or len(node.outputs) != 1:
-        return False
-    return all(name in tensors for name in run_time_inputs(model, node))
+    return (
+        is_pointwise(node)
+        and len(node.outputs) == 1
+        and all(name in tensors for name in run_time_inputs(model, node))
+    )
 
 
 def is_bias(model: Model, node: Node) -> bool:

@@ -160,9 +160,9 @@ def is_safe(proto: onnx.ModelProto) -> bool:
         if _states_negative_size(proto, constants) or _can_produce_negative_size(nodes, constants):
             return False
     lengths = _vector_lengths(proto, constants)
-    if _makes_large_tensors(nodes, constants, lengths):
-        return False
-    return not _has_long_vectors(nodes, lengths, _largest_input(proto))
+    return not _makes_large_tensors(nodes, constants, lengths) and not _has_long_vectors(
+        nodes, lengths, _largest_input(proto)
+    )
 
 
 def _is_harmless(node: onnx.NodeProto) -> bool:

@@ -212,9 +212,11 @@ def _select_quantizers(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Qu
 
 
 def _is_distributed() -> bool:
-    if not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return bool(distributed.get_world_size() > 1)
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and bool(distributed.get_world_size() > 1)
+    )
 
 
 def _collect_together(collect: Callable[[], DataStatistics]) -> DataStatistics:

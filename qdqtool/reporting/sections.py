@@ -163,7 +163,7 @@ def _read_tuning_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
     """Check that most of the nodes in a result are in the model."""
-    sites = [_as_object(site) for site in _as_list(result.get("sites"))]
+    sites = _as_objects(result.get("sites"))
     names = {str(node) for site in sites for node in _as_list(site.get("nodes"))}
     common = sum(node.name in names for node in model.nodes)
     if 2 * common < len(names):
@@ -178,19 +178,16 @@ def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
 
 def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     metric, goal = _as_object(result.get("metric")), _as_object(result.get("goal"))
-    front = [_as_object(p) for p in _as_list(result["front"])][:MAX_POINTS]
+    front = _as_objects(result["front"])[:MAX_POINTS]
     if not front:
         raise ValueError("its front is empty")
-    others = [_as_object(p) for p in _as_list(result.get("others"))][:MAX_POINTS]
+    others = _as_objects(result.get("others"))[:MAX_POINTS]
     judged = [p for p in others if p.get("metric") is not None]
     unjudged = len(others) - len(judged)
     is_timed_front = all(_as_optional_number(p.get("ms")) is not None for p in front)
     has_costs = all(_as_optional_number(p.get("cost")) is not None for p in front)
-    points = [
-        _parse_point(p, on_front, is_timed_front, has_costs)
-        for on_front, listed in ((True, front), (False, judged))
-        for p in listed
-    ]
+    points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
+    points += [_parse_point(p, False, is_timed_front, has_costs) for p in judged]
     _mark_chosen(_as_object(result.get("chosen")), front, points)
     float_metric = _as_optional_number(metric.get("float"))
     keep = _as_optional_number(goal.get("keep"))
@@ -207,7 +204,7 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
         keep=keep * float_metric if keep is not None and float_metric is not None else None,
         budget=_as_optional_number(goal.get("budget_ms")),
         reached=goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
-        sites=[_format_site(_as_object(s)) for s in _as_list(result.get("sites"))[:MAX_SITES]],
+        sites=[_format_site(site) for site in _as_objects(result.get("sites"))[:MAX_SITES]],
         notes=texts,
     )
 
@@ -276,6 +273,10 @@ def _format_site(site: dict[str, Any]) -> list[str]:
 
 def _as_object(value: Any) -> dict[str, Any]:
     return _as_container(dict, value, "an object")
+
+
+def _as_objects(value: Any) -> list[dict[str, Any]]:
+    return [_as_object(item) for item in _as_list(value)]
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -629,38 +630,37 @@ def collect_scale_groups(
     quantizers: dict[str, list[Node]] = defaultdict(list)
     for q in view.activation_qs:
         quantizers[q.input(0)].append(q)
-    float_model = None
-    if before is not None and not any(is_qdq(n) for n in before.model.nodes):
-        float_model = before.model
-    groups = (
-        _group_equal_scales(view, quantizers)
-        if float_model is None
-        else _group_tied_scales(float_model, quantizers)
-    )
+    has_float_model = before is not None and not any(map(is_qdq, before.model.nodes))
+    if before is not None and has_float_model:
+        groups = _group_tied_scales(before.model, quantizers)
+    else:
+        groups = _group_equal_scales(view, quantizers)
     entries = []
     for tensors in groups:
         nodes = [q for tensor in tensors for q in quantizers[tensor]]
-        params = [view.params(q) for q in nodes]
-        scale = params[0].scale
-        channels = 0 if scale is None else int(scale.size)
-        equal = all(params[0].same_as(other) for other in params[1:])
+        entry = _describe_scale_group(collector, nodes)
         if len(tensors) == 1:
-            tied = "alone"
-        elif float_model is None:
-            tied = "equal scales"
-        else:
-            tied = "tied, one scale" if equal else "tied, but scales differ"
-        entries.append(
-            data.ScaleGroupEntry(
-                scale=float(scale[0]) if scale is not None and channels == 1 and equal else None,
-                tensors=[display_name(t) for t in tensors],
-                nodes=collector.find_nodes(q.name for q in nodes),
-                quantizers=len(nodes),
-                tied=tied,
-                channels=channels,
-            )
-        )
+            entry.tied = "alone"
+        elif not has_float_model:
+            entry.tied = "equal scales"
+        entries.append(entry)
     return sorted(entries, key=lambda entry: -len(entry.tensors))
+
+
+def _describe_scale_group(collector: ModelCollector, nodes: list[Node]) -> data.ScaleGroupEntry:
+    """Return the group of some quantizers, which are tied."""
+    params = [collector.subject.view.params(q) for q in nodes]
+    scale = params[0].scale
+    channels = 0 if scale is None else int(scale.size)
+    is_equal = all(params[0].same_as(other) for other in params[1:])
+    return data.ScaleGroupEntry(
+        scale=float(scale[0]) if scale is not None and channels == 1 and is_equal else None,
+        tensors=[display_name(t) for t in dict.fromkeys(q.input(0) for q in nodes)],
+        nodes=collector.find_nodes(q.name for q in nodes),
+        quantizers=len(nodes),
+        tied="tied, one scale" if is_equal else "tied, but scales differ",
+        channels=channels,
+    )
 
 
 def _group_equal_scales(view: View, quantizers: dict[str, list[Node]]) -> list[list[str]]:

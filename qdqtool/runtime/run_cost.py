@@ -98,6 +98,24 @@ def activation_bytes(model: Model, tensor: str) -> int:
     return int(width) * _count(shape)
 
 
+def check_loops(model: Model) -> None:
+    """Refuse a model with a loop whose trip count makes one run take days.
+
+    Raises:
+        ModelError: A loop takes more than `limits.LOOP_WORK`.
+    """
+    constants = ConstantEvaluator(model)
+    for node in model.nodes:
+        if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
+            raise ModelError(
+                f"node '{node.name}' ({node.op}) turns so often that one run would take days; "
+                "check its trip count, or cut it off",
+                model.path or "model",
+                code="endless-loop",
+                node=node.name,
+            )
+
+
 def _count(shape: Iterable[int | None] | None) -> int:
     """Return the number of elements; an open dimension counts as 1, an unknown shape nothing."""
     return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)

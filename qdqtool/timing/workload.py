@@ -207,11 +207,13 @@ class _WorkloadBuilder:
         return engine, mapped
 
     def _has_separate_activation(self, layer: EngineLayer, layer_work: LayerWork) -> bool:
-        if layer_work.kind not in work.COMPUTING or self.target.is_rtx:
-            return False
-        if layer_work.precision.is_float or not layer_work.written_as.is_float:
-            return False
-        return any(node.op in _SEPARATE_ACTIVATIONS for node in self._layer_nodes(layer))
+        return (
+            layer_work.kind in work.COMPUTING
+            and not self.target.is_rtx
+            and not layer_work.precision.is_float
+            and layer_work.written_as.is_float
+            and any(node.op in _SEPARATE_ACTIVATIONS for node in self._layer_nodes(layer))
+        )
 
     def _add_layout_changes(self, engine: list[tuple[EngineLayer, LayerWork]]) -> None:
         outside = [pair for pair in engine if self.regions.isdisjoint(pair[0].nodes)]
@@ -253,9 +255,9 @@ class _WorkloadBuilder:
     def _is_summed(self, layer: EngineLayer) -> bool:
         """Whether an Add is the only consumer: activation and sum are one kernel."""
         consumers = [c for edge in layer.outputs for c in self.consumers[edge.tensor]]
-        if len(consumers) != 1:
-            return False
-        return any(node.op in ("Add", "Sum") for node in self._layer_nodes(consumers[0]))
+        return len(consumers) == 1 and any(
+            node.op in ("Add", "Sum") for node in self._layer_nodes(consumers[0])
+        )
 
     def _fuse_conversions(self, mapped: set[str]) -> None:
         """Fuse conversions into adjacent kernels that map or copy values.
@@ -533,9 +535,10 @@ class _WorkloadBuilder:
 
     def _runs(self, node: Node) -> bool:
         """Whether a node computes something in each run of the network."""
-        if all(self._is_fixed(tensor) for tensor in node.inputs if tensor):
-            return False
-        return self._count_elements(node.output) != 0
+        return (
+            not all(self._is_fixed(tensor) for tensor in node.inputs if tensor)
+            and self._count_elements(node.output) != 0
+        )
 
     def _is_fixed(self, tensor: str) -> bool:
         """Whether a tensor is computed before the network runs: from constants and shapes."""

@@ -201,12 +201,14 @@ class Importer:
 
     def _computes_on_shapes(self, node: Node) -> bool:
         """Return whether all inputs are shape arithmetic or constants, at least one the former."""
-        if node.captured or self._shape_tensors.isdisjoint(node.inputs):
-            return False
-        return all(
-            name in self._shape_tensors or self.model.is_constant(name)
-            for name in node.inputs
-            if name
+        return (
+            not node.captured
+            and not self._shape_tensors.isdisjoint(node.inputs)
+            and all(
+                name in self._shape_tensors or self.model.is_constant(name)
+                for name in node.inputs
+                if name
+            )
         )
 
     def _import_other(self, node: Node) -> None:

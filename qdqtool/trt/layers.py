@@ -509,9 +509,11 @@ def can_absorb(q: Layer | None) -> bool:
 
     It can if there is one scale, which is known when the engine is built.
     """
-    if q is None or q.has_computed_scale:
-        return False
-    return q.quant is None or not q.quant.is_per_channel
+    return (
+        q is not None
+        and not q.has_computed_scale
+        and (q.quant is None or not q.quant.is_per_channel)
+    )
 
 
 def weights_position(layer: Layer) -> int | None:

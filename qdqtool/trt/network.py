@@ -363,7 +363,7 @@ def is_seen_on(case: Case, target: Target) -> bool:
 
     Major versions after 10 count as their own.
     """
-    return target.version[0] in _major_versions(case)
+    return target.major_version in _major_versions(case)
 
 
 @functools.cache
@@ -405,7 +405,7 @@ def describe_rules(cases: Iterable[Case], target: Target) -> str:
         return ""
     seen_on_target = sum(is_seen_on(c, target) for c in rules)
     seen = sum(c.evidence == Evidence.SEEN for c in rules)
-    parts = [f"{seen_on_target} seen on {target.version[0]}.x"]
+    parts = [f"{seen_on_target} seen on {target.major_version}.x"]
     if seen > seen_on_target:
         parts.append(f"{seen - seen_on_target} seen on other versions only")
     if len(rules) > seen:

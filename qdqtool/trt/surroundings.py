@@ -192,9 +192,9 @@ def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> TensorConsu
 def _has_scale(tensor: Tensor) -> bool:
     """Return whether a DQ directly produces a tensor, or a Q with one scale directly reads it."""
     dq = dq_before(tensor)
-    if dq is not None and not dq.path.ops:
-        return True
-    return any(_quantizes_directly(consumer) for consumer in tensor.consumers)
+    return (dq is not None and not dq.path.ops) or any(
+        _quantizes_directly(consumer) for consumer in tensor.consumers
+    )
 
 
 def _quantizes_directly(layer: Layer) -> bool:
@@ -280,9 +280,9 @@ def _can_pass_int8_on(layer: Layer) -> bool:
 
 def _can_be_int8_operand(tensor: Tensor) -> bool:
     """Return whether a sum can read a tensor in INT8, or be fused into its producer."""
-    if dq_before(tensor) is not None:
-        return True
-    return bool(tensor.producer_of_kind(*WEIGHTED) and tensor.single_consumer())
+    return dq_before(tensor) is not None or bool(
+        tensor.producer_of_kind(*WEIGHTED) and tensor.single_consumer()
+    )
 
 
 def _is_average(layer: Layer) -> bool:
@@ -405,9 +405,9 @@ def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrig
 
 def _has_one_origin(layer: Layer) -> bool:
     """Return whether a Q could pass a layer to its only data input."""
-    if layer.passage is None or layer.kind == LayerKind.CONCATENATION:
-        return False
-    return bool(layer.inputs)
+    return (
+        layer.passage is not None and layer.kind != LayerKind.CONCATENATION and bool(layer.inputs)
+    )
 
 
 # Layers with weights --------------------------------------------------------------------------
@@ -538,9 +538,11 @@ def _stops_dq(layer: Layer) -> bool:
     A DQ that is still before an operator that DQs pass remains there: it has other consumers, or a
     scale for each channel.
     """
-    if layer.passage is None or layer.kind == LayerKind.CONCATENATION:
-        return True
-    return dq_before(layer.data) is not None
+    return (
+        layer.passage is None
+        or layer.kind == LayerKind.CONCATENATION
+        or dq_before(layer.data) is not None
+    )
 
 
 def _output_float_type(dq: Layer) -> Precision:

@@ -109,6 +109,11 @@ class Target:
         return _trtexec_support(self.version)
 
     @property
+    def major_version(self) -> int:
+        """Major version of TensorRT."""
+        return self.version[0]
+
+    @property
     def display_name(self) -> str:
         """Name for users: the version that was requested, else its own name."""
         if not self.requested_version:

@@ -64,6 +64,7 @@ MINIMIZED_BYTES = 16 * GB  # models predicted then
 
 # Sessions of onnxruntime
 PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: processes that share the memory
+LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
 SESSION_BYTES = 768 * MB  # tensors that live at the same time in one run of `fix`
 SESSION_INPUT = 201_400_000  # one random input: 1x3x4096x4096
 SESSION_PROCESS = 768 * MB  # memory of the process in addition to tensors and weights

@@ -285,9 +285,11 @@ def check_not_empty(build: Build) -> None:
 
 def is_all_myelin(build: Build) -> bool:
     """Return whether the build is one Myelin block, so that it names no node."""
-    if not build.layers or build.trace:
-        return False
-    return all(layer.type == "Myelin" for layer in build.layers)
+    return (
+        bool(build.layers)
+        and not build.trace
+        and all(layer.type == "Myelin" for layer in build.layers)
+    )
 
 
 def compare_under_assumptions(

@@ -176,9 +176,7 @@ class PassLines:
 
     def shows_float(self, name: str) -> bool:
         """Return whether a node without a line is known to be float."""
-        if not self.complete:
-            return False
-        return not self._build.parse.nodes or name in self._names
+        return self.complete and (not self._build.parse.nodes or name in self._names)
 
 
 def _possible_names(layer: str) -> list[str]:

@@ -132,6 +132,6 @@ def _has_integer_operands(name: str, first_input: Precision) -> bool:
     before, cast, after = steps.rpartition("Cas")
     if not cast:
         return not first_input.is_float
-    if "Mul" in after:
-        return False
-    return before.endswith("Rou") or (not before and first_input == Precision.FP32)
+    return "Mul" not in after and (
+        before.endswith("Rou") or (not before and first_input == Precision.FP32)
+    )

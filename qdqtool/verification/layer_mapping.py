@@ -49,11 +49,11 @@ def is_auxiliary(layer: BuiltLayer) -> bool:
 
     These are layout reformats, constants, shape and host layers, and whole Myelin blocks.
     """
-    if layer.type in _AUXILIARY_TYPES:
-        return True
-    if layer.type == "Myelin" and layer.name.startswith("{ForeignNode"):
-        return True
-    return parse_layer_name(layer.name).kind in _AUXILIARY_NAMES
+    return (
+        layer.type in _AUXILIARY_TYPES
+        or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode"))
+        or parse_layer_name(layer.name).kind in _AUXILIARY_NAMES
+    )
 
 
 def is_multiplication_layer(layer: BuiltLayer) -> bool:

@@ -7,8 +7,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.runtime.run_cost import estimate_run_cost
+from qdqtool.errors import ModelError
+from qdqtool.ir.graph import Model
+from qdqtool.runtime.run_cost import check_loops, estimate_run_cost
 from qdqtool.util import limits
+from tests.errors import has
 
 KB = 1024  # bytes of one tensor 1x4x8x8
 
@@ -139,3 +142,10 @@ NESTED = """Loop (n, , v) <body = e (int64 j, bool p, float[4] u) => (bool q, fl
 def test_operations_count_the_turns_of_loops(model: onnx.ModelProto, inner_nodes: int) -> None:
     other = estimate_run_cost(model, {}).operations - inner_nodes * limits.INNER_NODE
     assert 0 <= other < 100
+
+
+def test_check_loops_refuses_endless_loops() -> None:
+    check_loops(Model(loop(1000)))
+    check_loops(Model(loop(2**62, "Less (i, n)")))
+    with pytest.raises(ModelError, check=has("endless-loop", node="y")):
+        check_loops(Model(loop(2**40)))

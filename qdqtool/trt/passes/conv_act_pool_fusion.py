@@ -54,6 +54,9 @@ def _is_stem(conv: Layer) -> bool:
 
 
 def _is_stem_pool(window: PoolingWindow | None) -> bool:
-    if window is None or window.type != "MAX":
-        return False
-    return window.kernel == (3, 3) and window.strides == (2, 2)
+    return (
+        window is not None
+        and window.type == "MAX"
+        and window.kernel == (3, 3)
+        and window.strides == (2, 2)
+    )

@@ -52,12 +52,15 @@ class MergeLayers(Pass):
 
 def _can_merge(conv: Layer) -> bool:
     fusion, weights = conv.fusion, conv.weights
-    if conv.residual is not None or len(conv.inputs) != 1:
-        return False
-    if fusion.has_pointwise or fusion.has_pooling or fusion.has_padding:
-        return False
     return (
-        weights.group == 1 and not weights.from_matmul and weights.auto_pad in ("NOTSET", "VALID")
+        conv.residual is None
+        and len(conv.inputs) == 1
+        and not fusion.has_pointwise
+        and not fusion.has_pooling
+        and not fusion.has_padding
+        and weights.group == 1
+        and not weights.from_matmul
+        and weights.auto_pad in ("NOTSET", "VALID")
     )
 
 

@@ -130,9 +130,11 @@ def _names(layer: Layer) -> list[str]:
 def _is_read_inside(quantizer: Layer, members: Collection[Layer]) -> bool:
     """Return whether only layers of the region read the output of a Q or DQ."""
     out = quantizer.out
-    if out.is_output or not out.consumers:
-        return False
-    return all(consumer in members for consumer in out.consumers)
+    return (
+        not out.is_output
+        and bool(out.consumers)
+        and all(consumer in members for consumer in out.consumers)
+    )
 
 
 def _multiplies(layer: Layer) -> bool:

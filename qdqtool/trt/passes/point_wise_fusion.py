@@ -229,9 +229,12 @@ def _is_residual_sum(layer: Layer) -> bool:
 def _is_before_quantized_residual(layer: Layer, consumer: Layer) -> bool:
     """Return whether a convolution's activation feeds an Add whose other input is quantized."""
     producers = {tensor.producer_of_kind(LayerKind.CONVOLUTION) for tensor in layer.inputs}
-    if len(producers) != 1 or None in producers or consumer.operation != "SUM":
-        return False
-    return any(dq_before(tensor) for tensor in consumer.inputs if tensor is not layer.out)
+    return (
+        len(producers) == 1
+        and None not in producers
+        and consumer.operation == "SUM"
+        and any(dq_before(tensor) for tensor in consumer.inputs if tensor is not layer.out)
+    )
 
 
 def _adds_other_tensor(layer: Layer, consumer: Layer) -> bool:
@@ -296,9 +299,9 @@ def _consumers_past_dq(q: Layer) -> list[Layer]:
 
 def _multiplies_by(layer: Layer, gates: list[Layer]) -> bool:
     """Return whether a layer multiplies by the output of one of the gates."""
-    if layer.operation != "PROD":
-        return False
-    return any(_producer_past_pair(tensor) in gates for tensor in layer.inputs)
+    return layer.operation == "PROD" and any(
+        _producer_past_pair(tensor) in gates for tensor in layer.inputs
+    )
 
 
 def _producer_past_pair(tensor: Tensor) -> Layer | None:

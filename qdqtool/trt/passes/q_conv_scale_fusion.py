@@ -63,6 +63,8 @@ class QConvScaleFusion(Pass):
 
 def _is_quantized(layer: Layer) -> bool:
     position = weights_position(layer)
-    if position is None or dq_before(layer.data) is None:
-        return False
-    return dq_before(layer.inputs[position]) is not None
+    return (
+        position is not None
+        and dq_before(layer.data) is not None
+        and dq_before(layer.inputs[position]) is not None
+    )

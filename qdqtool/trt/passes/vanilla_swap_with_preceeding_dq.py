@@ -126,9 +126,11 @@ class VanillaSwapWithPreceedingDQ(Pass):
 
 def _can_pass(op: Layer) -> bool:
     """Return whether a DQ can move down past an operator."""
-    if op.passage is None or op.kind == LayerKind.CONCATENATION:
-        return False
-    return op.kind != LayerKind.SHUFFLE or not op.shuffling.after_matmul
+    return (
+        op.passage is not None
+        and op.kind != LayerKind.CONCATENATION
+        and (op.kind != LayerKind.SHUFFLE or not op.shuffling.after_matmul)
+    )
 
 
 def _choose_case(dq: Layer, op: Layer) -> Case | None:

@@ -227,9 +227,12 @@ class ConstantTensors:
         if shape is not None and None not in shape:
             return True
         inputs = {tensor for tensor in node.inputs if tensor}
-        if not inputs or node.op in RANDOM or node.captured:
-            return False
-        return inputs <= constant_tensors
+        return (
+            bool(inputs)
+            and node.op not in RANDOM
+            and not node.captured
+            and inputs <= constant_tensors
+        )
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Return the shape of a constant; None if unknown."""
