@@ -272,7 +272,8 @@ class FindingRule(NamedTuple):
 
     Attributes:
         code: The code.
-        when: Condition on the reason; None if the rule always applies. The first rule that applies counts.
+        when: Condition on the reason; None if the rule always applies. The first rule that applies
+            counts.
         is_attempted: Whether ``fix`` tries to change it.
         is_promised: Whether findings say that ``fix`` can change it. Otherwise ``fix`` keeps a
             change only if the simulation shows a gain.
@@ -596,7 +597,8 @@ class Prediction:
             Myelin optimization``).
         assumptions: Choices of TensorRT that the prediction cannot know.
         regions: Layers that Myelin compiles on TensorRT 10 and later, with their Q and DQ, which
-            do not count as conversions; on TensorRT 8 the attention and normalizations that it may compile.
+            do not count as conversions; on TensorRT 8 the attention and normalizations that it may
+            compile.
         float_products: Matrix products that ``convolutions`` does not list: of two computed tensors
             without Q/DQ, and those that an Einsum computes in float.
         compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those

@@ -241,7 +241,7 @@ class ProfileRow:
 
     @property
     def ms(self) -> float:
-        """Median, which one slow execution does not change; the average if the median is missing."""
+        """Median, which one slow execution does not change; the average without a median."""
         return self.median_ms or self.average_ms
 
 

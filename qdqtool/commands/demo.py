@@ -41,7 +41,7 @@ def command(output: str, size: int, images: int, activation: str, target: str | 
 
     The model has YOLOv8n's layers and random weights: it detects nothing, yet it quantizes like a
     real one.
-    """
+    """  # noqa: E501  (the summary is the help text)
     forbid_dash(output, "-o")
     release = options.choose_target(target)
     from qdqtool.demo.steps import run_demo

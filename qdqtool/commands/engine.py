@@ -54,7 +54,7 @@ def command(
     """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
 
     Exit codes: 0 done, 2 bad input.
-    """
+    """  # noqa: E501  (the summary is the help text)
     from qdqtool.util.files import reserve_output
 
     for path, option in ((dot, "--dot"), (svg, "--svg")):

@@ -23,7 +23,7 @@ def command(
     The cause, TensorRT's behavior, how to see it in a log, the fix, and on which versions it is
     known to hold. For a line of a log, a pass or one of its cases: the meaning of the line, the
     builds that show it, the rule and its test.
-    """
+    """  # noqa: E501  (the summary is the help text)
     from qdqtool.findings import codes
     from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.log_text import (

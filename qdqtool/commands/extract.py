@@ -96,7 +96,7 @@ def command(
     then is written.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
-    """
+    """  # noqa: E501  (the summary is the help text)
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import read_verification
     from qdqtool.formats.output import use_option_names

@@ -28,7 +28,7 @@ def command(
     A log may be compressed (gzip, xz) or come from standard input (-), and may be cut off.
 
     Exit codes: 0 done, 2 bad input.
-    """
+    """  # noqa: E501  (the summary is the help text)
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import find_pass_lines, summarize
     from qdqtool.errors import BuildLogError

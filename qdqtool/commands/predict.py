@@ -110,7 +110,7 @@ def command(
 
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of
     several models, the others are predicted).
-    """
+    """  # noqa: E501  (the summary is the help text)
     paths = list(dict.fromkeys(model))
     patterns = [_compile_pattern(text) for text in required]
     codes = [_find_code(text) for text in fail_on]
@@ -118,17 +118,12 @@ def command(
     from qdqtool.formats.output import as_options, emit, to_json
     from qdqtool.prediction import check_activations
     from qdqtool.timing.options import TimingOptions
-    from qdqtool.util.files import record_input, reserve_output
 
     release = options.choose_target(target, strongly_typed)
     request = TimingOptions(**timing)
     _check_options(request, require_gain, answer.form, len(paths))
-    reserve_output(request.save_calibration, "--save-calibration")
-    if request.calibrate is not None:
-        record_input(request.calibrate)
     build_method = find_build_method(way) if way is not None else None
-    if request.sm is not None:
-        _check_capability(request.sm, release)
+    _check_request(request, release)
     from qdqtool.formats import annotations
 
     results: list[ModelReview] = []
@@ -172,6 +167,17 @@ def command(
             ),
         )
     return _print_failures(results)
+
+
+def _check_request(request: TimingOptions, release: Target) -> None:
+    """Reserve and record the files of an estimate, and check the compute capability."""
+    from qdqtool.util.files import record_input, reserve_output
+
+    reserve_output(request.save_calibration, "--save-calibration")
+    if request.calibrate is not None:
+        record_input(request.calibrate)
+    if request.sm is not None:
+        _check_capability(request.sm, release)
 
 
 def _print_note(text: str) -> None:

@@ -59,7 +59,7 @@ def command(
     measured times. The page is a single file without any link to the network.
 
     Exit codes: 0 done, 2 bad input.
-    """
+    """  # noqa: E501  (the summary is the help text)
     from qdqtool.reporting.api import report
     from qdqtool.reporting.page import require_packages
 

@@ -139,7 +139,8 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
         "weights": [n.weights_factor for n in comparison.where(ChangeKind.WEIGHTS_SCALE)],
     }
     return [
-        f"scales of {tensors} differ at {format_count(len(values), 'node')}{_describe_factors(values)}"
+        f"scales of {tensors} differ at "
+        f"{format_count(len(values), 'node')}{_describe_factors(values)}"
         for tensors, values in factors.items()
         if values
     ]

@@ -78,7 +78,7 @@ class Extraction:
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
-        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
         return to_graphsurgeon(self.proto)
 
     def save(self, path: str | os.PathLike[str]) -> None:

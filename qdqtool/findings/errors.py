@@ -304,7 +304,10 @@ def _advise(error: ErrorLine) -> str:
             "operators.md."
         )
     if error.code == 5 or "alloc" in error.function.lower():
-        return "Free GPU memory, lower the workspace or the batch, and close other programs on this GPU."
+        return (
+            "Free GPU memory, lower the workspace or the batch, and close other programs on this "
+            "GPU."
+        )
     if error.code == 3 or (error.code == 9 and not error.file):
         return "Change the call, option or setting that the text names."
     if error.part in ("the runtime", "CUDA and memory"):

@@ -38,7 +38,7 @@ def finding_codes(kind: type[Refusal]) -> tuple[FindingCode, ...]:
 
 
 def attempted_codes(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
-    """Return the codes of these classes that ``fix`` tries to change, in the order of the classes."""
+    """Return the codes of classes that ``fix`` tries to change, in the order of the classes."""
     return tuple(dict.fromkeys(r.code for kind in kinds for r in kind.rules if r.is_attempted))
 
 

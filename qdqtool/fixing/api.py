@@ -79,7 +79,7 @@ class Fixed:
         return all(f.severity != Severity.ERROR for f in self.after.findings)
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
-        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
         return to_graphsurgeon(self.proto)
 
     def save(self, path: str | os.PathLike[str]) -> None:

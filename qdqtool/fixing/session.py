@@ -353,7 +353,8 @@ def _count_errors(prediction: Prediction) -> int:
 def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
-        f"{format_count_were(len(constants), 'constant')} stored as INT8 in addition to the weights, so the "
+        f"{format_count_were(len(constants), 'constant')} stored as INT8 in addition to the "
+        "weights, so the "
         f"file lacks the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector "
         "are off by up to half a step",
         code="constants-rounded",

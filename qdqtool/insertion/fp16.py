@@ -264,7 +264,8 @@ def describe_fp16(
         tensors = ", ".join(f"{tensor} ({largest:.4g})" for tensor, largest in wide.items())
         notes.append(
             Note(
-                f"{len(wide)} tensors, their producers and their consumers remain FP32, because the "
+                f"{len(wide)} tensors, their producers and their consumers remain FP32, because "
+                "the "
                 f"largest value is close to FP16's limit of 65504: {tensors}",
                 code="stay-fp32",
                 count=len(wide),

@@ -245,7 +245,8 @@ def _check_operator(op: str, model: Model, candidates: Sequence[Node]) -> None:
     if op.lower() not in {candidate.lower() for candidate in operators}:
         allowed = ", ".join(sorted(operators)) or "none"
         raise QdqtoolError(
-            f"`exclude_op` {op}: never quantized anyway; operators that can be quantized: {allowed}",
+            f"`exclude_op` {op}: never quantized anyway; operators that can be quantized: "
+            f"{allowed}",
             code="never-quantized",
             parameter="exclude_op",
         )

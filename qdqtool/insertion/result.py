@@ -95,7 +95,7 @@ class Insertion:
         return [q for q in self.quantized if q.method == "weights-max"]
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
-        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
         return to_graphsurgeon(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -216,9 +216,9 @@ _rebuilt = _rebuild  # name in pickles of version 0.2
 def make_quantized(module: nn.Module) -> QuantizedModule:
     """Change the class of a module, in place, to one that can hold quantizers.
 
-    The object is the same as before, so that references to it (of optimizers, hooks, tied modules) and its
-    name in the network remain valid. The new class has the name of the old one and is derived from
-    it and :class:`QuantizedModule`; copies and pickles derive it again.
+    The object is the same as before, so that references to it (of optimizers, hooks, tied modules)
+    and its name in the network remain valid. The new class has the name of the old one and is
+    derived from it and :class:`QuantizedModule`; copies and pickles derive it again.
     """
     own: Any = type(module)
     if not issubclass(own, QuantizedModule):

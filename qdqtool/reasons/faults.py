@@ -101,11 +101,10 @@ class UnsignedZeroPoint(Refusal):
     scale: Scale
 
     def message(self, finding: Finding, cause: Cause) -> str:
+        default = "" if self.is_explicit else " (it has no zero point, which means uint8 in ONNX)"
         return (
-            f"{self.node} quantizes to "
-            f"uint8{'' if self.is_explicit else ' (it has no zero point, which means uint8 in ONNX)'}: "
-            "TensorRT "
-            f"reads int8 and clips everything above 127 x {format_scale(self.scale)}."
+            f"{self.node} quantizes to uint8{default}: TensorRT reads int8 and clips everything "
+            f"above 127 x {format_scale(self.scale)}."
         )
 
 
@@ -269,11 +268,11 @@ class ScaleCount(Refusal):
     shape: tuple[int | None, ...]
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node} has {self.count} scales for axis {self.axis} of weights "
-            f"{list(self.shape)}"
-            f"{f', which has size {self.shape[self.axis]}' if -len(self.shape) <= self.axis < len(self.shape) else ''}."
-        )
+        text = f"{self.node} has {self.count} scales for axis {self.axis} of weights "
+        text += str(list(self.shape))
+        if -len(self.shape) <= self.axis < len(self.shape):
+            text += f", which has size {self.shape[self.axis]}"
+        return f"{text}."
 
 
 class AxisOpset(Refusal):
@@ -290,10 +289,10 @@ class AxisOpset(Refusal):
     is_explicit: bool
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node} is per-channel in opset {self.opset}, "
-            f"{'with the attribute axis, which this opset does not have' if self.is_explicit else 'without an axis'}."
-        )
+        axis = "without an axis"
+        if self.is_explicit:
+            axis = "with the attribute axis, which this opset does not have"
+        return f"{self.node} is per-channel in opset {self.opset}, {axis}."
 
 
 # Weights and biases ---------------------------------------------------------------------------
@@ -702,7 +701,11 @@ class HeadQuantized(Refusal):
     branch: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} {_HEADS.get(self.branch, f'is the last convolution of a {self.branch} branch')} and is quantized."
+        return (
+            f"{self.node} "
+            f"{_HEADS.get(self.branch, f'is the last convolution of a {self.branch} branch')} and "
+            "is quantized."
+        )
 
 
 # Operators and shapes -------------------------------------------------------------------------

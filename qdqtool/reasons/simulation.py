@@ -315,12 +315,10 @@ class WeightsNotConstant(Refusal, reason="weights-not-constant"):
     sparse: bool = False
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node}: its weights '{self.weight}' are "
-            f"{'stored as a sparse tensor (store them in full)' if self.sparse else 'computed at run time'}, "
-            "so it runs in "
-            "float."
-        )
+        state = "computed at run time"
+        if self.sparse:
+            state = "stored as a sparse tensor (store them in full)"
+        return f"{self.node}: its weights '{self.weight}' are {state}, so it runs in float."
 
     def skip_reason(self) -> str:
         if self.sparse:
@@ -551,8 +549,9 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
         clause = describe_consumers(self.consumers)
         if finding.code == "SILU-NO-Q-AFTER":
             return f"{_writes(self)} after SiLU: {clause}."
-        outputs = all(x.kind == ConsumerKind.OUTPUT for x in self.consumers)
-        return f"{_writes(self)}: {clause}{' (left float)' if self.consumers and is_left_float(self) and not outputs else ''}."
+        if is_left_float(self) and any(x.kind != ConsumerKind.OUTPUT for x in self.consumers):
+            clause += " (left float)"
+        return f"{_writes(self)}: {clause}."
 
 
 class OutputDifferentScales(Refusal, reason="output-different-scales"):
@@ -671,7 +670,8 @@ class ResidualFloat(Refusal, reason="residual-float"):
         )
         fix = _skip_fix(self.add, f"'{self.tensor}'", self.quantizers)
         others = [x for x in self.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
-        if others:  # a quantized skip alone would then only add a DQ that remains (resnet18-a100-qat-residual, last block)
+        if others:
+            # Otherwise a quantized skip only adds a DQ that remains (resnet18-a100-qat-residual).
             fix += (
                 f" This helps only if the result of {self.add} is quantized as well: "
                 f"{describe_consumers(others)}."

@@ -155,6 +155,7 @@ def float_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]
 
 @once
 def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsumer]:
+    """Return the consumers that are Qs."""
     return [r for r in consumers if r.kind is ConsumerKind.Q]
 
 

@@ -63,6 +63,7 @@ def format_step(step: PathStep) -> str:
 
 
 def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
+    """Return the name of each consumer, with its operator unless it is a Q."""
     return [
         "the network's output"
         if r.kind == ConsumerKind.OUTPUT

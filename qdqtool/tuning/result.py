@@ -265,7 +265,7 @@ class Tuning:
         return self.builder(point.configuration)
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
-        """Return the model as a graph of onnx-graphsurgeon. Changes of it do not change the model."""
+        """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
         return to_graphsurgeon(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> None:

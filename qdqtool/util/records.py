@@ -83,8 +83,8 @@ def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
 def collect_names(item: Any) -> tuple[str, ...]:
     """Return every text in a record once, with those of records and tuples inside.
 
-    The fields ``unnamed_fields`` of a class (default: ``op`` and ``shape``) are left out. The result is
-    cached.
+    The fields ``unnamed_fields`` of a class (default: ``op`` and ``shape``) are left out. The
+    result is cached.
     """
     cache = vars(item)
     if _NAMES not in cache:

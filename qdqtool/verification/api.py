@@ -264,7 +264,8 @@ def check_same_model(model: Model, build: Build) -> None:
         name, in_model, in_build = conflicts[0]
         raise BuildLogError(
             f"{len(conflicts)} names stand for other nodes than in "
-            f"{model.path or 'the model given'} ({name}: {in_build}, in the model {in_model}): a build of another export or network; "
+            f"{model.path or 'the model given'} ({name}: {in_build}, in the model {in_model}): a "
+            "build of another export or network; "
             "'qdqtool compare' matches by structure",
             build.display_name,
             code="different-exports",

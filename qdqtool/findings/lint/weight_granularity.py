@@ -46,6 +46,7 @@ class ChannelRanges:
 
     @property
     def spread(self) -> float:
+        """Largest range of a channel over the smallest."""
         return float(1 / self.ratios.min())
 
     @property

@@ -4,7 +4,8 @@ A scale that is too small clips weights, one that is too large wastes steps. Tra
 weights after their scales were set, and some calibrations clip the few largest weights of every
 channel. Therefore a finding needs a share of all channels, and in each of them a share of its
 weights. If nearly all scales are exact, as quantizers write them, a single channel that is not
-exact is a finding, too. The same applies to a single layer that differs much if the other layers agree.
+exact is a finding, too. The same applies to a single layer that differs much if the other layers
+agree.
 """
 
 import functools
