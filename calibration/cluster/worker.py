@@ -306,4 +306,4 @@ def run_item(job: str, function: str, item: Any) -> Any:
 def find_rejection(job: str, dask_worker: Any) -> str:
     """Return why a worker is unfit for a job; empty if it is fit. Dask passes the worker."""
     plugin = _PLUGINS.get((job, dask_worker.address))
-    return "did not take the work over" if plugin is None else plugin.rejection
+    return "did not receive the job" if plugin is None else plugin.rejection

@@ -94,9 +94,9 @@ def log_names(model: Model) -> dict[int, str]:
 
 
 def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Path:
-    """Return a file of the model with these names of nodes.
+    """Return the path of a model file whose nodes have the given names.
 
-    It is the model's own file if that has them, else a copy in `folder`.
+    If the model's own file has these names, return it. Otherwise write a copy to `folder`.
     """
     has_names = all(names[node.index] == node.proto.name for node in model.nodes)
     if has_names and model.path and not model.path.endswith(".gz"):

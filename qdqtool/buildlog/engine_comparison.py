@@ -135,7 +135,7 @@ def _find_unpaired(
 
 
 def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
-    """Return the partner of each layer with a common name of the layer or one of its nodes."""
+    """Pair layers of both engines that share the name of a layer or of a node."""
     first_index, second_index = _index_names(first), _index_names(second)
     common = [name for name in first_index if name in second_index]
     rows = {

@@ -104,7 +104,7 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
             ) from None
         except TooManyValues as too_many:
             raise BuildLogError(
-                f"a JSON of {too_many}, which none of TensorRT's has", path, code="too-many-values"
+                f"not a JSON file of TensorRT: it has {too_many}", path, code="too-many-values"
             ) from None
         except ValueError as damage:
             error = damage
@@ -113,7 +113,7 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
         return sequence
     if text.startswith('{"log":'):
         raise BuildLogError(
-            "a log as Docker stores it; give what `docker logs` prints of that container",
+            "a log in the storage format of Docker; give the output of `docker logs CONTAINER`",
             path,
             code="docker-log",
         )
@@ -128,7 +128,10 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
 
 
 def _split_documents(text: str) -> tuple[list[Any], bool] | None:
-    """Split a sequence of layers (one document) or of whole documents. None for anything else."""
+    """Return the documents in a text of several JSON values, and whether the text is complete.
+
+    A sequence of layers is one document. None if the values are not from TensorRT.
+    """
     items, end = _decode_values(text, 0)
     is_complete = end == len(text)
     if not items:

@@ -29,11 +29,11 @@ _MAX_LENGTH = 20_000  # the longest merges seen have some hundred characters per
 class NameSet(frozenset[str]):
     """Names of nodes, initializers and parser layers that may be parts of a fused name."""
 
-    def names_with(self, joint: str) -> tuple[str, ...]:
-        """Return the names that contain a joint. The search runs once per joint."""
-        names: tuple[str, ...] | None = self.__dict__.get(joint)
+    def names_with(self, separator: str) -> tuple[str, ...]:
+        """Return the names that contain a separator such as `` + ``. Results are cached."""
+        names: tuple[str, ...] | None = self.__dict__.get(separator)
         if names is None:
-            names = self.__dict__[joint] = tuple(name for name in self if joint in name)
+            names = self.__dict__[separator] = tuple(name for name in self if separator in name)
         return names
 
 

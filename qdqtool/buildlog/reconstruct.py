@@ -79,12 +79,13 @@ class _GraphRebuilder:
     """Builder of a model from a parse section.
 
     Attributes:
-        prints_int64_as_int32: Whether it is TensorRT before 10.
+        prints_int64_as_int32: Whether the log is from TensorRT before 10.
         tensors: Tensors of known shape, and outputs of nodes, by name.
         outputs: Names of the outputs of nodes.
         inputs: Names of the inputs of nodes.
         quantized: Names of the outputs of Q.
-        deconvolution_inputs: Names of the inputs of ConvTranspose, also through one Q or DQ.
+        deconvolution_inputs: Names of the inputs of ConvTranspose, and of the tensors before a Q or
+            DQ on them.
         values: Inferred values of constants, by name.
         scales: Invented values of scales, by name.
     """

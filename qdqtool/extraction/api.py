@@ -239,7 +239,7 @@ class ExtractionJob:
         self.proto = load_full(self._as_model(self.cutter.build(part))).proto
 
     def _select_common_invariants(self) -> None:
-        """Select what the part between tensors shows like the whole model."""
+        """Keep as invariants the findings and types that the part shares with the whole model."""
         prediction = self._predict(self.proto)
         outcomes = {c.name: c for c in prediction.convolutions}
         convolutions = [c for c in self.whole.convolutions if c.name in outcomes]

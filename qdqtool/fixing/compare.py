@@ -128,7 +128,7 @@ def _input_type(model: Model, name: str) -> np.dtype[Any]:
         dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(kind)
     except KeyError:
         raise RunError(
-            f"input '{name}' has a type that onnx does not have ({kind})",
+            f"input '{name}': {kind} is not a data type of this version of onnx",
             code="unknown-input-type",
             node=name,
         ) from None
@@ -148,7 +148,10 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
 
 
 def _input_range(view: View, name: str) -> float:
-    """Return the largest value that the first quantizer of an input can hold, 1 without one."""
+    """Return the largest value that the first Q of an input can represent.
+
+    Only a Q with a plausible scale for the whole tensor counts. The result is 1 without one.
+    """
     for node in view.model.consumers(name):
         if qdq.is_q(node):
             params = view.params(node)

@@ -1,4 +1,4 @@
-"""Gain of a changed model: for the whole prediction, and around each of several changes."""
+"""Check whether changes improve the prediction: for the whole model, and near each change."""
 
 from __future__ import annotations
 

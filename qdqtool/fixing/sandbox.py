@@ -151,7 +151,7 @@ class Sandbox:
             with _kill_after(process, limits.SESSION_STUCK):
                 if not process.stdout.readline():
                     raise RunError(
-                        "a process for onnxruntime does not start", code="worker-not-started"
+                        "the process for onnxruntime did not start", code="worker-not-started"
                     )
         except BaseException:
             self.close()

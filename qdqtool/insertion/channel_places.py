@@ -36,13 +36,13 @@ def compact_places(places: Places) -> Places:
 
 
 class NetworkShapes:
-    """Shapes of a network's tensors, and values that are computed from shapes.
+    """Shapes of a network's tensors, and the values of shape tensors.
 
-    They are taken from a run with one sample. If an input has an open size, or if sizes depend on
-    the data, only the shapes in the model are available.
+    Both come from a run with one sample. If an input has a dynamic size, or if shapes depend on the
+    data, only the shapes in the model are available.
 
     Attributes:
-        has_open_inputs: Whether an input has an open size.
+        has_dynamic_inputs: Whether an input has a dynamic size.
     """
 
     def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
@@ -51,8 +51,8 @@ class NetworkShapes:
         self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._values: dict[str, npt.NDArray[Any]] = {}
         sizes = [size for t in model.inputs for size in model.shape(t) or (None,)]
-        self.has_open_inputs = any(size is None or size <= 0 for size in sizes)
-        if self.has_open_inputs:
+        self.has_dynamic_inputs = any(size is None or size <= 0 for size in sizes)
+        if self.has_dynamic_inputs:
             return
         constants, open_shapes = find_size_constants(model)
         if open_shapes:
@@ -146,7 +146,7 @@ class NetworkShapes:
         return (shapes, [np.asarray(o) for o in outputs]) if outputs else None
 
     def _complete_shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor; None if a size is open, or the entries are too many."""
+        """Return the shape of a tensor; None if a size is dynamic or the tensor is too large."""
         shape = self.shape(tensor) or ()
         sizes = tuple(size for size in shape if size is not None)
         is_complete = bool(shape) and len(sizes) == len(shape)

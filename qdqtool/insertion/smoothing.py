@@ -122,7 +122,7 @@ def smooth(
             alpha=alpha,
         )
     reasons = ", ".join(_describe_skipped(regions))
-    if reasons and shapes.has_open_inputs:
+    if reasons and shapes.has_dynamic_inputs:
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not usable:
         return [], Note(

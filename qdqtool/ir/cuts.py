@@ -37,9 +37,9 @@ class NetworkCuts:
         self._last.update(dict.fromkeys(outputs, len(model.ordered)))
 
     def crossing_tensors(self, position: int) -> tuple[str, ...]:
-        """Return the tensors from before a node that the node or a later one consumes.
+        """Return the tensors that are produced before a position and consumed at or after it.
 
-        Network inputs are included.
+        Network inputs count as produced before the first node.
         """
         return tuple(
             tensor

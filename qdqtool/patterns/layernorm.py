@@ -612,7 +612,7 @@ def _factors_with_constant(model: Model, tensor: str) -> list[str]:
 
 
 def _find_subtracted_mean(model: Model, difference: Node | None) -> Node | None:
-    """Return the ReduceMean of a tensor that a Sub subtracts from the same tensor."""
+    """Return the ReduceMean node in ``x - ReduceMean(x)``; None for another difference."""
     if difference is None:
         return None
     mean = _producer(model, difference.input(1), "ReduceMean")

@@ -72,7 +72,10 @@ class Check:
         )
         if self.end_to_end_shows:
             return line
-        return f"{line}; end to end shows nothing: the pieces alone protect"
+        return (
+            f"{line}; the comparison of whole networks shows nothing here; rely on the comparison "
+            "of single layers"
+        )
 
     @property
     def end_to_end_shows(self) -> bool:
@@ -308,9 +311,10 @@ def _check_parameters(model: Model, node: Node, call: QuantizerCall) -> None:
     is_scalar = params.scale is not None and params.scale.size == 1
     scale = float(params.scale[0]) if params.scale is not None and is_scalar else float("nan")
     if not np.isclose(scale, call.scale, rtol=1e-5, atol=0):
-        actual = f"the scale {scale:.6g}" if is_scalar else "no constant scale"
+        actual = f"scale {scale:.6g}" if is_scalar else "no constant scale"
         raise ModelError(
-            f"'{node.name}' has {actual}, quantizer '{call.name}' {call.scale:.6g}",
+            f"'{node.name}': {actual} in the file, but {call.scale:.6g} in quantizer "
+            f"'{call.name}' of the network",
             code="different-scale",
             node=node.name,
         )

@@ -201,7 +201,10 @@ def _check_tolerance(tolerance: float) -> None:
 
 
 def _prepare_call(model: nn.Module, sample: Any) -> NetworkCall:
-    """Return the arguments of a prepared network's twin, on the CPU, floats in FP32."""
+    """Return the sample as a call on the CPU, with its float tensors in FP32.
+
+    The copy of the network that is checked takes this call.
+    """
     call = as_call(choose_sample(model, sample), read_plan(unwrap(model)).sample)
     return call.to_device("cpu").map(
         lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v

@@ -301,13 +301,13 @@ _PLUGINS = {
 
 
 class IntegersLost(Refusal):
-    """Integers of a DQ do not arrive at a convolution.
+    """A convolution cannot use the integers before a DQ, and computes in float.
 
     Attributes:
         why: The reason.
-        step: The node where they are lost; None for the convolution itself.
-        dq: The DQ.
-        weights: Whether they are integers of the weights.
+        step: Node at which the integers are lost; None if it is the convolution itself.
+        dq: Name of the DQ.
+        weights: Whether the DQ is on the weights.
     """
 
     rules: ClassVar[tuple[FindingRule, ...]] = (

@@ -767,9 +767,9 @@ class FusedByMyelin(Refusal):
         int8: Number of matrix products that compute in INT8.
         softmaxes: Number of Softmax nodes.
         norms: Number of normalizations.
-        fused: Number of Q and DQ that become part of its kernels.
-        uncertain: Number of these that may be conversions instead.
-        possible: Number of conversions that may be part of it instead.
+        fused: Number of Q and DQ that the region's kernels absorb.
+        uncertain: Number of the absorbed Q and DQ that may be conversions instead.
+        possible: Number of conversions that the region may absorb instead.
     """
 
     rules = (FindingRule("MYELIN-REGION"),)

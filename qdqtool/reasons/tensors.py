@@ -160,7 +160,10 @@ def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsu
 
 
 def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorConsumer | None:
-    """Return a Q directly after a tensor whose pair another consumer can share."""
+    """Return the first Q that reads a tensor directly, with a known scale for the whole tensor.
+
+    Another consumer of the tensor can use the output of its DQ.
+    """
     return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
 
 

@@ -133,7 +133,7 @@ class TimeEstimate:
 
     @property
     def gain_range(self) -> SpeedGain | None:
-        """The gain with its range."""
+        """Speed gain over the float network with its uncertainty; None if unknown."""
         return None if self.gain is None else self._add_range(self.gain)
 
     @property
@@ -233,12 +233,12 @@ def estimate(
 ) -> TimeEstimate:
     """Estimate the time of a predicted engine.
 
-    Writes what fixes save into the prediction's findings, and the times of layers.
+    The function also sets ``saves_ms`` of the prediction's findings and ``ms`` of its layers.
 
     Args:
-        model: The model predicted.
-        prediction: Its prediction; ``findings`` get ``saves_ms`` and ``layers`` get ``ms``.
-        gpu: Where it runs.
+        model: The predicted model.
+        prediction: Prediction for the model.
+        gpu: GPU that runs the engine.
         target: TensorRT version.
         float_type: Type of floats: FP16 (``--fp16`` given to the builder) or FP32.
         batch: Batch to estimate for; the model's own by default.

@@ -333,7 +333,7 @@ class _LayoutTracker:
         return (Layout.LINEAR, Layout.CHANNELS_LAST)
 
     def _keeps_shape(self, layer: EngineLayer) -> bool:
-        """Whether a layer is a NoOp whose input and output have the same shape."""
+        """Return whether a layer is a NoOp whose input and output have the same shape."""
         if layer.type != "NoOp" or not layer.inputs or not layer.outputs:
             return False
         before = self.lookup_shape(layer.inputs[0].tensor)

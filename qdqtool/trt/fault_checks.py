@@ -195,7 +195,8 @@ def bias_quantized(
 ) -> faults.BiasQuantized | None:
     """Return a fault if a bias comes from a DQ.
 
-    A DQ of int32 counts as that of a bias. For other types the position decides (``is_bias``).
+    A DQ with INT32 input always counts as a bias. For other types, ``is_bias`` says whether the DQ
+    is on the bias input.
     """
     if not is_bias and precision != Precision.INT32:
         return None

@@ -212,7 +212,10 @@ class Importer:
         )
 
     def _import_other(self, node: Node) -> None:
-        """Add a layer that no rule is about: all its computed tensors are inputs."""
+        """Add a layer for an operator without an import rule of its own.
+
+        Its inputs are all tensors except constants and shape tensors.
+        """
         names = [name for name in (*node.inputs, *node.captured) if name]
         inputs = [
             self._input(name)
@@ -365,7 +368,7 @@ class Importer:
             layer.has_steps = steps is not None and bool((steps != 1).any())
 
     def _import_matrix_product(self, node: Node) -> None:
-        """Add a product, and for a Gemm with a bias the sum after it."""
+        """Add a matrix product, and a sum after it if the node is a Gemm with a bias."""
         inputs = [self._input(node.input(0)), self._input(node.input(1))]
         bias = node.input(2) if node.op == "Gemm" else ""
         out = self._tensor(node.output)

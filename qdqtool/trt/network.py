@@ -1,6 +1,6 @@
-"""TensorRT's network as the optimizer passes see it, with the edits that passes make.
+"""TensorRT's network as the optimizer passes read and edit it.
 
-The module also states how well the cases are proven on which a network's layers rest.
+The module also rates the evidence for the cases of passes that produced a layer.
 """
 
 import functools

@@ -420,7 +420,7 @@ class PartitionedNetwork:
         return sorted(numbers)
 
     def _list_runs(self, recipe: Recipe) -> list[PartRun]:
-        """Return the run of each part with a recipe."""
+        """Return one run for each part, quantized by a recipe. Equal runs are shared."""
         if recipe.key not in self._runs_of:
             runs: list[PartRun] = []
             for part in self.parts:
@@ -460,10 +460,9 @@ class PartitionedNetwork:
 def _order_by_sharing(
     runs: Mapping[Recipe, Sequence[PartRun]], numbers: Sequence[int]
 ) -> list[Recipe]:
-    """Order candidates such that those that agree upstream follow each other.
+    """Order recipes so that those with equal runs upstream are adjacent.
 
-    Those that differ from most others come first, so that outputs that most share can be dropped
-    early.
+    Recipes whose runs few others share come first.
     """
     users = Counter(runs[recipe][number] for recipe in runs for number in numbers)
     rank = {run: position for position, run in enumerate(users)}

@@ -456,11 +456,11 @@ class PlacementSearch:
         return [single[name] for name in dict.fromkeys(names) if name in single]
 
     def _take_back_choices(self) -> None:
-        """Take choices of the cheapest good placement back while it reaches the goal.
+        """Undo float choices of the cheapest good placement while it still reaches the goal.
 
-        The most expensive ones are tried first. Each is taken back alone at first, all in one go,
-        because they share what is upstream of them. Those that cannot go alone are not tried with
-        others.
+        The most expensive choices are tried first. Each removal is first measured alone. These
+        measurements run together, because they share the outputs upstream. Then the removals that
+        passed are combined.
         """
         if self.keep is None:
             return

@@ -56,7 +56,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 def _collect_choices(
     search: PlacementSearch,
 ) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return all choices of each site, and the error that a choice of float removes there."""
+    """Return the choices of each site, and how much the error falls if the site is float."""
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
