@@ -319,7 +319,7 @@ def left_float_reasons() -> dict[str, list[str]]:
     } | {
         placement_reasons.ExcludedNode: [("exclude_op", "Add")],
         placement_reasons.CustomDomain: [("example",)],
-        placement_reasons.PresetFloat: [(part,) for part in placement_reasons.PresetPart],
+        placement_reasons.PresetExclusion: [(part,) for part in placement_reasons.PresetPart],
         WeightsNotConstant: [("w",)],
         placement_reasons.UnsuitableInput: [(unfit,) for unfit in placement_reasons.InputFault],
         LargeKernel: [((16, 16),)],

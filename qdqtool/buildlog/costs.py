@@ -300,7 +300,7 @@ def _count_product_macs(source: list[int], target: list[int]) -> int | None:
     if len(source) < 2 or len(target) < 2:
         return None
     # A matrix product sums over the last dimension of its input. With the weights on the left it
-    # sums over the one before: then only the one before changes.
+    # sums over the second to last. Then only that dimension differs between input and output.
     is_left = source[-1] == target[-1] and source[-2] != target[-2]
     return math.prod(target) * source[-2 if is_left else -1]
 

@@ -201,7 +201,7 @@ def format_svg(drawing: EngineDrawing) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif">',
         '<rect width="100%" height="100%" fill="white"/>',
-        *_legend(drawing),
+        *_draw_title_and_legend(drawing),
         *(text for arrow in drawing.arrows for text in _svg_arrow(arrow)),
         *(text for box in drawing.boxes for text in _svg_box(box)),
         "</svg>",
@@ -251,7 +251,7 @@ def _svg_box(box: DrawingBox) -> list[str]:
     return [*parts, "</g>"]
 
 
-def _legend(drawing: EngineDrawing) -> list[str]:
+def _draw_title_and_legend(drawing: EngineDrawing) -> list[str]:
     used = {box.precision for box in drawing.boxes}
     parts = [
         f'<text x="{MARGIN}" y="{MARGIN}" font-size="16" font-weight="bold">'

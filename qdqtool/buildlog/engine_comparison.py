@@ -143,8 +143,8 @@ def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     }
     same = {name for name in common if _computes_same(*rows[name])}
     numbered = [name for name in common if NUMBERED_NAME.search(name)]
-    # Numbers are comparable if both engines are of one export. Names of weights and whole paths,
-    # which come first, are the same in every export.
+    # Names without numbers are the same in every export, so they are matched first. Numbered names
+    # are comparable only if both engines come from one export.
     names = [name for name in common if not NUMBERED_NAME.search(name)]
     if same.issuperset(numbered):
         names += numbered

@@ -402,7 +402,7 @@ def is_chatter(text: str) -> bool:
     return not text.isascii() and sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
 
 
-def is_unmistakable(text: str) -> bool:
+def is_tensorrt_only(text: str) -> bool:
     """Return whether only TensorRT prints a line of chatter.
 
     Most beginnings of three words or more are unmistakable.

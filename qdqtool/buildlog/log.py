@@ -74,7 +74,7 @@ _TENSORRT_START = re.compile(  # a prefix of TensorRT, or a line that it prints 
 _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
 _MAX_PREFIX = 200  # bytes of the prefix of a container
 _SAMPLE = 2000  # lines
-_MIN_SHARE = 0.8  # of the lines, which must have the prefix
+_MIN_SHARE = 0.8  # of the sampled lines must have the prefix
 _PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")  # Kubernetes' runtimes cut lines at 16 kB
 
 
@@ -238,7 +238,7 @@ class LogReader:
                 continue
             match = match_timing(line)
             if match is not None and match.lastgroup == "tactic":
-                # Without a call, because most lines are of this kind.
+                # Most lines are of this kind, and a call of `_feed_line` for each is slow.
                 counts.timing += 1
                 self.build.tactics.timed += 1
                 if self._tuned is not None:

@@ -105,7 +105,7 @@ class _GraphRebuilder:
         self.deconvolution_inputs = self._find_deconvolution_inputs()
         self.values: dict[str, list[int] | list[float]] = {}
         self.scales = _invent_scales(build)
-        self._bytes = 0  # of constants
+        self._constant_bytes = 0
 
     def _add_tensors(self, node: ParsedNode) -> None:
         for tensor in _present(node.inputs):
@@ -207,7 +207,7 @@ class _GraphRebuilder:
         shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
         dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
         # numpy multiplies the other dimensions even if one of them is 0.
-        self._bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
+        self._constant_bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
         path = ", ".join(self.build.files) or "the log"
         if len(shape) > limits.RANK:
             raise BuildLogError(
@@ -217,7 +217,7 @@ class _GraphRebuilder:
                 node=name,
             )
         limits.check_size(
-            self._bytes,
+            self._constant_bytes,
             limits.LOG_CONSTANTS,
             f"{path}: its constants up to '{name[:80]}' of {shape} would take",
             BuildLogError,

@@ -155,7 +155,7 @@ class SectionReader:
                 return True
             if not self._read_other(text, line):
                 return False
-        if not level and lines.is_unmistakable(text):
+        if not level and lines.is_tensorrt_only(text):
             self.build.lines.marked += 1
         return True
 

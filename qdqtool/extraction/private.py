@@ -301,7 +301,8 @@ def is_public_value(attribute: str, text: str) -> bool:
 
 # Names --------------------------------------------------------------------------------------------
 
-# Without vowels no words arise. Digits are names in old exporters.
+# No vowels, so that a generated name spells no word. No digits, because old exporters use numbers
+# as names.
 _LETTERS = "bcdfghjklmnpqrstvwxz"
 _PREFIXES = {
     "domain": "o",

@@ -14,7 +14,7 @@ PartCheck = Callable[[ModelPart], bool]
 # A part is wide if it has this many times as many nodes as hops to the farthest. YOLOv8 has 4 times
 # as many, the blocks of Inception fewer.
 _WIDE = 50
-_GROUPS = 8  # of branches
+_BRANCH_GROUPS = 8
 _FINDING_COST = 8  # finding the rest of a part takes an eighth of the time of predicting it
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
@@ -204,7 +204,7 @@ class _NodeDistances:
     def groups(self) -> Iterator[set[int]]:
         """Yield groups of adjacent branches, an eighth each, with the nodes near the anchors."""
         order = self._order_branches()
-        size = -(-len(order) // _GROUPS)
+        size = -(-len(order) // _BRANCH_GROUPS)
         near = {i for i, distance in self._distance.items() if not distance}
         for _, ring in itertools.groupby(self._previous, self._distance.__getitem__):
             indices = list(ring)

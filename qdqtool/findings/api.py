@@ -50,24 +50,24 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
             them.
     """
     recorded = RecordedReasons(prediction, report)
-    for residual in recorded.all_of(simulation.ResidualBothQuantized):
+    for residual in recorded.reasons_of_kind(simulation.ResidualBothQuantized):
         outcome = recorded.outcomes.get(residual.node)
         if outcome is not None and outcome.is_int8:
             diagnosis = Diagnosis(
                 residual.add, Cause(residual), residual.elements, (residual.node,)
             )
             recorded.add(diagnosis)
-    for pair in recorded.all_of(simulation.InsideActivation):
+    for pair in recorded.reasons_of_kind(simulation.InsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)
-    for pad in recorded.all_of(simulation.PadBeforeConvolution):
+    for pad in recorded.reasons_of_kind(simulation.PadBeforeConvolution):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
         if not outcome.int8_in_int8_out:
             _explain_convolution(recorded, outcome)
-    for conversion in recorded.all_of(simulation.RemainingConversion):
+    for conversion in recorded.reasons_of_kind(simulation.RemainingConversion):
         report_conversion(recorded, conversion)
-    for concat in recorded.all_of(simulation.ConcatScales):  # if it costs no convolution
+    for concat in recorded.reasons_of_kind(simulation.ConcatScales):  # if it costs no convolution
         recorded.add(Diagnosis(concat.node, Cause(concat), concat.elements))
 
 

@@ -218,10 +218,10 @@ class RecordedReasons:
         for reason in prediction.refusals:
             self._by_node[reason.node].append(reason)
         self.sums: dict[str, str] = {}
-        for add in self.all_of(AddOutputNotQuantized):
+        for add in self.reasons_of_kind(AddOutputNotQuantized):
             self.sums.setdefault(add.residual.node, add.node)
         self.residuals: dict[str, ResidualFloat] = {}
-        for residual in self.all_of(ResidualFloat):
+        for residual in self.reasons_of_kind(ResidualFloat):
             self.residuals.setdefault(residual.add, residual)
 
     def at(self, node: str) -> list[Refusal]:
@@ -232,7 +232,7 @@ class RecordedReasons:
         """Return the first reason of a class at a node."""
         return next((r for r in self.at(node) if isinstance(r, kind)), None)
 
-    def all_of(self, kind: type[R]) -> Iterator[R]:
+    def reasons_of_kind(self, kind: type[R]) -> Iterator[R]:
         """Return all reasons of a class."""
         return (r for reasons in self._by_node.values() for r in reasons if isinstance(r, kind))
 

@@ -148,7 +148,7 @@ def _make_pair_removal(view: View, q: Node) -> Callable[[Editor], None]:
     return apply
 
 
-def find_pairs_on_convolution_side(
+def find_pairs_before_adds(
     view: View, target: Target, refusals: Sequence[Refusal]
 ) -> list[FixSite]:
     """Return sites that remove the pair between a convolution and a residual Add."""

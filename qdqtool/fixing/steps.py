@@ -66,7 +66,7 @@ STEPS = (
     FixStep((faults.HeadQuantized,), _EXACT, costs_speed=True, find=pairs.find_quantized_heads),
     FixStep((faults.ScaleDead,), _ONE_BIT, find=quantizers.find_dead_scales),
     FixStep((simulation.InsideActivation,), _EXACT, find=pairs.find_pairs_inside_activations),
-    FixStep((simulation.ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_on_convolution_side),
+    FixStep((simulation.ResidualBothQuantized,), _EXACT, find=pairs.find_pairs_before_adds),
     FixStep((simulation.PadBeforeConvolution,), _EXACT, find=pairs.find_pairs_after_pads),
     FixStep(
         (

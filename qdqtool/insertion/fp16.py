@@ -112,7 +112,7 @@ class _Fp16Converter:
             stays_float: list[bool] = []
             for node in dict.fromkeys(self.model.consumers(tensor)):
                 positions = [i for i, t in enumerate(node.inputs) if t == tensor]
-                if not positions:  # a body reads it
+                if not positions:  # only a subgraph (If, Loop, Scan) of the node consumes it
                     stays_float.append(True)
                 for position in positions:
                     is_float = node.index not in self.half

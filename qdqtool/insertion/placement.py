@@ -64,7 +64,7 @@ from qdqtool.reasons.placement import (
     FloatResult,
     InputFault,
     NoQuantizedProducer,
-    PresetFloat,
+    PresetExclusion,
     PresetPart,
     SkippedNode,
     SmallConvolution,
@@ -412,7 +412,7 @@ class _Placer:
         if refusal is not None or is_included:
             return refusal
         if node.index in self._preset:
-            return PresetFloat(PLACEMENT, node.name, self._preset[node.index])
+            return PresetExclusion(PLACEMENT, node.name, self._preset[node.index])
         return self._refuse_few_channels(node) or self._refuse_failing_form(node)
 
     def _refuse_inputs(self, node: Node) -> Refusal | None:

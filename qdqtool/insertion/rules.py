@@ -58,13 +58,13 @@ def choose_rules(
         not target.is_rtx,
         target.transposed_per_channel,
         attention=options.attention,
-        failing=[f for f in (LargeKernel, DepthwiseAdd, DepthwiseSilu) if _is_reported(f, target)],
+        failing=[f for f in (LargeKernel, DepthwiseAdd, DepthwiseSilu) if _is_warning(f, target)],
     )
     option, placement = choose_residual_inputs(model, rules, target, options.unify)
     return replace(rules, residual_after_activation=option), placement
 
 
-def _is_reported(form: type[Refusal], target: Target) -> bool:
+def _is_warning(form: type[Refusal], target: Target) -> bool:
     """Return whether a finding about a form of convolutions is an error or a warning."""
     code = codes.get(form.rules[0].code).on(target.name)
     return code is not None and code.severity != Severity.INFO

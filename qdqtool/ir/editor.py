@@ -405,20 +405,20 @@ class Editor:
     ) -> bool:
         return any(uses[output] > 0 or output in required for output in self._outputs(node))
 
-    def _as_indexed(self, node: Node | onnx.NodeProto) -> Node | None:
+    def _as_unchanged(self, node: Node | onnx.NodeProto) -> Node | None:
         """Return a node whose message is unchanged; reading messages again is slow."""
         return node if isinstance(node, Node) and node.index not in self._touched else None
 
     def _inputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
-        indexed = self._as_indexed(node)
+        indexed = self._as_unchanged(node)
         return _message(node).input if indexed is None else indexed.inputs
 
     def _outputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
-        indexed = self._as_indexed(node)
+        indexed = self._as_unchanged(node)
         return _message(node).output if indexed is None else indexed.outputs
 
     def _inputs_and_captured(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
-        indexed = self._as_indexed(node)
+        indexed = self._as_unchanged(node)
         if indexed is None:
             message = _message(node)
             return (*message.input, *find_captured_tensors(message))

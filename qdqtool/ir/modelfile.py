@@ -31,7 +31,7 @@ from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import cut_middle
 
-_OPSET_VERSIONS = range(1000)  # of operator sets, far above any
+_OPSET_VERSIONS = range(1000)  # real versions are far smaller; others are damage
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 

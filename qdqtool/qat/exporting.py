@@ -141,7 +141,9 @@ def export(
         metadata = ultralytics.export_metadata(network, call.tensors[0], dynamic_batch)
     twin = _NetworkTwin(network, call)
     count = len(twin.reference.outputs)
-    proto = twin.export(opset, _name_tensors(input_names, output_names, call, count, dynamic_batch))
+    proto = twin.export(
+        opset, _export_options(input_names, output_names, call, count, dynamic_batch)
+    )
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
@@ -277,7 +279,7 @@ class _NetworkTwin:
         return result
 
 
-def _name_tensors(
+def _export_options(
     inputs: Sequence[str] | None,
     outputs: Sequence[str] | None,
     call: NetworkCall,

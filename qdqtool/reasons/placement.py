@@ -62,7 +62,7 @@ _PRESET_REASONS = {
 }
 
 
-class PresetFloat(Refusal):
+class PresetExclusion(Refusal):
     """A node that a preset leaves float."""
 
     part: PresetPart

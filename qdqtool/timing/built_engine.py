@@ -183,7 +183,8 @@ def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
         )
         notes = (*notes, note)
     if actual_clock is None or bandwidth is None:
-        # This raises, except for a name whose compute capability is another one in the table.
+        # This raises for an unknown GPU. It returns if the table lists the name with another
+        # compute capability. Then the error below applies.
         gpus.find_gpu(device.name)
         raise QdqtoolError(
             f"'{device.name}' of compute capability {device.cc} is not known, and the log states "

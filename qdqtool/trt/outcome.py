@@ -396,7 +396,7 @@ class Outcome:
     # Convolutions -----------------------------------------------------------------------------
 
     @functools.cached_property
-    def _varying(self) -> frozenset[str]:
+    def _varying_tensors(self) -> frozenset[str]:
         return View(self._model).varying
 
     def _describe_convolution(self, node: Node) -> ConvOutcome | None:
@@ -409,7 +409,7 @@ class Outcome:
         layer = self._layer_of_node.get(node.name)
         if layer is None or not layer.inputs:
             return None  # nothing reads it
-        if not layer.int8 and node.output not in self._varying:
+        if not layer.int8 and node.output not in self._varying_tensors:
             return None  # computed from constants alone while the engine is built
         if self._is_float_product(node, is_constant):
             self.float_products.append(node.name)

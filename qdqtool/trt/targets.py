@@ -17,7 +17,7 @@ from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
-DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
+DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
 
 # Evidence about Conv + activation + Add, by version. No log of either is published.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"

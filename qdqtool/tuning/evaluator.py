@@ -77,7 +77,7 @@ class CandidateEvaluator:
         The sweep ends at `until` if that is before the deadline.
         """
         try:
-            self._run(SWEEP, recipes, images, title, until)
+            self._measure_missing(SWEEP, recipes, images, title, until)
         except OutOfTime:
             return False
         return True
@@ -103,7 +103,7 @@ class CandidateEvaluator:
         Raises:
             OutOfTime: The time limit is reached first.
         """
-        self._run(WHOLE, recipes, samples, title)
+        self._measure_missing(WHOLE, recipes, samples, title)
 
     def _list_evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
         """Return the evidence of the metric in the order of the samples, without broken samples."""
@@ -165,7 +165,7 @@ class CandidateEvaluator:
         }
         return [MeasurementTask((n,), rs, kind == WHOLE) for n, rs in missing.items() if rs]
 
-    def _run(
+    def _measure_missing(
         self,
         kind: str,
         recipes: Iterable[Recipe],

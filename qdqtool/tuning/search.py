@@ -316,7 +316,7 @@ class PlacementSearch:
 
     def _follow_chain(self, configurations: Iterator[Configuration]) -> None:
         """Measure steps of a chain, and find its first sufficient one by bisection."""
-        chain = self._extend_chain(configurations)
+        chain = self._measure_chain(configurations)
         if self.budget is not None:
             # The time of a chain may fall again, because neighbors of a float node cost less.
             fits = [s for s in chain.steps if self.planner.cost(s[1]).value <= self.budget]
@@ -344,7 +344,7 @@ class PlacementSearch:
             else:
                 chain.last_insufficient = middle
 
-    def _extend_chain(self, configurations: Iterator[Configuration]) -> _MeasuredChain:
+    def _measure_chain(self, configurations: Iterator[Configuration]) -> _MeasuredChain:
         """Measure steps at growing distances until past the first sufficient one.
 
         For the whole front, continue up to the cost of the most expensive placement that one would

@@ -14,7 +14,7 @@ GB = 1 << 30
 # Files
 MODEL_MESSAGE = (1 << 31) - 1  # a serialized model, as protobuf reads it
 UNPACKED = 512 * MB  # contents of a compressed file: model, arrays, cache or log
-UNPACKED_RATIO = 8  # contents of a larger compressed file, as a multiple of its size
+UNPACKED_RATIO = 8  # a compressed file may unpack to this multiple of its size
 UNPACKED_LOG_RATIO = 100  # the same for a log; real ones reach 30
 LOG = 4 * GB  # a log, unpacked
 PIPED_LOG = 256 * MB  # a log from a pipe, which may have no end

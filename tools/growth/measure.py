@@ -83,6 +83,7 @@ COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales b
 LIMITS = {
     "qdqtool.ir.bounds": ("_MAX_TENSORS",),
     "qdqtool.trt.surroundings": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
+    "qdqtool.findings.lint.weights": ("STEPS",),
     "qdqtool.reasons.tensors": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
     "qdqtool.fixing.weights": ("STEPS",),

@@ -35,14 +35,16 @@ _MIN_USED_STEPS = 0.25  # share of the steps; with fewer, two bits are lost
 # Range over largest value of the median quantizer. Entropy calibration has a median of about half.
 _MAX_MEDIAN_FACTOR = 3.0
 _MIN_VALUES = 1000  # fewer values (global pooling of a few images) do not show a tensor's range
-# Share of the quantizers. Fewer have equal scales because a Concat joins them, more by mistake.
+# Share of the quantizers with one scale. Up to this share a Concat explains it; a larger share is a
+# mistake.
 _MAX_EQUAL_SCALES = 1 / 3
 _MAX_LISTED = 5
 _MAX_FACTOR_SPREAD = 1.4  # other images change ranges by this factor
 _MIN_AGREEING_SHARE = 0.8  # share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
 _MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales.md has measured ratios
-_CHANNEL_DEVIATIONS = 4.0  # from the mean to each end of a channel's range, on some thousand values
+# Standard deviations from the mean to each end of a channel's range, for some thousand values.
+_CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # fewer values do not show the range of a channel
 _MAX_GAIN_RATIO = 25.0  # as above from gains alone; at most 17 in trained networks (docs/scales.md)
 # A sixth of a normal distribution is at least 0.967 standard deviations below its median.

@@ -42,7 +42,9 @@ _MAX_EXACT_RATIO = 1.25  # exceptions are farther off; tools leave at most 1.001
 _MAX_DEAD_RANGE = 0.02  # over the layer's median; quantizers have minimum scales for dead channels
 _MIN_LAYERS_FOR_MEDIAN = 8  # fewer layers do not show the usual median
 _MAX_LAYER_RATIO = 1.5  # median of a layer over that of all layers
-_MAX_LAYER_SPREAD = 8.0  # distance of a layer over the distance that three quarters of them keep
+# Distance of a layer from the median, as a multiple of the distance that three quarters of the
+# layers stay within.
+_MAX_LAYER_SPREAD = 8.0
 
 
 @record

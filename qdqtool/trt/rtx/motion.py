@@ -259,7 +259,8 @@ MOVES = frozenset(
 )
 # All data inputs need the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
-# A DQ is copied before these and moved on, so that they do not keep a factor from the scale.
+# A DQ moves past these operators (one copy for each input), so that a factor after them can still
+# be merged into its scale.
 _TRANSPARENT = (MOVES - {"Reciprocal"}) | JOINS
 
 
