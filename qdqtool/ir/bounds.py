@@ -21,6 +21,7 @@ from qdqtool.util.records import record
 
 MAX_CONSTANT = 1 << 20  # values of a constant operand that are read for its bounds
 _MAX_TENSORS = 200  # between a quantizer and the parts of its Concat
+_MAX_STEPS_TO_CONCAT = 16  # operators before the first Concat; each Q asks for its Concat
 _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -290,6 +291,8 @@ def find_concat_parts(model: Model, tensor: str) -> list[str]:
         current = stack.pop()
         producer = model.producer(current)
         has_concat = has_concat or operator_of(producer).joins
+        if not has_concat and len(seen) >= _MAX_STEPS_TO_CONCAT:
+            return [tensor]
         sources = _value_sources(producer)
         if not sources:
             parts.append(current)
