@@ -357,7 +357,7 @@ def _has_long_vectors(
     Lengths are upper bounds. Tensors that are not known to be vectors count nothing. A tensor that
     is reshaped to a vector counts as the largest input.
     """
-    if _LARGE_SIZE in lengths.values():
+    if max(lengths.values(), default=0) >= _LARGE_SIZE:
         return True
     total = 0
     for node in nodes:

@@ -407,3 +407,11 @@ def test_onnx_crashes_without_the_check() -> None:
         [sys.executable, "-c", code], input=CRASHES["conv"].SerializeToString(), capture_output=True
     )
     assert done.returncode < 0
+
+
+def test_is_safe_refuses_vectors_of_huge_stated_length() -> None:
+    """onnx propagates one symbolic entry for each element of a vector."""
+    model = build([helper.make_node("Relu", ["x"], ["y"])], [value("x", IMAGE)])
+    assert is_safe(model)
+    model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.INT32, [1 << 31]))
+    assert not is_safe(model)
