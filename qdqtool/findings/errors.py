@@ -279,8 +279,7 @@ def _explain_marked_line(text: str) -> KnownError | None:
             severity, name = WARNING, "A warning"
             fix = (
                 "Compare the engine's layers with the prediction ('qdqtool verify'): a warning "
-                "that "
-                "changes nothing there needs no action."
+                "that changes nothing there needs no action."
             )
         return KnownError(
             f"unknown-{severity}",
@@ -299,9 +298,8 @@ def _advise(error: ErrorLine) -> str:
     if error.part == _PARSER.name:
         return (
             "Check the model (onnx.checker, onnxruntime), fold constants ('polygraphy surgeon "
-            "sanitize "
-            "--fold-constants') and see whether this operator and opset are in onnx-tensorrt's "
-            "operators.md."
+            "sanitize --fold-constants') and see whether this operator and opset are in "
+            "onnx-tensorrt's operators.md."
         )
     if error.code == 5 or "alloc" in error.function.lower():
         return (
@@ -313,16 +311,13 @@ def _advise(error: ErrorLine) -> str:
     if error.part in ("the runtime", "CUDA and memory"):
         return (
             "Check that engine, TensorRT, driver and GPU belong together; build the engine again "
-            "on "
-            "this machine."
+            "on this machine."
         )
     return (
         "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without --int8). If "
-        "that works, run "
-        "'qdqtool predict' for what it knows before a build, then leave the Q/DQ of one block "
-        "after another out. "
-        "Try a newer TensorRT before anything longer: most texts of this form are bugs of one "
-        "version."
+        "that works, run 'qdqtool predict' for what it knows before a build, then leave the Q/DQ "
+        "of one block after another out. Try a newer TensorRT before anything longer: most texts "
+        "of this form are bugs of one version."
     )
 
 

@@ -114,9 +114,8 @@ def explain_line(text: str) -> LineAnswer | None:
     note: str = ""
     if not rules:
         note = Note(
-            f"{event.pass_name} is a pass that no available build shows; qdqtool does not "
-            "simulate it. Please "
-            "report a log that contains it.",
+            f"{event.pass_name} is a pass that no available build shows; qdqtool does not simulate "
+            "it. Please report a log that contains it.",
             code="pass-unknown",
             name=event.pass_name,
         )

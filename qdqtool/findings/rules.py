@@ -15,9 +15,9 @@ def reason_classes() -> Iterator[type[Refusal]]:
     """Yield the classes of reasons that become findings, without those that inherit their rules."""
     for module in REASON_MODULES:
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Refusal) and "rules" in vars(value):
-                if value.__module__ == module.__name__ and value.rules:
-                    yield value
+            is_reason = isinstance(value, type) and issubclass(value, Refusal)
+            if is_reason and value.__module__ == module.__name__ and vars(value).get("rules"):
+                yield value
 
 
 def finding_code(reason: Refusal) -> FindingCode:

@@ -103,8 +103,7 @@ _LOST: dict[LossCause, Message] = {
     ),
     LossCause.POOL: (
         "{conv}: {node} ({op}) is between {dq} and a Q and becomes an INT8 pooling with the scale "
-        "of the Q; {conv} "
-        "reads a second, float pooling.",
+        "of the Q; {conv} reads a second, float pooling.",
         "Put Q/DQ on the input of {conv} as well, or remove the Q of the other consumer.",
     ),
     LossCause.JOIN_FLOAT: (
@@ -117,8 +116,7 @@ _LOST: dict[LossCause, Message] = {
     ),
     LossCause.PAD: (
         "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width is "
-        "fused into a convolution, "
-        "if it is directly before it and has no other consumer.",
+        "fused into a convolution, if it is directly before it and has no other consumer.",
         "Put Q/DQ between {node} and {conv}, or use the pads attribute of the convolution.",
     ),
     LossCause.AXIS: (
@@ -132,8 +130,7 @@ _LOST: dict[LossCause, Message] = {
     ),
     LossCause.INPUT_SHAPE1: (
         "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel; a convolution "
-        "that reads it runs in "
-        "float.",
+        "that reads it runs in float.",
         "Give {dq} a scalar scale (shape []).",
     ),
     LossCause.WEIGHTS_AXIS: (

@@ -226,8 +226,7 @@ class ScaleDead(Refusal):
         shift = f" and zero point {self.zero_point}" if self.zero_point else ""
         text = (
             f"{self.node} has scale {format_number(self.scale)}{shift}, which makes {values} "
-            f"{format_number(first.value)}: "
-            f"{bounds}."
+            f"{format_number(first.value)}: {bounds}."
         )
         if not self.whole:
             return text, (
@@ -237,9 +236,8 @@ class ScaleDead(Refusal):
         if self.reach is None:
             return text, "Calibrate again: the scale and zero point are those of another tensor."
         return text, (
-            f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; "
-            "calibration may find a "
-            "smaller one."
+            f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; calibration "
+            "may find a smaller one."
         )
 
 
@@ -442,16 +440,14 @@ class OutlierScales(Refusal):
         )
         message = (
             f"{self.bad} of {self.total} activation scales cover outliers, and leave other values "
-            "one or two of 127 steps. "
-            f"{where}, the largest value is many times the typical one: "
+            f"one or two of 127 steps. {where}, the largest value is many times the typical one: "
             f"{listed}{_more(self.bad, len(self.worst))}."
         )
         if self.linear:
             return message
         return message, (
             "Keep them float (--exclude), and compare the accuracy. A method that clips "
-            "(--method-for "
-            "TENSOR=percentile) helps if the outliers do not matter."
+            "(--method-for TENSOR=percentile) helps if the outliers do not matter."
         )
 
 
@@ -586,10 +582,8 @@ class WeightsPerTensor(Refusal):
     def message(self, finding: Finding, cause: Cause) -> Message:
         text = (
             f"{len(self.layers)} of {self.total} layers have one scale for all output channels of "
-            "their weights; "
-            f"ranges of the channels of {self.node} differ {self.spread:.3g}-fold, and "
-            f"{self.lost:.0%} of them lose "
-            f"two bits or more"
+            f"their weights; ranges of the channels of {self.node} differ {self.spread:.3g}-fold, "
+            f"and {self.lost:.0%} of them lose two bits or more"
         )
         text += (
             f" ({self.lossy} layers with such a loss in a quarter of the channels)."
@@ -600,9 +594,8 @@ class WeightsPerTensor(Refusal):
             return text, "Give each output channel a scale of its own: max|w| / 127."
         some = "" if self.rounded == len(self.layers) else f" of {self.rounded} of these layers"
         return text, (
-            f"The file has no float weights{some}, so quantize again from the float model: "
-            "qdqtool insert "
-            "FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
+            f"The file has no float weights{some}, so quantize again from the float model: qdqtool "
+            "insert FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
         )
 
 
@@ -733,8 +726,7 @@ class UnknownOperator(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown "
-            f"operator, {self.op}: no Q or DQ moves "
-            "past it or is fused into it."
+            f"operator, {self.op}: no Q or DQ moves past it or is fused into it."
         )
 
 
@@ -799,8 +791,7 @@ class FusedByMyelin(Refusal):
         if self.possible:
             return (
                 f"Myelin may compile {where}: up to {self.possible} of the conversions counted "
-                "here would then be part of "
-                "its kernels."
+                "here would then be part of its kernels."
             )
         text = f"Myelin compiles {where}"
         if self.fused:
@@ -941,8 +932,7 @@ class FloatEinsum(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.node} computes a matrix product as an Einsum ({self.equation}), in float; its "
-            "operands are "
-            f"{'' if self.quantized else 'not all '}dequantized."
+            f"operands are {'' if self.quantized else 'not all '}dequantized."
         )
 
 
@@ -966,8 +956,7 @@ class DecomposedNorm(Refusal):
             return (
                 (
                     f"{self.node} ({self.alone}) squares values that are summed: in FP16 the "
-                    "square of 256 is infinite, and that of "
-                    "2e-4 is zero."
+                    "square of 256 is infinite, and that of 2e-4 is zero."
                 ),
                 "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
                 "squares.",

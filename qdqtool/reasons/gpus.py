@@ -37,8 +37,7 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32 there.",
     GpuFact.FUSION: (
         "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after "
-        "{count} convolutions "
-        "({first} first) may not be fused, so that these write float."
+        "{count} convolutions ({first} first) may not be fused, so that these write float."
     ),
     GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 "
     "kernel there.",

@@ -118,8 +118,7 @@ class WeightsRank(Refusal):
     def skip_reason(self) -> str:
         return (
             f"its weights have {format_count(self.dimensions, 'dimension')}; TensorRT supports "
-            "constant "
-            "INT8 weights of two"
+            "constant INT8 weights of two"
         )
 
 

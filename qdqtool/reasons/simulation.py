@@ -121,23 +121,20 @@ def _skip_fix(add: str, residual: str, quantizers: Sequence[TensorConsumer]) -> 
         return f"Put Q/DQ on {residual} before {add}; its scale needs calibration."
     return (
         f"Connect {add} to the DequantizeLinear of {q.node} (scale {format_scale(q.scale)}) "
-        f"instead of {residual}: no new "
-        "scale is needed."
+        f"instead of {residual}: no new scale is needed."
     )
 
 
 _REDUCTION = (
     "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, "
-    "or remove the pair "
-    "before it."
+    "or remove the pair before it."
 )
 
 
 def _reduction(r: ReduceNotPooling) -> str:
     return (
         f"{r.node} (ReduceMean) runs in float: TensorRT converts it to a pooling only over height "
-        "and width with "
-        "keepdims=1."
+        "and width with keepdims=1."
     )
 
 
@@ -271,8 +268,7 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
             past = "" if self.blocker is None else f" past {self.blocker.node} ({self.blocker.op})"
             return (
                 f"{self.node} runs in float: {self.dq} has {len(shared.consumers)} consumers, and "
-                "only a DQ with a single one "
-                f"moves down{past}.",
+                f"only a DQ with a single one moves down{past}.",
                 f"Give {self.node} its own DequantizeLinear, after the same QuantizeLinear.",
             )
         where = (
@@ -301,8 +297,7 @@ class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.node}: its input is quantized{f' ({self.dq})' if self.dq else ''}, but its "
-            f"weights '{self.weight}' are not, so it runs "
-            "in float."
+            f"weights '{self.weight}' are not, so it runs in float."
         )
 
 
@@ -422,8 +417,7 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"{self.dq} has {'uint8 ' if self.unsigned else ''}zero point "
-            f"{' to '.join(map(str, dict.fromkeys(self.zero_points)))}; "
-            "TensorRT requires 0."
+            f"{' to '.join(map(str, dict.fromkeys(self.zero_points)))}; TensorRT requires 0."
         )
 
 
@@ -462,8 +456,7 @@ class WeightsAxis(Refusal, reason="weights-axis"):
         )
         return (
             f"{self.node}: {self.dq} uses axis {self.axis}{written} of the weights{shape}; the "
-            "output channels are axis "
-            f"{self.expected}."
+            f"output channels are axis {self.expected}."
         )
 
 
@@ -591,8 +584,7 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
         if pool is not None:
             return (
                 f"{_writes(self)} because {pool.node} ({pool.op}) is consumed in INT8 by "
-                f"{list_names(consumer_names(quantized))} and "
-                "as float by "
+                f"{list_names(consumer_names(quantized))} and as float by "
                 f"{list_names(consumer_names(floats))}{describe_unread_consumers(self.consumers)}: "
                 "no Q can move up past it.",
                 _skip_fix(add.node, f"the result of {pool.node}", quantizers_after_pooling(self))
@@ -718,8 +710,7 @@ class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
             )
         return (
             f"{self.node} reads and writes float{format_size(self.elements)} at {self.add}: its "
-            f"residual is quantized ({residual}), "
-            f"but {clause}.",
+            f"residual is quantized ({residual}), but {clause}.",
             f"Quantize the result of {self.add}, or remove the pair of {residual} before the Add.",
         )
 
@@ -839,9 +830,8 @@ class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} writes float because {self.batchnorm} after it remains a separate "
-            "layer: its parameters are not plain "
-            "constants."
+            f"{self.node} writes float because {self.batchnorm} after it remains a separate layer: "
+            "its parameters are not plain constants."
         )
 
 

@@ -131,7 +131,6 @@ def advise_common_scale(scales: Sequence[Scale]) -> str:
         return (
             f"One scale, {format_number(largest)}, would cost the smallest range "
             f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side "
-            "with the largest "
-            "range in float."
+            "with the largest range in float."
         )
     return f"Give them one scale, {format_number(largest)}{cost}."

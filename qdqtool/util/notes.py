@@ -32,15 +32,3 @@ class Note(str):
         note.code = code
         note.values = values
         return note
-
-    def __init__(self, text: str = "", *, code: str = "", **values: Any) -> None:
-        pass
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore_note, (str(self), self.__dict__)
-
-
-def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
-    note = Note(text)
-    note.__dict__.update(attributes)
-    return note
