@@ -1,6 +1,8 @@
 """Names, defaults and choices of options are the same in functions, option classes and commands."""
 
+import ast
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from typing import Any
@@ -25,6 +27,7 @@ from qdqtool.extraction.options import (
     ShrinkOptions,
 )
 from qdqtool.fixing.options import FixOptions
+from qdqtool.formats.output import as_options
 from qdqtool.insertion import options as of_insertion
 from qdqtool.insertion.losses import SAMPLES, SMALL_ERROR
 from qdqtool.insertion.options import (
@@ -46,6 +49,7 @@ from qdqtool.util import limits
 from qdqtool.verification.api import verify_with_builder
 from qdqtool.verification.local_build import build_model
 from tests.errors import has
+from tests.sources import nodes_like, sources
 
 Function = Callable[..., Any]
 
@@ -327,3 +331,28 @@ def test_docstring_states_default(function: Function, text: str) -> None:
 
 def test_commands_have_the_default_target() -> None:
     assert COMMAND_TARGET == DEFAULT_TARGET
+
+
+def quoted_names() -> set[str]:
+    """Return the names in backticks in messages, also as `name=value`. Docstrings do not count."""
+    names: set[str] = set()
+    for path in sources().values():
+        docstrings = {id(node.value) for node in nodes_like(path, ast.Expr)}
+        for node in nodes_like(path, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in docstrings:
+                names.update(re.findall(r"`([a-z_]+)(?:=[^`]*)?`", node.value))
+    return names
+
+
+def test_parameters_in_messages_become_options() -> None:
+    """A message that names a parameter must not reach the command line in backticks."""
+    options = {
+        parameter.name
+        for name in cli.list_commands(click.Context(cli))
+        if (command := cli.get_command(click.Context(cli), name)) is not None
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+    }
+    named = quoted_names() & options
+    assert len(named) > 30
+    assert {name for name in named if not as_options(f"`{name}`").startswith("--")} == set()
