@@ -90,14 +90,14 @@ class ClusterJob:
         self.slots = sum(self.client.nthreads().values())
 
     def results(self, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Yield each item with its result, as they are done.
+        """Yield each item with its result as soon as a worker finishes it.
 
-        Items are taken as workers become free. If a worker dies, another one repeats its work; each
-        result still comes once.
+        Free workers receive the next item. If a worker dies, another one repeats its item. Each
+        result is yielded once.
 
         Raises:
-            ClusterError: The scheduler or all workers are lost, or a piece kills its workers.
-            QdqtoolError: The error of a piece of work.
+            ClusterError: The scheduler or all workers are lost, or an item ends its workers.
+            QdqtoolError: The work on an item failed.
         """
         source = iter(items)
         exhausted = False

@@ -87,7 +87,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
 
     @staticmethod
     def _copy(network: Network, dq: Layer) -> list[Layer]:
-        """Give each operator that a shared DQ can pass a DQ of its own. Return these."""
+        """Insert a DQ for each operator that a shared DQ can pass, and return the new DQs."""
         copies: list[Layer] = []
         if dq.quant is not None and dq.quant.is_per_channel:
             return copies
