@@ -257,17 +257,22 @@ def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target:
 def _render_text(
     results: list[ModelReview], target: Target, width: int, *, half: bool, **settings: Any
 ) -> str:
-    from qdqtool.formats.predict_text import format_build_command, has_int8, render
+    from qdqtool.formats.predict_text import (
+        choose_typing,
+        format_build_command,
+        has_quantized,
+        render,
+    )
 
     texts = []
     for result in results:
         if result.prediction is None:
             continue
         text = render(result.prediction, width, time=result.time, **settings)
-        if settings["way"] is None and not target.is_rtx and has_int8(result.prediction):
-            text = (
-                f"{text.rstrip()}\n\n{format_build_command(target, result.path, width, half=half)}"
-            )
+        if settings["way"] is None and not target.is_rtx and has_quantized(result.prediction):
+            built = choose_typing(result.prediction, target)
+            command = format_build_command(built, result.path, width, half=half)
+            text = f"{text.rstrip()}\n\n{command}"
         if len(results) > 1:
             text = f"{as_line(result.path)}\n{text.rstrip()}\n"
         texts.append(text)
@@ -318,7 +323,7 @@ def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> 
     lines = []
     for pattern in patterns:
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]
-        missed = [c.name for c in matches if not c.is_int8]
+        missed = [c.name for c in matches if not c.is_quantized]
         if missed:
             lines.append(
                 f"--require '{pattern.pattern}' is not met: {len(missed)} of {len(matches)} "

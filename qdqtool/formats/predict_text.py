@@ -10,7 +10,15 @@ from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.report import title_of
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.reasons.simulation import OutsideRules
-from qdqtool.types import ConvOutcome, EngineLayer, Finding, Precision, Prediction, Severity
+from qdqtool.types import (
+    EIGHT_BITS,
+    ConvOutcome,
+    EngineLayer,
+    Finding,
+    Precision,
+    Prediction,
+    Severity,
+)
 from qdqtool.util.text import format_count, format_layer_counts, keep_end
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
     from qdqtool.trt.targets import Target
-    from qdqtool.types import Assumption
+    from qdqtool.types import Assumption, Json
 
 # Limits of lists, unless everything is printed.
 _MAX_PLACES = 3  # findings of one code, and names in a line
@@ -56,7 +64,7 @@ def verdict(prediction: Prediction) -> str:
         if prediction.time is None:
             text += ", and 'predict --gpu NAME' estimates what they gain"
         return text
-    if forms and not counts["int8"]:
+    if forms and not (counts["int8"] or counts["fp8"]):
         return f"{outside}{layers}: none in INT8, because the model has {forms}"
     text = "; ".join(_describe_outcomes(prediction))
     return f"{outside}the model has {forms}; apart from that {text}" if forms else outside + text
@@ -70,7 +78,7 @@ def _describe_outcomes(prediction: Prediction) -> list[str]:
     if counts["matrix_products"]:
         parts.append(
             f"{format_count(counts['matrix_products'], 'matrix product')}: "
-            f"{counts['matrix_products_int8']} INT8, {counts['matrix_products_float']} float"
+            f"{_describe_products(counts)}, {counts['matrix_products_float']} float"
         )
     if prediction.conversions is None:
         return parts
@@ -88,26 +96,45 @@ def _describe_outcomes(prediction: Prediction) -> list[str]:
     return parts
 
 
+def _describe_products(counts: Json) -> str:
+    int8, fp8 = counts["matrix_products_int8"], counts["matrix_products_fp8"]
+    if not fp8:
+        return f"{int8} INT8"
+    return f"{int8} INT8, {fp8} FP8" if int8 else f"{fp8} FP8"
+
+
 def _describe_convolutions(prediction: Prediction) -> str:
-    """Describe convolutions by type: ``64 convolutions: 60 INT8 (52 to INT8, ...), 4 float``."""
+    """Describe convolutions by type: ``64 convolutions: 60 INT8 (52 to INT8, ...), 4 float``.
+
+    FP8 is listed if there is any; INT8 is left out if all quantized convolutions are FP8.
+    """
     convolutions = [c for c in prediction.convolutions if not c.is_product]
-    products = [c for c in prediction.convolutions if c.is_product]
-    product_int8 = sum(c.is_int8 for c in products)
-    product_inside = sum(c.int8_in_int8_out for c in products)
-    counts = prediction.summary()
-    cases = [(counts["int8"], counts["int8_to_int8"])]
+    int8, int8_text = _describe_type(prediction, Precision.INT8)
+    fp8, fp8_text = _describe_type(prediction, Precision.FP8)
+    floats = [len(convolutions) - sum(pair) for pair in zip(int8, fp8, strict=True)]
+    if not any(fp8):
+        texts = [int8_text]
+    else:
+        texts = [int8_text, fp8_text] if any(int8) else [fp8_text]
+    parts = ", ".join([*texts, f"{_format_range(floats)} float"])
+    return f"{format_count(len(convolutions), 'convolution')}: {parts}"
+
+
+def _describe_type(prediction: Prediction, precision: Precision) -> tuple[list[int], str]:
+    """Return the number of convolutions of a type for each assumption, and their description."""
+    name = precision.value.lower()
+    counts: list[Json] = [prediction.summary()]
     for assumption in _open_assumptions(prediction):
-        cases += [(c.int8, c.int8_to_int8) for c in assumption.alternatives.values()]
-    int8 = [total - product_int8 for total, _ in cases]
-    inside = [to_int8 - product_inside for _, to_int8 in cases]
-    to_float = [total - to_int8 for total, to_int8 in zip(int8, inside, strict=True)]
+        counts += [c.as_json() for c in assumption.alternatives.values()]
+    products = [c for c in prediction.convolutions if c.is_product and c.computes_in(precision)]
+    product_inside = sum(c.quantized_in_quantized_out for c in products)
+    total = [c[name] - len(products) for c in counts]
+    inside = [c[f"{name}_to_{name}"] - product_inside for c in counts]
+    to_float = [number - to_same for number, to_same in zip(total, inside, strict=True)]
     outputs = ""
-    if prediction.conversions is not None and any(int8):
-        outputs = f" ({_format_range(inside)} to INT8, {_format_range(to_float)} to float)"
-    return (
-        f"{format_count(len(convolutions), 'convolution')}: {_format_range(int8)} INT8{outputs}, "
-        f"{_format_range([len(convolutions) - n for n in int8])} float"
-    )
+    if prediction.conversions is not None and any(total):
+        outputs = f" ({_format_range(inside)} to {precision}, {_format_range(to_float)} to float)"
+    return total, f"{_format_range(total)} {precision}{outputs}"
 
 
 def _format_range(numbers: Sequence[int]) -> int | str:
@@ -137,10 +164,12 @@ def _describe_assumptions(prediction: Prediction) -> list[str]:
         first = ""
         if a.places:
             first = f" ({a.places[0]} first)" if len(a.places) > 1 else f" ({a.places[0]})"
-        numbers = {a.value: (counts["int8_to_int8"], counts["conversions"])}
-        numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
+        kind = "FP8" if counts["fp8"] and not counts["int8"] else "INT8"
+        field = f"{kind.lower()}_to_{kind.lower()}"
+        numbers = {a.value: (counts[field], counts["conversions"])}
+        numbers |= {name: (c.as_json()[field], c.conversions) for name, c in a.alternatives.items()}
         results = [
-            f"{value.capitalize()}, {_ASSUMED_LAYERS[value]}: {inside} INT8 to INT8, "
+            f"{value.capitalize()}, {_ASSUMED_LAYERS[value]}: {inside} {kind} to {kind}, "
             f"{format_count(conversions, 'conversion')}."
             for value, (inside, conversions) in sorted(numbers.items())
         ]
@@ -157,12 +186,12 @@ def _describe_assumptions(prediction: Prediction) -> list[str]:
 
 
 def _describe_outside(prediction: Prediction) -> str:
-    """Return the start of a verdict whose numbers do not cover FP8 and INT4."""
+    """Return the start of a verdict whose numbers do not cover INT4 and FP4."""
     types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""
     return (
-        f"{' and '.join(types) or 'FP8'} Q/DQ is outside the rules of this prediction, "
+        f"{' and '.join(types) or 'FP4'} Q/DQ is outside the rules of this prediction, "
         "and counted as float; "
     )
 
@@ -252,17 +281,28 @@ def _add_convolution_tables(page: TextPage, prediction: Prediction) -> None:
 def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
     """Return whether a convolution is not INT8 to INT8, and no finding names it."""
     # Targets that quantize inside their kernels have no INT8 outputs to expect.
-    is_best = conv.is_int8 if prediction.conversions is None else conv.int8_in_int8_out
+    is_best = (
+        conv.is_quantized if prediction.conversions is None else conv.quantized_in_quantized_out
+    )
     return not conv.findings and not is_best
 
 
-def has_int8(prediction: Prediction) -> bool:
-    """Return whether any layer of the engine reads or writes INT8, such as an Add with Q/DQ."""
+def has_quantized(prediction: Prediction) -> bool:
+    """Return whether a layer of the engine, such as an Add, reads or writes INT8 or FP8."""
     return any(
-        t.precision == Precision.INT8
+        t.precision in EIGHT_BITS
         for layer in prediction.layers
         for t in (*layer.inputs, *layer.outputs)
     )
+
+
+def choose_typing(prediction: Prediction, target: Target) -> Target:
+    """Return the target to build for: strongly typed if the network has FP8."""
+    from qdqtool.trt.targets import strongly_typed
+
+    if not target.has_fp8 or not prediction.summary()["fp8"]:
+        return target
+    return strongly_typed(target)
 
 
 def format_build_command(target: Target, model: str, width: int, *, half: bool = True) -> str:

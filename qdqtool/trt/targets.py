@@ -19,6 +19,10 @@ from qdqtool.util.tables import read_rows
 DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
 
+_FIRST_FP8 = (10, 0)
+# NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
+_FIRST_FP8_CONVOLUTIONS = (10, 2)
+
 # Evidence about Conv + activation + Add, by version. No log of either is published.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (
@@ -135,6 +139,17 @@ class Target:
     def has_int8(self) -> bool:
         """Whether it has INT8 on all GPUs that it builds for: TensorRT-RTX has none on 7.5."""
         return not (self.is_rtx and 75 in self.capabilities)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it accepts FP8 quantizers: TensorRT 10 and later, and TensorRT-RTX."""
+        return self.is_rtx or self.version >= _FIRST_FP8
+
+    @property
+    def fp8_convolutions(self) -> bool:
+        """Whether it computes convolutions in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`)."""
+        numbers = version_numbers(self.requested_version) if self.requested_version else None
+        return self.is_rtx or numbers is None or numbers >= _FIRST_FP8_CONVOLUTIONS
 
     @property
     def capability_names(self) -> list[str]:

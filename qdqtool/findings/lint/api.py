@@ -7,6 +7,7 @@ from qdqtool.findings.lint import (
     activation_scales,
     dead_scales,
     floats,
+    fp8,
     heads,
     operators,
     quantizers,
@@ -32,6 +33,7 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
     report.ignored_codes = CODES if target_named(report.target).is_rtx else frozenset()
     operators.run(view, report)
     quantizers.run(view, report)
+    fp8.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
     weight_granularity.run(view, report)
