@@ -26,7 +26,6 @@ from calibration.session import (
     check_tensors,
     external_folder,
     input_specs,
-    metadata_size,
     open_session,
     sample_bytes,
     worker_count,
@@ -34,6 +33,7 @@ from calibration.session import (
 from calibration.statistics import DEFAULT_BINS, histogram_bytes
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import metadata_size
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.sizes import linear_inputs
 from qdqtool.proto.external_data import read_location

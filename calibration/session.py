@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import difflib
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +25,6 @@ from qdqtool.runtime.sessions import open_proto
 from qdqtool.util import limits
 
 Size = tuple[int, int]
-# "[640, 640]", "(640, 640)", "640x640" or "640".
-_IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
 
 
 def input_specs(model: Model) -> list[InputSpec]:
@@ -63,15 +60,6 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
     # Some exporters write 0 or -1 for an open dimension.
     shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
     return InputSpec(value.name, shape, dtype.name)
-
-
-def metadata_size(model: Model) -> Size | None:
-    """Return height and width from Ultralytics' metadata `imgsz` (`[640, 640]`), or None."""
-    match = _IMAGE_SIZE.fullmatch(model.metadata.get("imgsz", "").strip())
-    if match is None:
-        return None
-    height, width = int(match[1] or match[3]), int(match[2] or match[3])
-    return (height, width) if min(height, width) > 0 and max(height, width) <= 1 << 16 else None
 
 
 def _display_path(model: Model) -> str:

@@ -22,6 +22,7 @@ from qdqtool.errors import DataError
 from qdqtool.fixing.sandbox import Arrays, RunError
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import metadata_size
 
 MAX_PARTS = 16  # of one output; an output of more is compared as a whole
 SAMPLES = 8  # images that outputs are compared on
@@ -235,7 +236,7 @@ def read_samples(
         DataError: The data has no usable sample.
     """
     from calibration import Preprocess, open_data
-    from calibration.session import input_specs, metadata_size
+    from calibration.session import input_specs
 
     size = size or metadata_size(model)
     dataset = open_data(data, input_specs(model), preprocess or Preprocess(), count, size)

@@ -44,6 +44,7 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.view import View
 from qdqtool.reasons.placement import nothing_to_quantize
@@ -210,6 +211,7 @@ class _Inserter:
             model, target, options.placement.weights, options.network.high_precision
         )
         self._model = self._network.model
+        remember_size(self._model, options.images.size)
         self._statistics: Statistics | None = None
         self._maxima: dict[str, float] = {}  # largest magnitudes of tensors in the calibration
         self.result = Insertion(

@@ -34,6 +34,7 @@ from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.timing import gpus
@@ -228,6 +229,7 @@ class _TuningRun:
             model, self.target, placing.weights, network.high_precision, self.source
         )
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
+        remember_size(self.model, options.images.size)
         rules, placement = choose_rules(self.model, placing, self.target)
         self.metric = metric_for(self.model, options.goal.metric, timeout)
         self.sets = open_sets(

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
 from calibration.options import Preprocess
-from calibration.session import input_specs, metadata_size
+from calibration.session import input_specs
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import metadata_size
 from qdqtool.tuning.options import SearchBudget
 from qdqtool.util import limits
 from qdqtool.util.files import same_file
