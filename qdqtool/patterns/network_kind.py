@@ -25,15 +25,16 @@ def describe_other_kind(model: Model) -> str | None:
     ops = {node.op for node in model.nodes}
     if not ops.isdisjoint(_SUPPRESSION):
         return None
+    first = f"the network's output '{model.outputs[0]}'" if model.outputs else ""
     shapes = [model.shape(name) for name in model.outputs]
     if any(shape is None for shape in shapes):
         return _describe_transformer(model)
     known = [shape for shape in shapes if shape is not None]
     if known and all(_has_no_positions(shape) for shape in known):
         shape = ", ".join("?" if size is None else str(size) for size in known[0])
-        return f"the network's output '{model.outputs[0]}' [{shape}] has no positions, as in a classifier"
+        return f"{first} [{shape}] has no positions, as in a classifier"
     if known and all(_is_dense(model, shape) for shape in known):
-        return f"the network's output '{model.outputs[0]}' is a dense map, as in segmentation"
+        return f"{first} is a dense map, as in segmentation"
     return _describe_transformer(model)
 
 
