@@ -17,6 +17,7 @@ from PIL import Image
 
 import qdqtool
 from qdqtool import prediction
+from qdqtool.accuracy.metrics import OutputAgreementMetric
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
@@ -35,7 +36,6 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
 )
-from qdqtool.tuning.metrics import OutputAgreementMetric
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, Tuning
