@@ -211,7 +211,7 @@ ONLY_FUNCTION = {
     "tune": {"model", "data", "mapper", "progress", "say"},
     "predict": {"model", "advice"},
     "verify": {"model", "builds"},
-    "compare": {"a", "b", "data", "progress", "preprocess"},
+    "compare": {"a", "b", "data", "progress"},
     "report": {"model", "builds"},
     "fix": {"source", "data"},
     "extract": {"model", "keep_interrupted"},

@@ -174,3 +174,15 @@ def test_size_must_be_a_multiple_of_the_stride_of_the_metadata(photos: Path) -> 
 def test_custom_settings_have_no_name(photos: Path) -> None:
     result = qdqtool.insert(classifier(), photos, preprocess=Preprocess("stretch", scale=0.01))
     assert recorded(result.model)["name"] == "custom"
+
+
+def test_compare_uses_what_the_quantized_model_records(photos: Path) -> None:
+    model = classifier()
+    quantized = qdqtool.insert(model, photos, preprocess="imagenet").model
+    result = qdqtool.compare(model, quantized, data=photos)
+    assert note("preprocess", name="imagenet", origin="model") in result.notes
+    assert result.agreement is not None and result.agreement.preprocess is not None
+    assert result.agreement.as_json()["preprocess"]["name"] == "imagenet"
+    assert "default-preprocess" not in note_codes(result.notes)
+    by_default = qdqtool.compare(model, model, data=photos)
+    assert note("default-preprocess") in by_default.notes
