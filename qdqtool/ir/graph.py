@@ -129,6 +129,11 @@ class Node:
         return f"<{self.op} {self.name}>"
 
     @property
+    def consumed_tensors(self) -> list[str]:
+        """Names of all tensors that the node reads, also in its subgraphs."""
+        return [tensor for tensor in (*self.inputs, *self.captured) if tensor]
+
+    @property
     def attributes(self) -> Mapping[str, Any]:
         """Attribute values by name; tensors and graphs as protos, strings as ``str``."""
         if self._attributes is None:
@@ -332,9 +337,7 @@ class Model:
                 del self.consumers_by_tensor[name]
 
     def _sort_nodes(self) -> list[Node]:
-        order = sort_topologically(
-            self.nodes, lambda n: (*n.inputs, *n.captured), lambda n: n.outputs
-        )
+        order = sort_topologically(self.nodes, lambda n: n.consumed_tensors, lambda n: n.outputs)
         if len(order) != len(self.nodes):
             ordered = {node.index for node in order}
             stuck = next(node for node in self.nodes if node.index not in ordered)
@@ -720,7 +723,7 @@ def _label(node: onnx.NodeProto, counts: Counter[str]) -> str:
 
 
 def _input_tensors(nodes: Iterable[Node]) -> set[str]:
-    return {tensor for node in nodes for tensor in (*node.inputs, *node.captured) if tensor}
+    return {tensor for node in nodes for tensor in node.consumed_tensors}
 
 
 def _add_types(types: dict[str, TensorType], node: Node, outputs: Sequence[TensorType]) -> bool:

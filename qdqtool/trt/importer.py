@@ -216,7 +216,7 @@ class Importer:
 
         Its inputs are all tensors except constants and shape tensors.
         """
-        names = [name for name in (*node.inputs, *node.captured) if name]
+        names = node.consumed_tensors
         inputs = [
             self._input(name)
             for name in names
