@@ -17,6 +17,7 @@ from calibration.cluster.connection import Cluster, check_cluster
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
+from qdqtool.accuracy.metrics import MetricFunction, find_compared_tensors, metric_for
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
@@ -49,7 +50,6 @@ from qdqtool.tuning.measure import (
     count_default_workers,
     map_on_threads,
 )
-from qdqtool.tuning.metrics import MetricFunction, find_compared_tensors, metric_for
 from qdqtool.tuning.options import SearchBudget, TuneOptions, TuningGoal
 from qdqtool.tuning.planner import Configuration, Planner
 from qdqtool.tuning.result import PlacementResult, Tuning
