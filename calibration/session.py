@@ -206,8 +206,10 @@ def sample_bytes(model: Model, names: Sequence[str]) -> int:
     return total
 
 
-def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
+def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: bool = True) -> Any:
     """Open an onnxruntime session on the CPU that computes some tensors.
+
+    `fold_qdq` permits integer kernels instead of Q/DQ pairs.
 
     Raises:
         ModelError: onnxruntime rejects the model.
@@ -216,14 +218,16 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
     partial = partial_model(model, names, weights=bool(folder))
     try:
         try:
-            return open_proto(partial, threads, weights=model.initializers, folder=folder)
+            return open_proto(
+                partial, threads, weights=model.initializers, folder=folder, fold_qdq=fold_qdq
+            )
         except Exception:
             if not folder:
                 raise
             # Older onnxruntime (seen with 1.20) has no option for the folder of external weights.
             partial = partial_model(model, names)
             _embed_weights(model, partial)
-            return open_proto(partial, threads)
+            return open_proto(partial, threads, fold_qdq=fold_qdq)
     except Exception as error:  # onnxruntime's exceptions have no other common base
         raise _session_error(model.path, error) from error
     finally:

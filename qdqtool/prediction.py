@@ -76,7 +76,7 @@ def _predict(
         else:
             prediction = simulate(index, target, assume)
         if advice:
-            prediction.findings = advise(index, prediction, way)
+            prediction.findings = advise(index, prediction, way, target)
     return prediction
 
 
@@ -155,12 +155,16 @@ def predict_outcome(model: Model, target: Target) -> Prediction:
         return simulate_without_alternatives(model, target)
 
 
-def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:
+def advise(
+    model: Model, prediction: Prediction, way: str | None = None, target: Target | None = None
+) -> list[Finding]:
     """Find the findings of a prediction, and sort and number them.
 
+    The default target is the one of the prediction, without the version that a user named.
     Sets ``findings`` of each convolution to the ids of the findings about it.
     """
-    findings = _sort_findings(_find_findings(model, prediction, way))
+    chosen = target or target_named(prediction.target)
+    findings = _sort_findings(_find_findings(model, prediction, way, chosen))
     _number_findings(findings, prediction, model)
     return findings
 
@@ -169,18 +173,20 @@ def predict_part(model: Model, target: Target) -> Prediction:
     """Predict a part of a model; its findings are neither sorted nor numbered."""
     with pause_gc():
         prediction = predict_outcome(model, target)
-        prediction.findings = _find_findings(model, prediction, None)
+        prediction.findings = _find_findings(model, prediction, None, target)
     return prediction
 
 
-def _find_findings(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
+def _find_findings(
+    model: Model, prediction: Prediction, way: str | None, target: Target
+) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.view import View
 
     view = View(model)
-    report = FindingReport(prediction.target, way)
-    if target_named(prediction.target).is_rtx:
+    report = FindingReport(target, way)
+    if target.is_rtx:
         from qdqtool.findings.compiler import explain_compiler
 
         explain_compiler(prediction, report, view)

@@ -460,6 +460,14 @@ def image_options(function: Command) -> Command:
 
 # Calibration
 
+max_images_option = click.option(
+    "--max-images",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Maximum number of images, spread over the whole set.",
+)
+
 range_options = group(
     click.option(
         "--method",
@@ -482,13 +490,7 @@ range_options = group(
         show_default=True,
         help="For the method percentile.",
     ),
-    click.option(
-        "--max-images",
-        type=click.IntRange(1),
-        default=512,
-        show_default=True,
-        help="Maximum number of images, spread over the whole set.",
-    ),
+    max_images_option,
 )
 
 cache_options = group(

@@ -290,6 +290,11 @@ class ReferenceOutputs:
         return np.concatenate([a.reshape(-1) for a in selected or [array]]).astype(np.float64)
 
     @property
+    def varies(self) -> bool:
+        """Whether the values of any output differ, so that an error can be relative to them."""
+        return any(variance > 0.0 for variance in self._variances.values())
+
+    @property
     def nbytes(self) -> int:
         """Memory of the values, in bytes."""
         return sum(values.nbytes for values in self._values.values())

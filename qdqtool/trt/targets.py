@@ -114,6 +114,16 @@ class Target:
         return self.version[0]
 
     @property
+    def has_local_functions(self) -> bool:
+        """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
+    def _parser_version(self) -> tuple[int, ...]:
+        """The version that a user named, whose parser may be newer than the rules."""
+        return version_numbers(self.requested_version) or self.version
+
+    @property
     def display_name(self) -> str:
         """Name for users: the version that was requested, else its own name."""
         if not self.requested_version:
