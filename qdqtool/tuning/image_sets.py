@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
-from calibration.options import Preprocess
-from calibration.session import input_specs
+from calibration.options import YOLO_PREPROCESS
+from calibration.session import choose_size, input_specs
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.ir.graph import Model
-from qdqtool.ir.input_shapes import metadata_size
 from qdqtool.tuning.options import SearchBudget
 from qdqtool.util import limits
 from qdqtool.util.files import same_file
@@ -124,9 +123,9 @@ def _open_dataset(
     dataset = open_data(
         data,
         input_specs(model),
-        images.preprocess or Preprocess(),
+        images.preprocess or YOLO_PREPROCESS,
         max_images,
-        images.size or metadata_size(model),
+        choose_size(model, images.size),
     )
     if dataset.indices is None:
         raise DataError(

@@ -17,6 +17,7 @@ from PIL import Image
 
 import qdqtool
 from qdqtool import prediction
+from qdqtool.accuracy.metrics import OutputAgreementMetric
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.result import Insertion
@@ -37,7 +38,6 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
 )
-from qdqtool.tuning.metrics import OutputAgreementMetric
 from qdqtool.tuning.options import SearchBudget
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
