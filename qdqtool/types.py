@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 from qdqtool.errors import brief
 from qdqtool.util.files import InputFiles
+from qdqtool.util.notes import Note
 from qdqtool.util.outputs import save_answer
 from qdqtool.util.records import collect_names, record
 
@@ -593,16 +594,32 @@ class ConvOutcome:
 
 @dataclass(slots=True)
 class ModelInfo:
-    """The model that a result refers to."""
+    """The model that a result refers to.
+
+    Attributes:
+        path: Path of the file, empty for a model in memory.
+        sha256: Hash of the file.
+        opset: Version of the operators.
+        nodes: Number of nodes.
+        open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
+            build for elsewhere.
+    """
 
     path: str
     sha256: str
     opset: int
     nodes: int
+    open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
-        return {"path": self.path, "sha256": self.sha256, "opset": self.opset, "nodes": self.nodes}
+        return {
+            "path": self.path,
+            "sha256": self.sha256,
+            "opset": self.opset,
+            "nodes": self.nodes,
+            "open_inputs": {name: list(shape) for name, shape in self.open_inputs.items()},
+        }
 
 
 @dataclass(slots=True, repr=False)
@@ -632,6 +649,7 @@ class Prediction:
             without Q/DQ, and those that an Einsum computes in float.
         compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those
             that TensorRT-RTX builds for, or that of the GPU. Empty if it holds for every GPU.
+        notes: Notes about the images that activations were checked on.
         read: The input files, which :meth:`save` does not overwrite.
     """
 
@@ -651,6 +669,7 @@ class Prediction:
     regions: list[MyelinRegion] = field(default_factory=list)
     float_products: list[str] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -752,6 +771,7 @@ class Prediction:
             "assumptions": [a.as_json() for a in self.assumptions],
             "regions": [r.as_json() for r in self.regions],
             "float_products": list(self.float_products),
+            "notes": list(self.notes),
             **({"time": self.time} if self.time is not None else {}),
         }
 

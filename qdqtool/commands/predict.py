@@ -116,7 +116,6 @@ def command(
     codes = [_find_code(text) for text in fail_on]
     from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import as_options, emit, to_json
-    from qdqtool.prediction import check_activations
     from qdqtool.timing.options import TimingOptions
 
     release = options.choose_target(target, strongly_typed)
@@ -131,7 +130,7 @@ def command(
         try:
             prediction, time = _predict(path, release, request, assume=assume, way=way)
             if calib is not None:
-                check_activations(path, prediction, calib, progress=True, **images.as_keywords())
+                _check_activations(path, prediction, calib, images)
         except QdqtoolError as error:
             if len(paths) == 1:
                 raise
@@ -160,6 +159,7 @@ def command(
                 release,
                 width,
                 half=not request.no_fp16,
+                batch=request.batch,
                 everything=everything,
                 layers=layers,
                 trace=trace,
@@ -178,6 +178,17 @@ def _check_request(request: TimingOptions, release: Target) -> None:
         record_input(request.calibrate)
     if request.sm is not None:
         _check_capability(request.sm, release)
+
+
+def _check_activations(
+    path: str, prediction: Prediction, calib: str, images: options.ImageArguments
+) -> None:
+    from qdqtool.formats.output import as_options
+    from qdqtool.prediction import check_activations
+
+    check_activations(path, prediction, calib, progress=True, **images.as_keywords())
+    for note in prediction.notes:
+        _print_note(as_options(note))
 
 
 def _print_note(text: str) -> None:
@@ -255,7 +266,13 @@ def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target:
 
 
 def _render_text(
-    results: list[ModelReview], target: Target, width: int, *, half: bool, **settings: Any
+    results: list[ModelReview],
+    target: Target,
+    width: int,
+    *,
+    half: bool,
+    batch: int | None,
+    **settings: Any,
 ) -> str:
     from qdqtool.formats.predict_text import (
         choose_typing,
@@ -271,8 +288,9 @@ def _render_text(
         text = render(result.prediction, width, time=result.time, **settings)
         if settings["way"] is None and not target.is_rtx and has_quantized(result.prediction):
             built = choose_typing(result.prediction, target)
-            command = format_build_command(built, result.path, width, half=half)
-            text = f"{text.rstrip()}\n\n{command}"
+            text = f"{text.rstrip()}\n\n" + format_build_command(
+                built, result.path, width, result.prediction.model, half=half, batch=batch
+            )
         if len(results) > 1:
             text = f"{as_line(result.path)}\n{text.rstrip()}\n"
         texts.append(text)

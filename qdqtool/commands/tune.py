@@ -153,8 +153,8 @@ def command(
 
     for output_path, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(output_path, option)
-    from qdqtool.formats.insertion_text import render_tuning
     from qdqtool.formats.output import as_options, use_option_names
+    from qdqtool.formats.tuning_text import render_tuning
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
 
@@ -178,10 +178,11 @@ def command(
     tuning.save(path)
     if result is not None:
         tuning.save_result(result)
-    notes = [f"wrote {path}"]
+    notes = [f"wrote the float model unchanged to {path}" if tuning.unchanged else f"wrote {path}"]
     if state is not None:
         notes.append(
-            f"kept {state}: the measurements, for another --keep; remove it when you are done"
+            f"kept the measurements in {state}: another --keep then takes seconds. Delete it when "
+            "you are done"
         )
     answer.write(
         lambda: use_option_names(tuning.as_json()),

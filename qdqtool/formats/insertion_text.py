@@ -1,4 +1,4 @@
-"""Text of ``insert``, ``tune`` and ``fix``."""
+"""Text of ``insert`` and ``fix``."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from calibration.presets import describe_use
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.formats.predict_text import verdict
-from qdqtool.insertion.losses import SMALL_ERROR
+from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
-from qdqtool.util.text import format_count, keep_end
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
     from qdqtool.fixing.session import FixAttempt
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
-    from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
 # Limits of lists, unless everything is printed.
-_MAX_NAMES, _MAX_GROUPS, _MAX_CONVERSIONS, _MAX_SITES, _MAX_FIXES = 3, 3, 8, 8, 4
+_MAX_NAMES, _MAX_GROUPS, _MAX_CONVERSIONS, _MAX_FIXES = 3, 3, 8, 4
 _MIN_BITS_LOST = 1.5  # from which a group is listed
-_MIN_GAIN = 0.1  # share of the error that an activation left float has to remove
 # Effect on detections of an error below each limit; measured, see docs/accuracy.md.
 _ERROR_RATINGS = (
     (SMALL_ERROR, "little"),
-    (0.2, "more than usual, so compare detections (qdqtool tune does)"),
-    (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
+    (0.2, "more than usual"),
+    (math.inf, "much"),
 )
 
 
@@ -83,6 +82,8 @@ def _add_counts(page: TextPage, insertion: Insertion) -> None:
     if images := insertion.calibration.get("images", 0):
         origin = format_count(images, "image")
     page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
+    if used := insertion.calibration.get("preprocess"):
+        page.fill(describe_use(used), 2, "  ")
 
 
 def _add_skipped(page: TextPage, skipped: list[SkippedNode]) -> None:
@@ -136,45 +137,60 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 def _add_losses(page: TextPage, insertion: Insertion) -> None:
     """Add the effect of INT8 on the outputs, and the activations that contribute most to it."""
     losses = insertion.losses
-    if losses is None or (losses.tried and not losses.tensors):
+    if losses is None:
         return
-    ratings = [text for limit, text in _ERROR_RATINGS if losses.error < limit]
-    intro = (
-        f"Limit of accuracy: INT8 activations change the head's outputs by {losses.error:.1%} "
-        f"of their standard deviation ({format_count(losses.samples, 'sample')}): "
-        f"{ratings[0] if ratings else _ERROR_RATINGS[-1][1]}."
+    rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "much")
+    advice = "" if losses.error < SMALL_ERROR else ". Measure the results: qdqtool compare --calib"
+    page.add_heading(
+        f"Output error on {format_count(losses.samples, 'image')}: {losses.error:.1%} of the "
+        f"outputs' standard deviation ({rating}){advice}"
     )
     if not losses.tried:
-        page.add_heading(
-            f"{intro} Single activations were not tried (--losses {losses.samples} tries them)"
-        )
-        return
-    is_small = losses.tensors[0].gain < _MIN_GAIN
-    if is_small and not page.everything:
-        page.add_heading(
-            f"{intro} No single activation in float reduces that by {_MIN_GAIN:.0%} "
-            f"({losses.tried} tried; --all lists them)"
-        )
-        return
-    page.add_heading(
-        f"{intro} Reduction if one activation is float ({losses.tried} tried), and its cost"
-    )
-    for loss in losses.tensors:
-        price = ""
-        if loss.convolutions is not None:
-            price = f"; costs {format_count(loss.convolutions, 'INT8 layer')}"
-            if loss.conversions is not None:
-                price += f", {_format_conversions(loss.conversions)}"
-        page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")
-    if is_small:
         page.fill(
-            f"none takes off {_MIN_GAIN:.0%}: leaving single layers float helps little", 4, "    "
+            f"single activations were not tried (--losses {losses.samples} tries them)", 2, "  "
         )
         return
-    # The option on one line, to be pasted.
-    names = [re.escape(name).replace(r"\-", "-") for name in losses.tensors[0].readers]
+    confirmed = [loss for loss in losses.tensors if loss.confirmed]
+    if not confirmed:
+        page.fill(_describe_unconfirmed(losses), 2, "  ")
+    for loss in losses.tensors if page.everything else confirmed:
+        page.fill(f"{_describe_loss(loss)}{_describe_price(loss)}", 4, "  - ")
+    for loss in confirmed[:1]:
+        # The option on one line, to be pasted.
+        page.add_lines(f"    the first one float: --exclude {_exclude_pattern(loss)}")
+
+
+def _describe_unconfirmed(losses: ActivationLosses) -> str:
+    """Describe why no activation is proposed to be float."""
+    tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
+    seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
+    if not seen or any(loss.confirmed_on for loss in seen):
+        return f"no single activation in FP16 reliably reduces it by {MIN_GAIN:.0%} ({tried})"
+    return f"too few images to say which activation costs most ({tried}; --losses 16 tries more)"
+
+
+def _describe_loss(loss: TensorLoss) -> str:
+    nodes = ", ".join(loss.readers)
+    if loss.confirmed_gain is None:
+        return f"input of {nodes} float: {-loss.gain:+.0%} error, not confirmed"
+    reliable = "" if loss.confirmed else ", which may be chance"
+    images = format_count(loss.confirmed_on, "image")
+    return f"input of {nodes} float: {-loss.confirmed_gain:+.0%} error on {images}{reliable}"
+
+
+def _describe_price(loss: TensorLoss) -> str:
+    if loss.convolutions is None:
+        return ""
+    price = f"; costs {format_count(loss.convolutions, 'INT8 layer')}"
+    return (
+        price if loss.conversions is None else f"{price}, {_format_conversions(loss.conversions)}"
+    )
+
+
+def _exclude_pattern(loss: TensorLoss) -> str:
+    names = [re.escape(name).replace(r"\-", "-") for name in loss.readers]
     pattern = f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
-    page.add_lines(f"    the first one float: --exclude {shlex.quote(pattern)}")
+    return shlex.quote(pattern)
 
 
 def _format_conversions(change: int) -> str:
@@ -192,146 +208,6 @@ def _add_prediction(page: TextPage, prediction: Prediction) -> None:
     page.add_heading(f"Predicted for {prediction.target}: {verdict(prediction)}")
     for name in page.iterate_rows(prediction.conversion_nodes, _MAX_CONVERSIONS, "    "):
         page.add_lines(f"  - conversion at {name}")
-
-
-def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
-    """Return the text of ``tune``: the choice, its costs, and the front.
-
-    ``everything`` lists every site.
-    """
-    page = TextPage(width, everything)
-    _add_verdict(page, tuning)
-    _add_choices(page, tuning)
-    _add_front(page, tuning)
-    _add_sites(page, tuning)
-    _add_remarks(page, tuning.notes, tuning.warnings)
-    _add_prediction(page, tuning.prediction)
-    return str(page)
-
-
-def _add_verdict(page: TextPage, tuning: Tuning) -> None:
-    point, images, cost = tuning.chosen, tuning.images, tuning.chosen.cost
-    time = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
-    page.fill(
-        f"{_describe_goal(tuning)}: {_format_metric(point)} on {images['judged_on']} held-out "
-        f"images; {cost.int8} of {cost.convolutions} convolutions INT8, "
-        f"{format_count(cost.conversions, 'conversion')}{time}"
-    )
-    facts = [tuning.metric["sentence"]]
-    if tuning.metric["float"] != 1.0:
-        facts.append(f"the float model itself has {tuning.metric['float']:.4f}")
-    facts.append(
-        f"ranges from {images['calibration']} images, choices made on {images['chosen_on']} others"
-    )
-    if tuning.effort["stopped"]:
-        facts.append(
-            f"stopped by the {tuning.effort['stopped']}: more time may find something better"
-        )
-    for fact in facts:
-        page.fill(fact, 2, "  ")
-
-
-def _describe_goal(tuning: Tuning) -> str:
-    if tuning.keep is not None:
-        target = f"(target {tuning.keep * tuning.metric['float']:.3f})"
-        if tuning.reached:
-            return f"goal met {target}"
-        return f"goal NOT met {target}; this is the best that was found"
-    if tuning.reached:
-        return f"goal met (within {tuning.budget_ms:g} ms)"
-    return f"goal NOT met: nothing fits {tuning.budget_ms:g} ms; this is the fastest"
-
-
-def _format_metric(point: PlacementResult) -> str:
-    if point.metric is None:
-        return "not judged"
-    return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"
-
-
-def _add_choices(page: TextPage, tuning: Tuning) -> None:
-    """Add the sites that stay float, with benefit and cost of each."""
-    point = tuning.chosen
-    if not point.sites and not point.changed:
-        page.add_heading(
-            "Nothing has to be float except the head preset"
-            if point.cost.int8
-            else "Nothing is quantized"
-        )
-        return
-    if not tuning.bought:
-        page.add_heading(f"Float: {', '.join(point.sites)}")
-        return
-    head = f"{'bought':>8} {'INT8':>5} {'conv.':>6}"
-    if tuning.gpu is not None:
-        head += f" {'ms':>8}"
-    page.add_lines("", f"Float, and what each bought and costs{head:>{max(0, page.width - 37)}}")
-    column = max(20, page.width - len(head) - 3)
-    for benefit in tuning.bought:
-        metric = "-" if benefit.metric is None else f"{benefit.metric:+.4f}"
-        row = f"{metric:>8} {benefit.int8:>+5d} {benefit.conversions:>+6d}"
-        if tuning.gpu is not None:
-            row += f" {'-' if benefit.ms is None else f'{benefit.ms:+.3f}':>8}"
-        page.add_lines(f"  {keep_end(benefit.site, column):<{column}} {row}")
-    listed = {benefit.site for benefit in tuning.bought}
-    rest = [site for site in point.sites if site not in listed]
-    if rest:
-        page.fill(f"float too: {', '.join(rest)}", 4, "  ")
-    for tensor, choice in point.changed.items():
-        page.fill(f"{tensor}: {choice}", 4, "  ")
-
-
-def _add_front(page: TextPage, tuning: Tuning) -> None:
-    unit = "ms" if tuning.gpu is not None else "cost"
-    page.add_heading(
-        f"Front: each is the most accurate at its price ({as_options(tuning.cost['sentence'])})"
-    )
-    page.add_lines(f"  {unit:>8} {'INT8':>5} {'conv.':>6} {'chosen':>7}  {'judged':<23} float")
-    for point in tuning.front:
-        mark = "*" if point is tuning.chosen else " "
-        cost = point.cost
-        row = (
-            f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} "
-            f"{point.chosen_on:>7.3f}  {_format_metric(point):<23} "
-        )
-        name = point.sites[0] if len(point.sites) == 1 else point.name
-        page.add_lines(row + keep_end(name, max(12, page.width - len(row))))
-
-
-def _add_sites(page: TextPage, tuning: Tuning) -> None:
-    measured = [site for site in tuning.sites if site.loss is not None]
-    measured.sort(key=lambda site: -(site.loss or 0.0))
-    if not measured and not page.everything:
-        page.add_heading(
-            "Everything INT8 is enough, so that no single site was measured (--front does)"
-        )
-        return
-    page.add_heading(
-        "Where INT8 costs most: the part of the outputs' standard deviation that this alone adds "
-        "to the error, and what float costs there"
-    )
-    for site in page.first_rows(measured, _MAX_SITES):
-        change = site.as_json(tuning.base)
-        price = f"{change['int8']:+d} INT8, {_format_conversions(change['conversions'])}"
-        price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
-        page.fill(
-            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",
-            4,
-            "  - ",
-        )
-    if page.everything:
-        for site in tuning.sites:
-            if site.loss is None:
-                text = f"{site.site} ({_format_kind(site)}): {site.choice}; {site.why}"
-                page.fill(text, 4, "  - ")
-    elif tuning.effort["never_measured"]:
-        page.add_lines(
-            f"    {tuning.effort['never_measured']} choices cannot pay and were never measured "
-            "(--all says why)"
-        )
-
-
-def _format_kind(site: SiteResult) -> str:
-    return site.kind if len(site.nodes) == 1 else f"{site.kind} of {len(site.nodes)} nodes"
 
 
 def render_fixed(fixed: Fixed, output: str, width: int) -> str:
