@@ -64,6 +64,8 @@ class Target:
             in issue 1694, per input channel in the kernels and no support per output channel in
             issue 2380; issue 1519 does not build with axis 1 on 8.0.1, issue 1699 computes
             wrongly), and newer toolkits write axis 1 with no available build that shows it.
+        fuses_quantized_relu: A Relu with Q/DQ before and after it is fused into the INT8 layer
+            before it.
         copies_dq: A DQ with several consumers is copied for each operator that it can pass.
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q
             and DQ around.
@@ -96,6 +98,7 @@ class Target:
     uint8_inputs: bool = True
     deconvolution_seen: bool = False
     transposed_per_channel: bool = False
+    fuses_quantized_relu: bool = False
     copies_dq: bool = False
     products_in_myelin: bool = False
     regions: bool = False
@@ -191,6 +194,7 @@ _TRT10 = Target(
     blocked_scales=True,
     layer_normalization=True,
     int8_weights=True,
+    fuses_quantized_relu=True,
     products_in_myelin=True,
     regions=True,
 )
