@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,10 @@ from qdqtool.commands.usage import UsageError
 if TYPE_CHECKING:
     import onnx
 
+    from qdqtool.formats.output import TextPage
+    from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
+    from qdqtool.types import Prediction
 
 
 @click.command("insert", cls=options.HelpCommand)
@@ -86,6 +90,7 @@ def command(
 
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
+    started = perf_counter()
     if calib is None and calib_table is None:
         raise UsageError(
             "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
@@ -121,7 +126,7 @@ def command(
     ):
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
-    from qdqtool.formats.output import terminal_width, use_option_names
+    from qdqtool.formats.output import use_option_names
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.ranges import write_table as save_table
 
@@ -140,37 +145,51 @@ def command(
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    gain, time = _estimate_gain(result.model, gpu, release, terminal_width()) if gpu else ([], None)
+    prediction, time = _predict_on_gpu(result.model, gpu, release) if gpu else (None, None)
+    seconds = perf_counter() - started
     answer.write(
-        lambda: use_option_names(result.as_json()) | ({"time": time} if time else {}),
-        lambda width: "\n".join(
-            [
-                render(result, width, everything=everything),
-                *gain,
-                f"wrote {path}",
-                *_suggest_next(release, path, gpu, width),
-            ]
+        lambda: use_option_names(result.as_json()) | ({"time": time.as_json()} if time else {}),
+        lambda width: _render_text(
+            render(result, width, everything=everything),
+            prediction or result.prediction,
+            [time] if time else [],
+            path,
+            release,
+            seconds,
         ),
     )
     return 0
 
 
-def _suggest_next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
-    from qdqtool.formats.predict_text import format_build_command
+def _render_text(
+    page: TextPage,
+    prediction: Prediction | None,
+    times: list[TimeEstimate],
+    path: str,
+    target: Target,
+    seconds: float,
+) -> TextPage:
+    """Return the text with the times, the file that was written, and the commands that follow."""
+    from qdqtool.formats.predict_text import build_commands
+    from qdqtool.formats.time_text import add_speed
 
-    on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
-    command = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
-    return [command] if target.is_rtx else [command, format_build_command(target, path, width)]
+    if times:
+        page.add_heading(f"Estimated on {times[0].gpu.name}")
+        add_speed(page, times)
+    page.add_gap()
+    page.add_lines(f"Wrote {path} ({seconds:.0f} s)")
+    on_gpu = f" --gpu {shlex.quote(times[0].gpu.name)}" if times else ""
+    command = f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
+    page.add_command("Next:", command)
+    if prediction is not None:
+        page.add_page(build_commands(prediction, target, page.width, path=path))
+    return page
 
 
-def _estimate_gain(
-    model: onnx.ModelProto, gpu: str, target: Target, width: int
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the expected speed compared with float, as lines and as JSON."""
-    from qdqtool.formats.predict_text import describe_gain
+def _predict_on_gpu(
+    model: onnx.ModelProto, gpu: str, target: Target
+) -> tuple[Prediction, TimeEstimate | None]:
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
-    prediction, time = predict_on_gpu(model, target, TimingOptions(gpu=gpu))
-    assert time is not None
-    return ["", *describe_gain(time, prediction, width)], time.as_json()
+    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))

@@ -21,6 +21,7 @@ from qdqtool.ir.file_types import model_stem
 from qdqtool.util.files import reserve_output
 
 if TYPE_CHECKING:
+    from qdqtool.formats.output import TextPage
     from qdqtool.trt.targets import Target
 
 Command = Callable[..., int]
@@ -216,7 +217,7 @@ class AnswerWriter:
     form: str
     output: str | None = None
 
-    def write(self, data: Callable[[], Any], text: Callable[[int], str]) -> None:
+    def write(self, data: Callable[[], Any], text: Callable[[int], str | TextPage]) -> None:
         """Write the answer: `data` returns it as JSON, `text` for a width in columns.
 
         Raises:
@@ -341,9 +342,10 @@ def choose_target(name: str | None, strongly_typed: bool = False) -> Target:
 
 def gpu_option(
     text: str = "Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).",
+    **more: Any,
 ) -> Decorator:
     """Return ``--gpu`` with a help text."""
-    return click.option("--gpu", metavar="NAME", help=text)
+    return click.option("--gpu", metavar="NAME", help=text, **more)
 
 
 clock_option = click.option(

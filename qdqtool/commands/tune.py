@@ -154,7 +154,7 @@ def command(
     for output_path, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render_tuning
-    from qdqtool.formats.output import as_options, use_option_names
+    from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
 
@@ -178,13 +178,17 @@ def command(
     tuning.save(path)
     if result is not None:
         tuning.save_result(result)
-    notes = [f"wrote {path}"]
-    if state is not None:
-        notes.append(
-            f"kept {state}: the measurements, for another --keep; remove it when you are done"
-        )
-    answer.write(
-        lambda: use_option_names(tuning.as_json()),
-        lambda width: "\n".join([render_tuning(tuning, width, everything=everything), *notes]),
-    )
+
+    def render_text(width: int) -> TextPage:
+        page = render_tuning(tuning, width, everything=everything)
+        page.add_gap()
+        page.fill(f"Wrote {path}", style=Style.BOLD)
+        if state is not None:
+            page.fill(
+                f"Measurements saved in {state}: a rerun with another --keep takes seconds. "
+                "Delete it when done."
+            )
+        return page
+
+    answer.write(lambda: use_option_names(tuning.as_json()), render_text)
     return 0 if tuning.reached else 1

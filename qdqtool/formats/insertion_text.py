@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import TextPage, as_options
-from qdqtool.formats.predict_text import verdict
+from qdqtool.formats.verdicts import verdict
 from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
@@ -36,7 +36,7 @@ _ERROR_RATINGS = (
 )
 
 
-def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
+def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``insert``; ``everything`` names every node, group and scale."""
     page = TextPage(width, everything)
     _add_counts(page, insertion)
@@ -65,7 +65,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
             page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     if insertion.prediction is not None:
         _add_prediction(page, insertion.prediction)
-    return str(page)
+    return page
 
 
 def _add_counts(page: TextPage, insertion: Insertion) -> None:
@@ -194,7 +194,7 @@ def _add_prediction(page: TextPage, prediction: Prediction) -> None:
         page.add_lines(f"  - conversion at {name}")
 
 
-def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
+def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``tune``: the choice, its costs, and the front.
 
     ``everything`` lists every site.
@@ -206,7 +206,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     _add_sites(page, tuning)
     _add_remarks(page, tuning.notes, tuning.warnings)
     _add_prediction(page, tuning.prediction)
-    return str(page)
+    return page
 
 
 def _add_verdict(page: TextPage, tuning: Tuning) -> None:
@@ -334,7 +334,7 @@ def _format_kind(site: SiteResult) -> str:
     return site.kind if len(site.nodes) == 1 else f"{site.kind} of {len(site.nodes)} nodes"
 
 
-def render_fixed(fixed: Fixed, output: str, width: int) -> str:
+def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
     """Return the text of ``fix``: verdicts before and after, applied and refused changes."""
     page = TextPage(width)
     count = len(fixed.applied)
@@ -351,7 +351,7 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> str:
     if serious:
         remaining = ", ".join(f"{code} ({counts[code]})" for code in serious)
         page.add_heading(f"left: {remaining}; see qdqtool predict {output}")
-    return str(page)
+    return page
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:
