@@ -41,7 +41,7 @@ import numpy as np
 from common import Images
 
 import qdqtool
-from qdqtool.tuning.detections import DetectionMatches, compute_average_precision
+from qdqtool.accuracy.detections import DetectionMatches, compute_average_precision
 
 EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # Ultralytics' exclusions for ModelOpt, on its own names
 FILES = ("model", "calibration", "evaluation")

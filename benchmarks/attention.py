@@ -25,10 +25,10 @@ from torch.nn import functional
 
 import qdqtool
 from calibration import collect
+from qdqtool.accuracy.detections import compute_iou
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.runtime.sessions import open_session
-from qdqtool.tuning.detections import compute_iou
 
 SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
 TRAINING, CALIBRATING, JUDGED = 4096, 64, 512

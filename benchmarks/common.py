@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.tuning.detections import (
+from qdqtool.accuracy.detections import (
     DetectionMatches,
     Detections,
     compute_average_precision,

@@ -29,7 +29,7 @@ import common
 from common import Images
 
 import qdqtool
-from qdqtool.tuning.detections import DetectionMatches
+from qdqtool.accuracy.detections import DetectionMatches
 from qdqtool.tuning.planner import PlacementCost
 
 FILES = ("model", "calibration", "choose", "judge")

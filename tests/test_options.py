@@ -69,6 +69,7 @@ CLASSES: dict[Function, tuple[type, ...]] = {
     qdqtool.tune: (*CALIBRATION, NetworkOptions, GpuOptions, TuningGoal, SearchBudget),
     qdqtool.verify: (GpuOptions,),
     qdqtool.report: (GpuOptions, ReportInputs),
+    qdqtool.compare: (ImageOptions,),
     qdqtool.fix: (FixOptions, ImageOptions),
     qdqtool.extract: (SelectionOptions, ShrinkOptions),
     builders.build: (BuildOptions,),
@@ -106,7 +107,7 @@ def test_functions_have_the_same_defaults() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [*CLASSES, qdqtool.predict, qdqtool.compare, calibration.open_data, check_activations],
+    [*CLASSES, qdqtool.predict, calibration.open_data, check_activations],
     ids=lambda f: f.__name__,
 )
 def test_every_parameter_is_documented(function: Function) -> None:
@@ -198,7 +199,7 @@ ONLY_COMMAND = {
     "tune": {"calib", "result", "no_state"},
     "predict": {"trace", "layers", "require_gain", "required", "fail_on", "calib"},
     "verify": {"from_log", "allow_partial"},
-    "compare": {"more_a", "more_b", "fail_on", "page"},
+    "compare": {"more_a", "more_b", "fail_on", "page", "calib", "min_agreement"},
     "report": set(),
     "fix": {"calib"},
     "extract": {"issue", "verification"},
@@ -206,13 +207,13 @@ ONLY_COMMAND = {
 }
 # Parameters of functions without an option: inputs, objects of Python, and fixed settings.
 ONLY_FUNCTION = {
-    "insert": {"model", "data", "progress", "preprocess"},
-    "tune": {"model", "data", "mapper", "progress", "say", "preprocess"},
+    "insert": {"model", "data", "progress"},
+    "tune": {"model", "data", "mapper", "progress", "say"},
     "predict": {"model", "advice"},
     "verify": {"model", "builds"},
-    "compare": {"a", "b"},
+    "compare": {"a", "b", "data", "progress"},
     "report": {"model", "builds"},
-    "fix": {"source", "data", "preprocess"},
+    "fix": {"source", "data"},
     "extract": {"model", "keep_interrupted"},
     "build": {"model"},
 }

@@ -62,6 +62,17 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     metavar="FILE",
     help="Another file of the build B.",
 )
+@options.calib_option(
+    "Measure on these images how well model B agrees with model A: detections, classes or outputs."
+)
+@click.option(
+    "--min-agreement",
+    type=click.FloatRange(0.0, 1.0),
+    metavar="0..1",
+    help="Exit 1 if the agreement on the images of --calib is lower.",
+)
+@options.max_images_option
+@options.image_options
 @options.build_target_option
 @options.gpu_option("Estimate the times of two models on a GPU (see qdqtool gpus).")
 @options.all_option("List every node and layer.")
@@ -84,6 +95,10 @@ def command(
     b: str,
     more_a: tuple[str, ...],
     more_b: tuple[str, ...],
+    calib: str | None,
+    min_agreement: float | None,
+    max_images: int,
+    images: options.ImageArguments,
     target: str | None,
     gpu: str | None,
     everything: bool,
@@ -97,8 +112,10 @@ def command(
     builds (log, layer JSON, profile), or a model and its build (requested and actual types). verify
     asks whether the prediction was right; compare asks what changed.
 
-    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a
-    --fail-on that these files cannot answer.
+    With --calib, the agreement of model B with model A is measured as well.
+
+    Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met or the agreement is below
+    --min-agreement; 2 bad input, or a --fail-on that these files cannot answer.
     """
     from qdqtool.comparison.api import compare, is_model_file
     from qdqtool.formats.build_text import render_comparison
@@ -118,7 +135,22 @@ def command(
             code="option-conflict",
             parameter="page",
         )
-    result = compare([a, *more_a], [b, *more_b], target=target, gpu=gpu)
+    if min_agreement is not None and calib is None:
+        raise UsageError(
+            "--min-agreement needs images: give --calib",
+            code="missing-argument",
+            parameter="calib",
+        )
+    result = compare(
+        [a, *more_a],
+        [b, *more_b],
+        data=calib,
+        progress=True,
+        target=target,
+        gpu=gpu,
+        max_images=max_images,
+        **images.as_keywords(),
+    )
     if page is not None:
         from qdqtool.reporting.api import report
         from qdqtool.reporting.page import require_packages
@@ -128,7 +160,21 @@ def command(
     answer.write(
         result.as_json, lambda width: render_comparison(result, width, everything=everything)
     )
-    return _print_failures(result, fail_on)
+    return max(_print_failures(result, fail_on), _check_agreement(result, min_agreement))
+
+
+def _check_agreement(result: Comparison, least: float | None) -> int:
+    """Print why the agreement is too low or unknown; return the exit code."""
+    if least is None or result.agreement is None:
+        return 0
+    measure = result.agreement.measure
+    if measure.value is None:
+        print("qdqtool: --min-agreement could not be checked: no agreement", file=sys.stderr)
+        return 2
+    if measure.value >= least:
+        return 0
+    print(f"qdqtool: --min-agreement {least:g}: it is {measure.value:.3f}", file=sys.stderr)
+    return 1
 
 
 def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:

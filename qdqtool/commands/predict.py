@@ -119,7 +119,6 @@ def command(
     codes = [_find_code(text) for text in fail_on]
     from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import emit, to_json
-    from qdqtool.prediction import check_activations
     from qdqtool.timing.options import TimingOptions
 
     release = options.choose_target(target, strongly_typed)
@@ -133,7 +132,7 @@ def command(
     def review(path: str) -> ModelReview:
         prediction, times = _predict(path, release, requests, assume=assume, way=way)
         if calib is not None:
-            check_activations(path, prediction, calib, progress=True, **images.as_keywords())
+            _check_activations(path, prediction, calib, images)
         unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
         unmet += [line for time in times for line in _unmet_gain(time, require_gain)]
         return annotations.ModelReview(path, release.name, prediction, unmet, times)
@@ -195,6 +194,17 @@ def _check_request(request: TimingOptions, release: Target) -> None:
         record_input(request.calibrate)
     if request.sm is not None:
         _check_capability(request.sm, release)
+
+
+def _check_activations(
+    path: str, prediction: Prediction, calib: str, images: options.ImageArguments
+) -> None:
+    from qdqtool.formats.output import as_options
+    from qdqtool.prediction import check_activations
+
+    check_activations(path, prediction, calib, progress=True, **images.as_keywords())
+    for note in prediction.notes:
+        _print_note(as_options(note))
 
 
 def _print_note(text: str) -> None:

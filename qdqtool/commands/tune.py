@@ -153,8 +153,8 @@ def command(
 
     for output_path, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(output_path, option)
-    from qdqtool.formats.insertion_text import render_tuning
     from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
+    from qdqtool.formats.tuning_text import render_tuning
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
 
@@ -182,7 +182,8 @@ def command(
     def render_text(width: int) -> TextPage:
         page = render_tuning(tuning, width, everything=everything)
         page.add_gap()
-        page.fill(f"Wrote {path}", style=Style.BOLD)
+        what = "the float model unchanged to " if tuning.unchanged else ""
+        page.fill(f"Wrote {what}{path}", style=Style.BOLD)
         if state is not None:
             page.fill(
                 f"Measurements saved in {state}: a rerun with another --keep takes seconds. "

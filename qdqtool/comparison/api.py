@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdqtool.buildlog.build_status import find_listing_hole, is_float_build
 from qdqtool.buildlog.costs import EngineReport, analyze
@@ -29,10 +29,11 @@ from qdqtool.comparison.result import (
     SideSummary,
     compare_sides,
 )
-from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
+from qdqtool.comparison.text import FLOAT_BUILD, describe_changes, describe_images
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.obstacles import describe_obstacles
 from qdqtool.findings.rules import finding_codes
+from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir import file_types
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
@@ -47,6 +48,10 @@ from qdqtool.util.files import open_input, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.verification.api import check_not_empty, choose_target
 
+if TYPE_CHECKING:
+    from calibration.options import ImageFunction, Preprocess
+    from qdqtool.accuracy.agreement import NetworkAgreement
+
 _MIN_SAME_NETWORK = 0.9  # likeness from which the result has no note about it
 _IR_VERSION = b"\x08"  # first field of an ONNX file
 CompareInput: TypeAlias = (
@@ -58,32 +63,84 @@ def compare(
     a: CompareInput,
     b: CompareInput,
     *,
+    data: object = None,
+    progress: bool = False,
     target: str | Target | None = None,
     gpu: str | None = None,
+    max_images: int = 512,
+    preprocess: Preprocess | str | ImageFunction | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Comparison:
     """Compare two models, two builds, or a model and a build; losses come first.
+
+    With images, measure how well the second of two models agrees with the first one: agreement mAP
+    for detectors, top-1 agreement for classifiers, the relative output error for other networks.
 
     Args:
         a: An ONNX model (float or with Q/DQ), or a build: a log, a layer JSON, a profile, or a
             list of several files of one build.
         b: The other side. Two models are matched by structure and names; a model and a build
             must be of one network.
+        data: Images for the agreement, as for :func:`qdqtool.insert`.
+        progress: Whether to draw progress on stderr if that is a terminal.
         target: TensorRT to predict for instead of the build's own version. Default without a
             build: ``trt10``.
         gpu: GPU to estimate the times of two models for; see ``qdqtool gpus``.
+        max_images: Maximum number of images, spread evenly over the data.
+        preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: that of the
+            models' metadata, else ``yolo`` (letterbox, RGB, divided by 255).
+        size: Height and width in pixels if the models leave them open. Default: the ``imgsz``
+            metadata of the first one.
 
     Returns:
-        The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``.
+        The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``, and
+        ``agreement`` is the agreement on the images.
 
     Raises:
-        ModelError: A model cannot be read.
+        ModelError: A model cannot be read, or onnxruntime cannot run it.
+        DataError: The images cannot be used.
         BuildLogError: A build cannot be read, or is of another model.
         QdqtoolError: The target or the GPU is unknown, or two models have no layer in common.
     """
+    images = ImageOptions(preprocess, size)
     with record_inputs() as inputs:
-        comparison = _compare(_load_side(a, "a"), _load_side(b, "b"), target, gpu)
+        is_run = data is not None
+        first, second = _load_side(a, "a"), _load_side(b, "b")
+        if is_run:
+            _check_models(first, second)
+        comparison = _compare(first, second, target, gpu)
+        if isinstance(first, Model) and isinstance(second, Model) and is_run:
+            agreement = _measure_agreement(first, second, data, images, max_images, progress)
+            comparison.agreement = agreement
+            comparison.notes += [*agreement.notes, *describe_images(agreement)]
     comparison.read = inputs
     return comparison
+
+
+def _measure_agreement(
+    first: Model,
+    second: Model,
+    data: object,
+    images: ImageOptions,
+    max_images: int,
+    progress: bool,
+) -> NetworkAgreement:
+    from qdqtool.accuracy.agreement import measure_agreement
+
+    pairs = match(View(first), View(second)).pairs
+    return measure_agreement(
+        first,
+        second,
+        data,
+        images=images,
+        max_images=max_images,
+        counterparts={
+            first.nodes[index].output: node.output
+            for index, node in pairs.items()
+            if first.nodes[index].outputs and node.outputs
+        },
+        progress=progress,
+    )
 
 
 def _compare(
@@ -106,6 +163,20 @@ def _compare(
     if isinstance(second, Model):
         return _compare_with_build(second, first, target, build_first=True)
     return _compare_builds(first, second)
+
+
+def _check_models(first: Model | EngineReport, second: Model | EngineReport) -> None:
+    """Check that both sides can run on images.
+
+    Raises:
+        QdqtoolError: One is a build.
+    """
+    if not (isinstance(first, Model) and isinstance(second, Model)):
+        raise QdqtoolError(
+            "`data`: images are for two models; a build cannot run here",
+            code="option-without-effect",
+            parameter="data",
+        )
 
 
 def _load_side(source: CompareInput, parameter: str) -> Model | EngineReport:

@@ -20,6 +20,7 @@ from qdqtool.util.outputs import SavableResult
 from qdqtool.util.records import to_json_fields
 
 if TYPE_CHECKING:
+    from qdqtool.accuracy.agreement import NetworkAgreement
     from qdqtool.buildlog.engine_comparison import EngineComparison
 
 
@@ -318,6 +319,7 @@ class Comparison(SavableResult):
         engines: Layers of two builds side by side.
         notes: Notes and warnings.
         read: The input files.
+        agreement: Agreement of the second model with the first one on images; None without images.
     """
 
     a: SideSummary
@@ -327,6 +329,7 @@ class Comparison(SavableResult):
     engines: EngineComparison | None = None
     notes: list[Note] = field(default_factory=list)
     read: InputFiles | None = field(default=None, compare=False)
+    agreement: NetworkAgreement | None = None
 
     def __repr__(self) -> str:
         return f"<Comparison {self.a.title} with {self.b.title}: {len(self.changed)} nodes differ>"
@@ -428,6 +431,7 @@ class Comparison(SavableResult):
             "summary": self.summary(),
             "nodes": [n.as_json() for n in self.changed],
             "layers": self.engines.as_json() if self.engines is not None else None,
+            "agreement": self.agreement.as_json() if self.agreement is not None else None,
             **to_json_fields(self, "notes", "ok"),
         }
 

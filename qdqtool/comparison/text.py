@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from qdqtool.comparison.result import (
     NO_LISTING,
@@ -13,7 +14,11 @@ from qdqtool.comparison.result import (
     NodeChange,
     QuantizerScales,
 )
+from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_layer_counts
+
+if TYPE_CHECKING:
+    from qdqtool.accuracy.agreement import NetworkAgreement
 
 # Operators of a model, and kinds of layers of a build.
 _PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
@@ -34,6 +39,7 @@ _CHANGES = {
 }
 _ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
 _UNKNOWN = "unknown"
+_MIN_IMAGES = 100  # the interval of an agreement near .97 is about .03 wide then
 _MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
@@ -56,6 +62,42 @@ def summarize(comparison: Comparison) -> str:
         is_equal = comparison.nodes and not comparison.unknown
         parts = ["no difference" if is_equal else "data types are not known"]
     return "; ".join([*parts, *_describe_time(comparison)])
+
+
+def describe_images(agreement: NetworkAgreement) -> list[Note]:
+    """Return notes about images that are few, could not be read, or show nothing."""
+    notes = []
+    if agreement.unread:
+        name, reason = agreement.unread[0]
+        count = len(agreement.unread)
+        notes.append(
+            Note(
+                f"{format_count(count, 'image')} could not be read and left out; the first, "
+                f"{name}: {reason}",
+                code="unread-images",
+                count=count,
+                file=name,
+            )
+        )
+    if agreement.measure.value is None:
+        notes.append(
+            Note(
+                "no agreement: A finds nothing on these images. Give images like those of the "
+                "deployment, and check the preprocessing.",
+                code="nothing-detected",
+            )
+        )
+    elif agreement.images < _MIN_IMAGES:
+        notes.append(
+            Note(
+                f"{format_count(agreement.images, 'image')} can tell large differences only; give "
+                f"{_MIN_IMAGES} or more",
+                code="few-images",
+                images=agreement.images,
+                enough=_MIN_IMAGES,
+            )
+        )
+    return notes
 
 
 def _describe_obstacles(comparison: Comparison) -> list[str]:

@@ -210,9 +210,12 @@ class ExtractionJob:
             )
         self._set_part(part)
         if part != self.cutter.whole_part():
-            for candidate in store_constants(self.proto):
-                if self.invariants.hold_in(self._predict(candidate)):
-                    self._proto_with_nodes, self.proto = self.proto, candidate
+            self._store_constants()
+
+    def _store_constants(self) -> None:
+        for candidate in store_constants(self.proto):
+            if self.invariants.hold_in(self._predict(candidate)):
+                self._proto_with_nodes, self.proto = self.proto, candidate
 
     def _sketch_holds(self, part: ModelPart) -> bool:
         try:
@@ -242,14 +245,18 @@ class ExtractionJob:
         """Keep as invariants the findings and types that the part shares with the whole model."""
         prediction = self._predict(self.proto)
         outcomes = {c.name: c for c in prediction.convolutions}
-        convolutions = [c for c in self.whole.convolutions if c.name in outcomes]
-        unchanged = [c for c in convolutions if has_same_types(c, outcomes[c.name])]
+        unchanged, changed = [], []
+        for convolution in self.whole.convolutions:
+            outcome = outcomes.get(convolution.name)
+            if outcome is None:
+                continue
+            if has_same_types(convolution, outcome):
+                unchanged.append(convolution)
+            else:
+                changed.append((convolution, outcome))
         keys = {finding_key(f) for f in prediction.findings}
-        self.invariants = Invariants(
-            tuple(f for f in self.whole.findings if finding_key(f) in keys and f.node),
-            tuple(unchanged),
-        )
-        changed = [(c, outcomes[c.name]) for c in convolutions if c not in unchanged]
+        findings = (f for f in self.whole.findings if finding_key(f) in keys and f.node)
+        self.invariants = Invariants(tuple(findings), tuple(unchanged))
         if changed:
             self._describe_cut = lambda rename: _describe_changes(changed, rename)
 
@@ -397,16 +404,11 @@ class ExtractionJob:
             invariants = names.select_invariants(invariants, prediction)
             if self.check is not None:
                 checked = self.check.describe(names.replace_names)
-        selection = self._describe_selection(rename)
-        if self._is_minimized and self._is_between:
-            selection = f"what counts of {selection}"
-        kept = f"kept {len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
         same = _describe_invariants(invariants)
         if checked:
             outcome = "the build" if options.builder else "the outcome of the command"
             same.append(f"{outcome} ({checked})")
-        if same:
-            kept += f"; the same as in the whole: {', '.join(same)}"
+        kept = self._describe_kept(proto, rename, same)
         cut_notes = [self._describe_cut(rename)] if self._describe_cut is not None else []
         return Extraction(
             proto,
@@ -420,6 +422,13 @@ class ExtractionJob:
             names,
             self.is_interrupted,
         )
+
+    def _describe_kept(self, proto: onnx.ModelProto, rename: _Rename, same: list[str]) -> str:
+        selection = self._describe_selection(rename)
+        if self._is_minimized and self._is_between:
+            selection = f"what counts of {selection}"
+        kept = f"kept {len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
+        return f"{kept}; the same as in the whole: {', '.join(same)}" if same else kept
 
 
 def _describe_invariants(invariants: Invariants) -> list[str]:

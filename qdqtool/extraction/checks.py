@@ -25,6 +25,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import write_model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
+from qdqtool.types import Prediction
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
 from qdqtool.util.subprocesses import run_command, temporary_folder
@@ -179,18 +180,7 @@ class BuilderCheck:
     def _find_differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
         prediction = predict(model, self._target, advice=False)
         if self._builder == "tensorrt-rtx":
-            if is_status_as_predicted(prediction, built) is False:
-                return frozenset({("another status", built.status)})
-            if built.status != "built":
-                return frozenset()
-            return frozenset(
-                (
-                    f"{p.predicted.precision} writing {p.predicted.output}",
-                    f"{p.built.precision} writing {p.built.output}",
-                )
-                for p in pair_convolutions(prediction, built.nodes)
-                if p.built is not None and p.agrees is False
-            )
+            return _find_compiler_differences(prediction, built)
         if built.status != "built" or built.build is None:
             return frozenset()
         from qdqtool.verification.api import verify
@@ -210,6 +200,23 @@ class BuilderCheck:
         if self._process is not None:
             self._process.close()
         self._folder.cleanup()
+
+
+def _find_compiler_differences(
+    prediction: Prediction, built: BuiltModel
+) -> frozenset[tuple[str, str]]:
+    if is_status_as_predicted(prediction, built) is False:
+        return frozenset({("another status", built.status)})
+    if built.status != "built":
+        return frozenset()
+    return frozenset(
+        (
+            f"{p.predicted.precision} writing {p.predicted.output}",
+            f"{p.built.precision} writing {p.built.output}",
+        )
+        for p in pair_convolutions(prediction, built.nodes)
+        if p.built is not None and p.agrees is False
+    )
 
 
 class CommandCheck:

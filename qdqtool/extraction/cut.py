@@ -10,12 +10,7 @@ from qdqtool.errors import ModelError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
-from qdqtool.proto.subgraphs import (
-    extract_part,
-    find_called_functions,
-    find_dependencies,
-    nested_graphs,
-)
+from qdqtool.proto.subgraphs import extract_part, find_dependencies, nested_graphs
 
 _SMALL = 4096  # bytes of a constant that a sketch contains
 
@@ -53,7 +48,7 @@ class ModelCutter:
 
     def neighbors(self, node: Node) -> Iterator[Node]:
         """Yield the producers and consumers of a node, except constant nodes."""
-        for tensor in (*node.inputs, *node.captured):
+        for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)
             if producer is not None and producer.index not in self.constant:
                 yield producer
@@ -96,20 +91,22 @@ class ModelCutter:
                 if other.index not in inside:
                     inside.add(other.index)
                     stack.append(other.index)
-        produced = {t for i in inside for t in model.nodes[i].outputs if t}
-        inputs: dict[str, None] = {}
-        for index in sorted(inside):
-            for tensor in (*model.nodes[index].inputs, *model.nodes[index].captured):
-                if tensor and tensor not in produced and tensor not in model.initializers:
-                    inputs[tensor] = None
         return ModelPart(
-            frozenset(inside), tuple(inputs), tuple(self._find_outputs(inside, every_output))
+            frozenset(inside),
+            tuple(self._find_inputs(inside)),
+            tuple(self._find_outputs(inside, every_output)),
         )
+
+    def _find_inputs(self, inside: set[int]) -> dict[str, None]:
+        nodes = [self.model.nodes[i] for i in sorted(inside)]
+        produced = {t for n in nodes for t in n.outputs}
+        consumed = dict.fromkeys(t for n in nodes for t in n.consumed_tensors)
+        return {t: None for t in consumed if t not in produced and t not in self.model.initializers}
 
     def _find_inseparable(self, node: Node, inside: set[int]) -> list[Node]:
         """Return the neighbors of a node without which it cannot be in a part."""
         nodes = []
-        for tensor in (*node.inputs, *node.captured):
+        for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)
             if producer is None:
                 continue
@@ -146,15 +143,8 @@ class ModelCutter:
         model, path = self.model, self.model.path or "model"
         starts = dict.fromkeys(inputs)
         ends = list(dict.fromkeys(outputs)) or model.outputs
-        for tensor in (*starts, *ends):
-            if tensor not in model.producers and tensor not in model.inputs:
-                raise ModelError(
-                    f"has no tensor '{tensor}'; give the names of activations, not of nodes",
-                    path,
-                    code="unknown-choice",
-                    parameter="inputs" if tensor in starts else "outputs",
-                    node=tensor,
-                )
+        self._check_exist(starts, "inputs")
+        self._check_exist(ends, "outputs")
         protos, needed = find_dependencies([n.proto for n in model.ordered], ends, starts)
         if starts:
             self._check_starts(starts, ends, needed)
@@ -165,12 +155,23 @@ class ModelCutter:
             )
         nodes = [model.nodes[i] for i in inside]
         produced = {t for n in nodes for t in n.outputs}
-        consumed = {t for n in nodes for t in (*n.inputs, *n.captured)}
+        consumed = {t for n in nodes for t in n.consumed_tensors}
         return ModelPart(
             frozenset(inside),
             tuple(t for t in starts or model.inputs if t in consumed),
             tuple(t for t in ends if t in produced),
         )
+
+    def _check_exist(self, tensors: Iterable[str], parameter: str) -> None:
+        for tensor in tensors:
+            if tensor not in self.model.producers and tensor not in self.model.inputs:
+                raise ModelError(
+                    f"has no tensor '{tensor}'; give the names of activations, not of nodes",
+                    self.model.path or "model",
+                    code="unknown-choice",
+                    parameter=parameter,
+                    node=tensor,
+                )
 
     def _check_starts(
         self, starts: Mapping[str, None], ends: list[str], needed: frozenset[str] | set[str]
@@ -182,9 +183,9 @@ class ModelCutter:
             ends: Outputs of the part.
             needed: Tensors that the outputs depend on.
         """
-        model, path = self.model, self.model.path or "model"
+        path = self.model.path or "model"
         if needed.isdisjoint(starts):
-            protos = [n.proto for n in model.ordered]
+            protos = [n.proto for n in self.model.ordered]
             is_exchanged = not find_dependencies(protos, starts)[1].isdisjoint(ends)
             hint = "; give a tensor on the way to it"
             if is_exchanged:
@@ -195,30 +196,36 @@ class ModelCutter:
                 code="ends-exchanged" if is_exchanged else "ends-unconnected",
                 node=ends[0],
             )
-        missing = next((t for t in model.inputs if t in needed and t not in starts), None)
-        if missing is not None:
-            dependent = {missing}
-            for node in model.ordered:
-                if not dependent.isdisjoint((*node.inputs, *node.captured)):
-                    dependent.update(t for t in node.outputs if t not in starts)
-            end = next(e for e in ends if e in dependent)
-            raise ModelError(
-                f"output '{end}' also depends on network input '{missing}'; name it in `inputs`, "
-                "or a tensor in between",
-                path,
-                code="missing-argument",
-                parameter="inputs",
-                node=missing,
-            )
-        unused = next((t for t in starts if t not in needed), None)
-        if unused is not None:
-            raise ModelError(
-                f"no output depends on '{unused}'; leave it out of `inputs`",
-                path,
-                code="option-without-effect",
-                parameter="inputs",
-                node=unused,
-            )
+        for tensor in self.model.inputs:
+            if tensor in needed and tensor not in starts:
+                end = self._find_dependent_end(tensor, starts, ends)
+                raise ModelError(
+                    f"output '{end}' also depends on network input '{tensor}'; name it in "
+                    "`inputs`, or a tensor in between",
+                    path,
+                    code="missing-argument",
+                    parameter="inputs",
+                    node=tensor,
+                )
+        for tensor in starts:
+            if tensor not in needed:
+                raise ModelError(
+                    f"no output depends on '{tensor}'; leave it out of `inputs`",
+                    path,
+                    code="option-without-effect",
+                    parameter="inputs",
+                    node=tensor,
+                )
+
+    def _find_dependent_end(
+        self, network_input: str, starts: Mapping[str, None], ends: list[str]
+    ) -> str:
+        """Return the first output that depends on a network input past the start tensors."""
+        dependent = {network_input}
+        for node in self.model.ordered:
+            if not dependent.isdisjoint(node.consumed_tensors):
+                dependent.update(t for t in node.outputs if t not in starts)
+        return next(e for e in ends if e in dependent)
 
     def whole_part(self) -> ModelPart:
         """Return all nodes as a part."""
@@ -231,7 +238,7 @@ class ModelCutter:
     def value_info(self, tensor: str) -> onnx.ValueInfoProto:
         """Return type and dimensions of a tensor, declared or inferred."""
         declared = self._declared.get(tensor)
-        if declared is not None and declared.type.WhichOneof("value") is not None:
+        if declared is not None and _has_type(declared):
             copy = onnx.ValueInfoProto()
             copy.CopyFrom(declared)
             return copy
@@ -244,24 +251,15 @@ class ModelCutter:
         return inferred
 
     def build(self, part: ModelPart) -> onnx.ModelProto:
-        """Return a part as a model, with the functions and opsets that it needs.
+        """Return a part as a model, with the opsets that it needs.
 
         Raises:
             ModelError: The type of an input is unknown.
         """
         proto = self._build(part, lambda tensor: tensor)
         graph = proto.graph
-        functions = find_called_functions(proto)
-        if len(functions) < len(proto.functions):
-            functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
-            del proto.functions[:]
-            proto.functions.extend(functions)
         if not any(True for _ in nested_graphs(graph.node)):  # a subgraph may use any opset
-            domains = {n.domain for n in graph.node} | {"", "ai.onnx"}
-            domains.update(n.domain for f in proto.functions for n in f.node)
-            opsets = [(o.domain, o.version) for o in proto.opset_import if o.domain in domains]
-            del proto.opset_import[:]
-            proto.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets)
+            _remove_unused_opsets(proto)
         return proto
 
     def sketch(self, part: ModelPart) -> Model:
@@ -286,29 +284,26 @@ class ModelCutter:
         Raises:
             ModelError: The type of an input is unknown.
         """
-        model = self.model
         ends = {t: self.value_info(t) for t in (*part.inputs, *part.outputs)}
-        unknown = [t for t in part.inputs if ends[t].type.WhichOneof("value") is None]
-        if unknown:
-            raise ModelError(
-                f"the type of tensor '{unknown[0]}' is not known, so it cannot become a network "
-                "input; run onnx's shape inference on the model, or cut elsewhere",
-                model.path or "model",
-                code="unknown-type",
-                node=unknown[0],
-            )
+        for tensor in part.inputs:
+            if not _has_type(ends[tensor]):
+                raise ModelError(
+                    f"the type of tensor '{tensor}' is not known, so it cannot become a network "
+                    "input; run onnx's shape inference on the model, or cut elsewhere",
+                    self.model.path or "model",
+                    code="unknown-type",
+                    node=tensor,
+                )
         # TensorRT's passes depend on the order of nodes, such as which of two equal Qs remains.
         nodes = self._sort(part.nodes)
-        consumed = {t for n in nodes for t in (*n.inputs, *n.captured)}
-        constants = sorted(
-            (t for t in consumed if t in self._constant_order and t not in ends),
-            key=self._constant_order.__getitem__,
-        )
+        consumed = {t for n in nodes for t in n.consumed_tensors}
+        constants = (consumed & self._constant_order.keys()) - ends.keys()
+        ordered_constants = sorted(constants, key=self._constant_order.__getitem__)
         proto, _ = extract_part(
-            model.proto,
+            self.model.proto,
             [n.proto for n in nodes],
             [ends[t] for t in part.outputs],
-            (convert(model.initializers[t]) for t in constants),
+            (convert(self.model.initializers[t]) for t in ordered_constants),
             part.inputs,
         )
         graph = proto.graph
@@ -316,19 +311,30 @@ class ModelCutter:
             # Of nodes with one name, all but the first are named after their outputs. A node
             # without a name gets one from TensorRT.
             if node.name:
-                node.name = model.producers[next(filter(None, node.output))].name
+                node.name = self.model.producers[next(filter(None, node.output))].name
         graph.input.extend(ends[t] for t in part.inputs)
-        produced = {t for n in graph.node for t in n.output if t} - set(ends)
-        infos = [self.value_info(t) for t in sorted(produced)]
-        graph.value_info.extend(v for v in infos if v.type.WhichOneof("value") is not None)
+        produced = {t for n in nodes for t in n.outputs if t} - ends.keys()
+        graph.value_info.extend(filter(_has_type, map(self.value_info, sorted(produced))))
         return proto
+
+
+def _has_type(info: onnx.ValueInfoProto) -> bool:
+    return info.type.WhichOneof("value") is not None
+
+
+def _remove_unused_opsets(proto: onnx.ModelProto) -> None:
+    domains = {n.domain for n in proto.graph.node} | {"", "ai.onnx"}
+    opsets = [o for o in proto.opset_import if o.domain in domains]
+    copies = [helper.make_opsetid(o.domain, o.version) for o in opsets]
+    del proto.opset_import[:]
+    proto.opset_import.extend(copies)
 
 
 def _find_constant_nodes(model: Model) -> frozenset[int]:
     variable = set(model.inputs)
     indices = set()
     for node in model.ordered:
-        consumed = [t for t in (*node.inputs, *node.captured) if t]
+        consumed = node.consumed_tensors
         if any(t in variable for t in consumed) or (not consumed and node.op != "Constant"):
             variable.update(t for t in node.outputs if t)
         else:

@@ -93,35 +93,32 @@ def choose_finding(prediction: Prediction, text: str, node: str | None) -> Findi
     """
     code, colon, number = text.partition(":")
     code = code.strip().upper()
-    findings = [
-        f
-        for f in prediction.findings
-        if f.code == code and (node is None or f.node == node or node in f.convolutions)
-    ]
-    path = prediction.model.path or "model"
+    findings = [f for f in prediction.findings if f.code == code and _names_node(f, node)]
     place = f" at '{node}'" if node is not None else ""
     if not findings:
         counts = [f"{c} ({n})" for c, n in prediction.findings_by_code().items()]
-        raise ModelError(
+        message = (
             f"has no finding {code}{place} on {prediction.target}; its findings: "
-            f"{', '.join(counts) or 'none'}",
-            path,
-            code="unknown-choice",
-            parameter="finding",
-            node=node or "",
+            f"{', '.join(counts) or 'none'}"
         )
+        raise _finding_error(message, "unknown-choice", prediction, node)
     if not colon:
         return findings[0]
-    if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(findings):
+    is_number = number.isascii() and number.isdigit()
+    if not is_number or not 1 <= int(number[:9]) <= len(findings):
         count = f"there are {len(findings)}" if len(findings) > 1 else "there is 1"
-        raise ModelError(
-            f"`finding` {text}: {count} of {code}{place}, counted from 1",
-            path,
-            code="out-of-range",
-            parameter="finding",
-            node=node or "",
-        )
+        message = f"`finding` {text}: {count} of {code}{place}, counted from 1"
+        raise _finding_error(message, "out-of-range", prediction, node)
     return findings[int(number) - 1]
+
+
+def _names_node(finding: Finding, node: str | None) -> bool:
+    return node is None or finding.node == node or node in finding.convolutions
+
+
+def _finding_error(message: str, code: str, prediction: Prediction, node: str | None) -> ModelError:
+    path = prediction.model.path or "model"
+    return ModelError(message, path, code=code, parameter="finding", node=node or "")
 
 
 def describe_missing(

@@ -116,15 +116,12 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """Yield every graph with a prefix that distinguishes names in subgraphs."""
     yield "", proto.graph
-    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
-        yield from (("/", g) for g in nested_graphs(nodes))
+    yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix, n) for n in graph.node)
-    for function in proto.functions:
-        yield from (("/", n) for n in function.node)
 
 
 def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -133,14 +130,19 @@ def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]
         yield from ((prefix + t.name, t) for t in graph.initializer)
         yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
     for prefix, node in _nodes(proto):
+        is_constant = node.op_type == "Constant"
         for attribute in node.attribute:
-            if attribute.HasField("t"):
-                is_constant = node.op_type == "Constant"
-                yield prefix + node.output[0] if is_constant else "", attribute.t
-            yield from (("", t) for t in attribute.tensors)
-            if attribute.HasField("sparse_tensor"):
-                yield "", attribute.sparse_tensor.values
-            yield from (("", s.values) for s in attribute.sparse_tensors)
+            name = prefix + node.output[0] if is_constant and attribute.HasField("t") else ""
+            yield from ((name, t) for t in _attribute_tensors(attribute))
+
+
+def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    if attribute.HasField("sparse_tensor"):
+        yield attribute.sparse_tensor.values
+    yield from (s.values for s in attribute.sparse_tensors)
 
 
 def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
@@ -149,17 +151,21 @@ def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
 
 def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> _ScalePairs:
     """Return old and new values of constant scales."""
-    constants = {t: model.constant(t) for t in sorted(names) if model.is_constant(t)}
-    old = {t: value for t, value in constants.items() if value is not None}
+    old = {}
+    single, vectors = set[float](), set[float]()
+    for name in sorted(names):
+        value = model.constant(name) if model.is_constant(name) else None
+        if value is not None:
+            old[name] = value
+            numbers = map(float, value.reshape(-1))
+            (single if value.size == 1 else vectors).update(numbers)
     shift = random.uniform(-_SHIFT, _SHIFT)
-    single = {float(v.reshape(-1)[0]) for v in old.values() if v.size == 1}
-    vectors = {float(x) for v in old.values() if v.size != 1 for x in v.reshape(-1)}
     new = _draw_numbers(sorted(vectors), random, shift, ordered=False)
     new |= _draw_numbers(sorted(single), random, shift, ordered=True)
     pairs = {}
     for name, value in old.items():
-        numbers = np.array([new.get(float(x), float(x)) for x in value.reshape(-1)], np.float64)
-        pairs[name] = (value, numbers.astype(value.dtype).reshape(value.shape))
+        replaced = np.array([new.get(float(x), float(x)) for x in value.reshape(-1)], np.float64)
+        pairs[name] = (value, replaced.astype(value.dtype).reshape(value.shape))
     return pairs
 
 
@@ -189,9 +195,7 @@ def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> 
     for node in model.consumers(name):
         if not qdq.is_q(node) or node.input(0) != name or node.input(1) not in scales:
             continue
-        old, new = (s.astype(np.float64).reshape(-1) for s in scales[node.input(1)])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where((old != 0) & np.isfinite(old), new / old, 1.0)
+        ratio = _divide_scales(*scales[node.input(1)])
         if ratio.size == 1:
             return float(ratio[0])
         axis = qdq.read_params(model, node).axis or 0
@@ -200,6 +204,13 @@ def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> 
             shape[axis] = ratio.size
             return ratio.reshape(shape)
     return 1.0
+
+
+def _divide_scales(old: Array, new: Array) -> Array:
+    """Return new over old scales as a vector, with 1 for scales that are 0 or not finite."""
+    before, after = (s.astype(np.float64).reshape(-1) for s in (old, new))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((before != 0) & np.isfinite(before), after / before, 1.0)
 
 
 def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:

@@ -5,7 +5,7 @@ Each takes a model, which it does not change, and yields smaller ones, the small
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,8 +61,6 @@ def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.M
 
 
 def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
-    if any(f.name == node.op_type and f.domain == node.domain for f in proto.functions):
-        return True
     version = next((o.version for o in proto.opset_import if o.domain in STANDARD), 1)
     return node.domain in STANDARD and bool(onnx.defs.has(node.op_type, max(version, 1)))
 
@@ -123,22 +121,25 @@ def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.M
         floats: Whether inputs have to be floats, so that no Q/DQ pair is cut in two.
     """
     nodes, constants, types = proto.graph.node, collect_constants(proto), collect_types(proto)
-    ranges = []
+    if floats:
+        dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
+        types = {t: k for t, k in types.items() if _is_float(k) and t not in dequantized}
+    for indices in _list_ranges(nodes, constants):
+        candidate = _remove_range(proto, indices, constants, types)
+        if candidate is not None:
+            yield candidate
+
+
+def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterator[range]:
+    """Yield the indices of halves, quarters, ... of the nodes, then of single ones from the end."""
     size = len(nodes) // 2
     while size > 1:
-        ranges += [range(i, i + size) for i in range(0, len(nodes) - size + 1, size)]
+        yield from (range(i, i + size) for i in range(0, len(nodes) - size + 1, size))
         size //= 2
     for index in range(len(nodes) - 1, -1, -1):
         depends_on_input = any(i and i not in constants for i in nodes[index].input)
         if nodes[index].op_type != "Constant" and depends_on_input:
-            ranges.append(range(index, index + 1))
-    if floats:
-        dequantized = {o for node in nodes if node.op_type == qdq.DQ for o in node.output}
-        types = {t: k for t, k in types.items() if _is_float(k) and t not in dequantized}
-    for indices in ranges:
-        candidate = _remove_range(proto, indices, constants, types)
-        if candidate is not None:
-            yield candidate
+            yield range(index, index + 1)
 
 
 def _remove_range(
@@ -156,13 +157,13 @@ def _remove_range(
         None if an output of the network is lost, or if a tensor cannot become a network input.
     """
     nodes = proto.graph.node
-    produced = {o: None for i in indices for o in nodes[i].output if o and o not in constants}
-    if any(output.name in produced for output in proto.graph.output):
+    outputs = dict.fromkeys(o for i in indices for o in nodes[i].output)
+    produced = [t for t in outputs if t and t not in constants]
+    if not {o.name for o in proto.graph.output}.isdisjoint(produced):
         return None
-    others = (node for i, node in enumerate(nodes) if i not in indices)
-    consumed = {t for node in others for t in (*node.input, *find_captured_tensors(node))}
+    consumed = _find_consumed([n for i, n in enumerate(nodes) if i not in indices])
     inputs = [t for t in produced if t in consumed]
-    if any(t not in types for t in inputs):
+    if not types.keys() >= set(inputs):
         return None
     candidate = copy_message(proto)
     for index in reversed(indices):
@@ -170,6 +171,10 @@ def _remove_range(
             del candidate.graph.node[index]
     candidate.graph.input.extend(helper.make_value_info(t, types[t]) for t in inputs)
     return candidate
+
+
+def _find_consumed(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    return {t for node in nodes for t in (*node.input, *find_captured_tensors(node))}
 
 
 def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
@@ -211,6 +216,25 @@ def _bypass(proto: onnx.ModelProto, index: int, source: str) -> onnx.ModelProto:
 
 def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Yield the model with initializers in place of Constant nodes, if it has any."""
+    tensors = _find_constant_tensors(proto)
+    if not tensors:
+        return
+    candidate = copy_message(proto)
+    names = {index: proto.graph.node[index].output[0] for index in tensors}
+    for index, tensor in tensors.items():
+        initializer = candidate.graph.initializer.add()
+        initializer.CopyFrom(tensor)
+        initializer.name = names[index]
+    for index in sorted(tensors, reverse=True):
+        del candidate.graph.node[index]
+    types = [v for v in candidate.graph.value_info if v.name not in names.values()]
+    del candidate.graph.value_info[:]
+    candidate.graph.value_info.extend(types)
+    yield candidate
+
+
+def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto]:
+    """Return the tensors of the Constant nodes that no output needs, by the node's index."""
     outputs = {o.name for o in proto.graph.output}
     tensors: dict[int, onnx.TensorProto] = {}
     for index, node in enumerate(proto.graph.node):
@@ -219,22 +243,9 @@ def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         if len(node.output) != 1 or node.output[0] in outputs:
             continue
         for attribute in node.attribute:
-            if attribute.name == "value" and attribute.HasField("t"):
+            if attribute.name == "value":
                 tensors[index] = attribute.t
-    if not tensors:
-        return
-    candidate = copy_message(proto)
-    for index, tensor in tensors.items():
-        initializer = candidate.graph.initializer.add()
-        initializer.CopyFrom(tensor)
-        initializer.name = proto.graph.node[index].output[0]
-    for index in sorted(tensors, reverse=True):
-        del candidate.graph.node[index]
-    stored = {proto.graph.node[index].output[0] for index in tensors}
-    types = [v for v in candidate.graph.value_info if v.name not in stored]
-    del candidate.graph.value_info[:]
-    candidate.graph.value_info.extend(types)
-    yield candidate
+    return tensors
 
 
 # Sizes --------------------------------------------------------------------------------------------
@@ -252,20 +263,23 @@ def reduce_channels(
 
     Every number of channels that a factor divides is divided by it, then single ones become 1.
     """
-    shapes = [t.dims for t in _tensors(proto) if t.data_type not in _INTEGERS]
-    dims = {d for shape in shapes for d in shape[:2]}
-    for value in proto.graph.input:
-        dims.update(d.dim_value for d in value.type.tensor_type.shape.dim[1:2])
-    sizes = sorted((d for d in dims if d > 1), reverse=True)
-    changes: list[Callable[[int], int]] = [
-        functools.partial(_divide, factor=factor)
-        for factor in _factors(sizes)
-        if any(size % factor == 0 for size in sizes)
+    sizes = _list_channel_counts(proto)
+    factors = [f for f in _factors(sizes) if any(size % f == 0 for size in sizes)]
+    changes = [
+        *(functools.partial(_divide, factor=factor) for factor in factors),
+        *(functools.partial(_replace, old=size) for size in sizes),
     ]
-    changes += [functools.partial(_replace, old=size) for size in sizes]
     for change in changes:
         for change_contents in (True, False):
             yield _resize(proto, change, find_constant, change_contents)
+
+
+def _list_channel_counts(proto: onnx.ModelProto) -> list[int]:
+    shapes = [t.dims for t in _tensors(proto) if t.data_type not in _INTEGERS]
+    counts = {d for shape in shapes for d in shape[:2]}
+    for value in proto.graph.input:
+        counts.update(d.dim_value for d in value.type.tensor_type.shape.dim[1:2])
+    return sorted((c for c in counts if c > 1), reverse=True)
 
 
 def _replace(size: int, old: int) -> int:
@@ -283,13 +297,17 @@ def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
     for factor in _factors(sides):
         for power in (0, 1, 2):  # constants hold no size, a side, or an area
-            candidate = copy_message(proto)
-            for value in candidate.graph.input:
-                divide = functools.partial(_divide_side, factor=factor)
-                _change_dims(value.type.tensor_type.shape.dim[2:], divide)
-            if power:
-                _change_contents(candidate, functools.partial(_divide, factor=factor**power))
-            yield _forget_types(candidate)
+            yield _divide_sides(proto, factor, power)
+
+
+def _divide_sides(proto: onnx.ModelProto, factor: int, power: int) -> onnx.ModelProto:
+    candidate = copy_message(proto)
+    for value in candidate.graph.input:
+        divide = functools.partial(_divide_side, factor=factor)
+        _change_dims(value.type.tensor_type.shape.dim[2:], divide)
+    if power:
+        _change_contents(candidate, functools.partial(_divide, factor=factor**power))
+    return _forget_types(candidate)
 
 
 def _divide_side(size: int, factor: int) -> int:

@@ -209,7 +209,7 @@ def _find_nearest_groups(
 
 def _neighbors(model: Model, node: Node) -> Iterator[Node]:
     """Yield the producers and consumers of a node, except for constants, which many may share."""
-    for tensor in (*node.inputs, *node.captured):
+    for tensor in node.consumed_tensors:
         producer = model.producer(tensor)
         if producer is not None and producer.op != "Constant":
             yield producer

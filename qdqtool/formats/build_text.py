@@ -12,6 +12,7 @@ from qdqtool.trt.targets import target_named
 from qdqtool.util.text import cut_middle, format_count, format_layer_counts
 
 if TYPE_CHECKING:
+    from qdqtool.accuracy.agreement import NetworkAgreement
     from qdqtool.buildlog.engine_comparison import EngineComparison, LayerPair
     from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
     from qdqtool.verification.result import Verification
@@ -151,6 +152,9 @@ def render_comparison(
     _add_side(page, "A", comparison.a)
     _add_side(page, "B", comparison.b)
     page.fill(f"Matched by {comparison.matched_by}.", 0)
+    if comparison.agreement is not None:
+        page.add_gap()
+        add_agreement(page, comparison.agreement)
     for note in comparison.notes:
         page.fill(f"note: {as_options(note)}")
     listed: set[int] = set()
@@ -165,6 +169,20 @@ def render_comparison(
         page.add_gap()
         add_engines(page, comparison.engines)
     return page
+
+
+def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
+    """Add the agreement of two models on images."""
+    images = format_count(agreement.images, "image")
+    for measure in agreement.measures:
+        value = "unknown"
+        if measure.value is not None:
+            value = f"{measure.value:.3f} (95 % interval {measure.low:.3f} to {measure.high:.3f})"
+        name, _, definition = measure.sentence.partition(": ")
+        counted = f" with {format_count(measure.count, 'detection')}"
+        counted = counted if measure.count != agreement.images else ""
+        page.fill(f"Agreement of B with A: {value} on {images}{counted}", 2)
+        page.fill(f"{name}: {definition}.", 2, "  ")
 
 
 def _add_side(page: TextPage, label: str, side: SideSummary) -> None:

@@ -1,4 +1,4 @@
-"""Text of ``insert``, ``tune`` and ``fix``."""
+"""Text of ``insert`` and ``fix``."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from calibration.presets import describe_use
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.formats.verdicts import verdict
 from qdqtool.insertion.losses import SMALL_ERROR
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
-from qdqtool.util.text import format_count, keep_end
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
     from qdqtool.fixing.session import FixAttempt
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
-    from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
 # Limits of lists, unless everything is printed.
-_MAX_NAMES, _MAX_GROUPS, _MAX_CONVERSIONS, _MAX_SITES, _MAX_FIXES = 3, 3, 8, 8, 4
+_MAX_NAMES, _MAX_GROUPS, _MAX_CONVERSIONS, _MAX_FIXES = 3, 3, 8, 4
 _MIN_BITS_LOST = 1.5  # from which a group is listed
 _MIN_GAIN = 0.1  # share of the error that an activation left float has to remove
 # Effect on detections of an error below each limit; measured, see docs/accuracy.md.
@@ -83,6 +83,8 @@ def _add_counts(page: TextPage, insertion: Insertion) -> None:
     if images := insertion.calibration.get("images", 0):
         origin = format_count(images, "image")
     page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
+    if used := insertion.calibration.get("preprocess"):
+        page.fill(describe_use(used), 2, "  ")
 
 
 def _add_skipped(page: TextPage, skipped: list[SkippedNode]) -> None:
@@ -192,146 +194,6 @@ def _add_prediction(page: TextPage, prediction: Prediction) -> None:
     page.add_heading(f"Predicted for {prediction.target}: {verdict(prediction)}")
     for name in page.iterate_rows(prediction.conversion_nodes, _MAX_CONVERSIONS, "    "):
         page.add_lines(f"  - conversion at {name}")
-
-
-def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
-    """Return the text of ``tune``: the choice, its costs, and the front.
-
-    ``everything`` lists every site.
-    """
-    page = TextPage(width, everything)
-    _add_verdict(page, tuning)
-    _add_choices(page, tuning)
-    _add_front(page, tuning)
-    _add_sites(page, tuning)
-    _add_remarks(page, tuning.notes, tuning.warnings)
-    _add_prediction(page, tuning.prediction)
-    return page
-
-
-def _add_verdict(page: TextPage, tuning: Tuning) -> None:
-    point, images, cost = tuning.chosen, tuning.images, tuning.chosen.cost
-    time = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
-    page.fill(
-        f"{_describe_goal(tuning)}: {_format_metric(point)} on {images['judged_on']} held-out "
-        f"images; {cost.int8} of {cost.convolutions} convolutions INT8, "
-        f"{format_count(cost.conversions, 'conversion')}{time}"
-    )
-    facts = [tuning.metric["sentence"]]
-    if tuning.metric["float"] != 1.0:
-        facts.append(f"the float model itself has {tuning.metric['float']:.4f}")
-    facts.append(
-        f"ranges from {images['calibration']} images, choices made on {images['chosen_on']} others"
-    )
-    if tuning.effort["stopped"]:
-        facts.append(
-            f"stopped by the {tuning.effort['stopped']}: more time may find something better"
-        )
-    for fact in facts:
-        page.fill(fact, 2, "  ")
-
-
-def _describe_goal(tuning: Tuning) -> str:
-    if tuning.keep is not None:
-        target = f"(target {tuning.keep * tuning.metric['float']:.3f})"
-        if tuning.reached:
-            return f"goal met {target}"
-        return f"goal NOT met {target}; this is the best that was found"
-    if tuning.reached:
-        return f"goal met (within {tuning.budget_ms:g} ms)"
-    return f"goal NOT met: nothing fits {tuning.budget_ms:g} ms; this is the fastest"
-
-
-def _format_metric(point: PlacementResult) -> str:
-    if point.metric is None:
-        return "not judged"
-    return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"
-
-
-def _add_choices(page: TextPage, tuning: Tuning) -> None:
-    """Add the sites that stay float, with benefit and cost of each."""
-    point = tuning.chosen
-    if not point.sites and not point.changed:
-        page.add_heading(
-            "Nothing has to be float except the head preset"
-            if point.cost.int8
-            else "Nothing is quantized"
-        )
-        return
-    if not tuning.bought:
-        page.add_heading(f"Float: {', '.join(point.sites)}")
-        return
-    head = f"{'bought':>8} {'INT8':>5} {'conv.':>6}"
-    if tuning.gpu is not None:
-        head += f" {'ms':>8}"
-    page.add_lines("", f"Float, and what each bought and costs{head:>{max(0, page.width - 37)}}")
-    column = max(20, page.width - len(head) - 3)
-    for benefit in tuning.bought:
-        metric = "-" if benefit.metric is None else f"{benefit.metric:+.4f}"
-        row = f"{metric:>8} {benefit.int8:>+5d} {benefit.conversions:>+6d}"
-        if tuning.gpu is not None:
-            row += f" {'-' if benefit.ms is None else f'{benefit.ms:+.3f}':>8}"
-        page.add_lines(f"  {keep_end(benefit.site, column):<{column}} {row}")
-    listed = {benefit.site for benefit in tuning.bought}
-    rest = [site for site in point.sites if site not in listed]
-    if rest:
-        page.fill(f"float too: {', '.join(rest)}", 4, "  ")
-    for tensor, choice in point.changed.items():
-        page.fill(f"{tensor}: {choice}", 4, "  ")
-
-
-def _add_front(page: TextPage, tuning: Tuning) -> None:
-    unit = "ms" if tuning.gpu is not None else "cost"
-    page.add_heading(
-        f"Front: each is the most accurate at its price ({as_options(tuning.cost['sentence'])})"
-    )
-    page.add_lines(f"  {unit:>8} {'INT8':>5} {'conv.':>6} {'chosen':>7}  {'judged':<23} float")
-    for point in tuning.front:
-        mark = "*" if point is tuning.chosen else " "
-        cost = point.cost
-        row = (
-            f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} "
-            f"{point.chosen_on:>7.3f}  {_format_metric(point):<23} "
-        )
-        name = point.sites[0] if len(point.sites) == 1 else point.name
-        page.add_lines(row + keep_end(name, max(12, page.width - len(row))))
-
-
-def _add_sites(page: TextPage, tuning: Tuning) -> None:
-    measured = [site for site in tuning.sites if site.loss is not None]
-    measured.sort(key=lambda site: -(site.loss or 0.0))
-    if not measured and not page.everything:
-        page.add_heading(
-            "Everything INT8 is enough, so that no single site was measured (--front does)"
-        )
-        return
-    page.add_heading(
-        "Where INT8 costs most: the part of the outputs' standard deviation that this alone adds "
-        "to the error, and what float costs there"
-    )
-    for site in page.first_rows(measured, _MAX_SITES):
-        change = site.as_json(tuning.base)
-        price = f"{change['int8']:+d} INT8, {_format_conversions(change['conversions'])}"
-        price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
-        page.fill(
-            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",
-            4,
-            "  - ",
-        )
-    if page.everything:
-        for site in tuning.sites:
-            if site.loss is None:
-                text = f"{site.site} ({_format_kind(site)}): {site.choice}; {site.why}"
-                page.fill(text, 4, "  - ")
-    elif tuning.effort["never_measured"]:
-        page.add_lines(
-            f"    {tuning.effort['never_measured']} choices cannot pay and were never measured "
-            "(--all says why)"
-        )
-
-
-def _format_kind(site: SiteResult) -> str:
-    return site.kind if len(site.nodes) == 1 else f"{site.kind} of {len(site.nodes)} nodes"
 
 
 def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:

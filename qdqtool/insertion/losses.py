@@ -155,13 +155,14 @@ def measure_losses(
     Raises:
         ModelError: onnxruntime cannot run the model, or its outputs are not finite.
     """
-    from calibration import Preprocess, open_data
+    from calibration import open_data
+    from calibration.options import YOLO_PREPROCESS
     from calibration.session import input_specs
 
     if isinstance(data, Iterator):
         return None
     count = SAMPLES if samples is None else samples
-    preprocess = images.preprocess or Preprocess()
+    preprocess = images.preprocess or YOLO_PREPROCESS
     dataset = open_data(data, input_specs(model), preprocess, count, images.size)
     first = next(iter(dataset), None)
     if first is None:
@@ -288,6 +289,11 @@ class ReferenceOutputs:
     def _select(self, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         selected = [] if self.focus is None else self.focus.values(array)
         return np.concatenate([a.reshape(-1) for a in selected or [array]]).astype(np.float64)
+
+    @property
+    def varies(self) -> bool:
+        """Whether the values of any output differ, so that an error can be relative to them."""
+        return any(variance > 0.0 for variance in self._variances.values())
 
     @property
     def nbytes(self) -> int:

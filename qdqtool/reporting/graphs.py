@@ -159,7 +159,7 @@ class _OnnxDrawing:
         return _sort_topologically(dict.fromkeys(self.first_nodes.values(), 0), links)
 
     def _find_origins(self, node: OnnxNode) -> list[_TensorOrigin]:
-        tensors = dict.fromkeys(t for t in (*node.inputs, *node.captured) if t)
+        tensors = dict.fromkeys(node.consumed_tensors)
         origins = map(self._find_origin, tensors)
         return [o for o in origins if o.producer is not None or o.tensor in self.index.inputs]
 

@@ -179,12 +179,16 @@ def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
 
 def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     metric, goal = _as_object(result.get("metric")), _as_object(result.get("goal"))
-    front = _as_objects(result["front"])[:MAX_POINTS]
+    complete_front = [
+        {"index": i, **point} for i, point in enumerate(_as_objects(result["front"])[:MAX_POINTS])
+    ]
+    # A time limit leaves placements that were not measured on held-out images.
+    front = [point for point in complete_front if point["metric"] is not None]
     if not front:
         raise ValueError("its front is empty")
     others = _as_objects(result.get("others"))[:MAX_POINTS]
     judged = [p for p in others if p.get("metric") is not None]
-    unjudged = len(others) - len(judged)
+    unjudged = len(complete_front) - len(front) + len(others) - len(judged)
     is_timed_front = all(_as_optional_number(p.get("ms")) is not None for p in front)
     has_costs = all(_as_optional_number(p.get("cost")) is not None for p in front)
     points = [_parse_point(p, True, is_timed_front, has_costs) for p in front]
@@ -195,7 +199,10 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     notes = [*_as_list(result.get("notes")), *_as_list(result.get("warnings"))][:MAX_NOTES]
     texts = [display_message(str(note)) for note in notes]
     if unjudged:
-        texts.insert(0, f"{unjudged} more were tried and not judged; they are not drawn")
+        texts.insert(
+            0,
+            f"{unjudged} more were tried, but not measured on held-out images. They are not drawn.",
+        )
     return data.TuningPlot(
         metric=display_name(str(metric.get("name") or "metric"), 80),
         sentence=display_message(str(metric.get("sentence") or "")),
@@ -247,8 +254,8 @@ def _mark_chosen(
     choice: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
 ) -> None:
     """Mark the chosen configuration, by its index on the front or by its numbers."""
-    for number, (parsed, point) in enumerate(zip(front, points, strict=False)):
-        point.chosen = choice.get("index", -1) == parsed.get("index", number)
+    for fields, point in zip(front, points, strict=False):
+        point.chosen = choice.get("index", -1) == fields["index"]
     if not choice or any(point.chosen for point in points):
         return
     numbers = (

@@ -7,15 +7,18 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import EncodeError
 
 from calibration.cluster.connection import Cluster, check_cluster
 from calibration.dataset import Dataset
-from calibration.options import Preprocess
+from calibration.options import ImageFunction, Preprocess
+from calibration.presets import describe_use, name_preprocess
 from qdqtool import prediction
+from qdqtool.accuracy.metrics import MetricFunction, find_compared_tensors, metric_for
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
@@ -28,12 +31,14 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load_full
+from qdqtool.patterns.network_kind import warn_default_preprocess
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
@@ -48,7 +53,6 @@ from qdqtool.tuning.measure import (
     count_default_workers,
     map_on_threads,
 )
-from qdqtool.tuning.metrics import MetricFunction, find_compared_tensors, metric_for
 from qdqtool.tuning.options import SearchBudget, TuneOptions, TuningGoal
 from qdqtool.tuning.planner import Configuration, Planner
 from qdqtool.tuning.result import PlacementResult, Tuning
@@ -59,6 +63,9 @@ from qdqtool.types import Json
 from qdqtool.util import limits
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
+
+if TYPE_CHECKING:
+    from calibration.statistics import TensorStatistics
 
 _RANGES_TIME = 0.25  # part of a time limit that the collection of ranges may take
 _TIMED_SAMPLES = 4  # samples whose collection is timed for that
@@ -83,7 +90,7 @@ def tune(
     method_for: Sequence[tuple[str, str]] = (),
     percentile: float = 99.99,
     max_images: int = 512,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     head: str = "box",
     residual: str = "auto",
@@ -134,7 +141,10 @@ def tune(
             tensors.
         percentile: For the method ``percentile``, in percent of the absolute values.
         max_images: Maximum number of samples, spread evenly over the data.
-        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
+            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
+            (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         head: Outputs of a detection head that remain float, as for :func:`qdqtool.insert`.
@@ -182,6 +192,9 @@ def tune(
     )
     with record_inputs() as inputs, contextlib.ExitStack() as stack:
         run = _TuningRun(model, data, target_named(target), options)
+        if say is not None:
+            for warning in run.small_sets:
+                say(f"warning: {warning}")
         opened = stack.enter_context(Cluster(cluster, mixed_cpus)) if cluster is not None else None
         run.collect_ranges(progress, None if opened is None else opened.client)
         if mapper is None and opened is not None:
@@ -189,7 +202,7 @@ def tune(
         workers = workers or (count_default_workers() if opened is None else opened.threads())
         search = run.make_search(mapper or map_on_threads(workers), workers, progress, say)
         _run_search(search, estimate=say is not None)
-        tuning = run.make_result(search)
+        tuning = run.make_result(search, progress)
     tuning.read = inputs
     return tuning
 
@@ -223,11 +236,12 @@ class _TuningRun:
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
         rules, placement = choose_rules(self.model, placing, self.target)
         self.metric = metric_for(self.model, options.goal.metric, timeout)
+        self.images, self.origin = resolve_images(self.model, options.images)
         self.sets = open_sets(
             self.model,
             data,
             options.goal.evaluation,
-            options.images,
+            self.images,
             max_images=options.ranges.max_images,
             chosen_on=options.search.chosen_on,
             judged_on=options.search.judged_on,
@@ -248,7 +262,13 @@ class _TuningRun:
             self.gpu,
             prepared.fp16,
         )
+        self.small_sets = summary.warn_small_sets(
+            self.sets, options.search, options.goal.evaluation
+        )
+        self.cluster = options.cluster
         self.ranges_report: Json = {}
+        self.searched_images = 0  # that the ranges of the search are from
+        self.ranges_seconds = 0.0  # to collect the ranges of the result from all images
 
     def _identify(self) -> Json:
         """Return hashes of everything that measurements depend on."""
@@ -265,7 +285,7 @@ class _TuningRun:
             "include": placing.include,
             "exclude_op": placing.exclude_op,
             "size": self.options.images.size,
-            "preprocess": self.options.images.preprocess,
+            "preprocess": name_preprocess(self.images.preprocess),
             "smooth": self.options.network.smooth,
         }
         lines = [
@@ -290,9 +310,9 @@ class _TuningRun:
             raise nothing_to_quantize(placement.skipped, planner.model.path or "model")
         groups = planner.groups(placement)
         planner.methods.check([t for group in groups for t in group.tensors])
-        cluster = replace(self.options.cluster, cluster=client)
+        self.cluster = replace(self.options.cluster, cluster=client)
         data = self.sets.calibration
-        room = self._count_range_samples(cluster)
+        room = self._count_range_samples()
         self.store.ranged_on = room if 0 < room < len(data) else 0
         notes = []
         if self.store.ranged_on:
@@ -300,43 +320,63 @@ class _TuningRun:
             text = f"ranges from {room} of {images} images: more would exceed the time limit"
             notes.append(Note(text, code="ranges-on", room=room, images=images))
             data = _take_samples(self.sets, room)
-        statistics, self.ranges_report = collect_statistics(
-            planner.model,
-            data,
-            planner.possible_groups(),
-            max_images=len(data),
-            cluster=cluster,
-            progress=progress,
-        )
-        planner.statistics = statistics.tensors
+        started = time.monotonic()
+        planner.statistics, self.ranges_report = self._collect(data, progress)
+        self.searched_images = self.ranges_report["images"]
+        self.ranges_seconds = (time.monotonic() - started) / len(data) * len(self.sets.complete)
+        self._report_preprocess()
         self.notes += [*planner.plan(Configuration()).placement.notes, *notes]
         if planner.fp16:
-            planner.fp32_tensors = self._find_wide_tensors()
+            planner.fp32_tensors = self._find_wide_tensors(planner)
             by_default = self.options.network.high_precision is None
             self.notes.extend(
                 describe_fp16(self.model, self.target, planner.fp32_tensors, by_default)
             )
 
-    def _count_range_samples(self, cluster: ClusterOptions) -> int:
+    def _report_preprocess(self) -> None:
+        """Report the preprocessing of images, and record it in the model's metadata."""
+        used = self.ranges_report["preprocess"]
+        if used is None:
+            return
+        self.notes.append(describe_use(used))
+        self.warnings.extend(warn_default_preprocess(self.model, self.origin))
+        record_preprocess(self.model.proto, used)
+
+    def _collect(
+        self, data: Dataset, progress: bool
+    ) -> tuple[Mapping[str, TensorStatistics], Json]:
+        statistics, report = collect_statistics(
+            self.planner.model,
+            data,
+            self.planner.possible_groups(),
+            max_images=len(data),
+            cluster=self.cluster,
+            progress=progress,
+        )
+        if report["preprocess"] is not None:
+            report["preprocess"]["origin"] = self.origin
+        return statistics.tensors, report
+
+    def _count_range_samples(self) -> int:
         """Return the number of samples that a time limit allows for ranges, 0 for all."""
         limit = self.options.search.time_limit
         if limit is None:
             return 0
         if self.store.resumed:
             return self.store.ranged_on
-        if cluster.cluster is not None or len(self.sets.calibration) <= 2 * _TIMED_SAMPLES:
+        if self.cluster.cluster is not None or len(self.sets.calibration) <= 2 * _TIMED_SAMPLES:
             return 0
         start, few = time.monotonic(), _take_samples(self.sets, _TIMED_SAMPLES)
         groups = self.planner.possible_groups()
-        collect_statistics(self.model, few, groups, max_images=len(few), cluster=cluster)
+        collect_statistics(self.model, few, groups, max_images=len(few), cluster=self.cluster)
         seconds_per_sample = (time.monotonic() - start) / len(few)
         return count_fitting_samples(_RANGES_TIME * limit, seconds_per_sample)
 
-    def _find_wide_tensors(self) -> dict[str, float]:
+    def _find_wide_tensors(self, planner: Planner) -> dict[str, float]:
         """Return tensors of all-INT8 near the largest value of FP16, with their largest value."""
-        recipe = self.planner.plan(Configuration()).recipe
-        model, quantized = recipe.build(self.planner.model)
-        largest = {t: s.absmax for t, s in self.planner.statistics.items()}
+        recipe = planner.plan(Configuration()).recipe
+        model, quantized = recipe.build(planner.model)
+        largest = {t: s.absmax for t, s in planner.statistics.items()}
         samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
         return find_wide_tensors(model, quantized, largest, samples, self.warnings)
 
@@ -370,18 +410,30 @@ class _TuningRun:
             self.options.search.whole_front,
             say or (lambda line: None),
             limit or 0.0,
+            ranges_seconds=self.ranges_seconds if self._has_more_images else 0.0,
         )
 
-    def make_result(self, search: PlacementSearch) -> Tuning:
+    @property
+    def _has_more_images(self) -> bool:
+        """Whether the ranges of the result are from more images than those of the search."""
+        return not self.store.ranged_on and len(self.sets.complete) > len(self.sets.calibration)
+
+    def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
         """Choose a placement, judge it, and build its model."""
-        planner, gpu, weights = self.planner, self.gpu, self.options.placement.weights
+        gpu, weights = self.gpu, self.options.placement.weights
         placement, reached = search.choose()
         front = summary.thin_front(search.find_front(), placement)
         search.judge_placements([placement])
         bought = [] if search.stopped else search.judge_in_time(placement, front)
+        planner = self.planner
+        if self._has_more_images and placement.cost.int8:
+            planner = self._use_all_images(search, placement, reached, progress)
         model, quantized = planner.build(planner.plan(placement.configuration), weights)
+        is_unchanged = not quantized and not planner.fp16
+        if is_unchanged:
+            model = self.source.copy()
         if planner.fp16:
-            self._compare_fp16(placement, model, search.fp16_samples)
+            self._compare_fp16(planner, placement, model, search.fp16_samples)
         model.path, model.sha256 = "", None
         started, cpu_started = self.started
         base_warnings = planner.plan(Configuration()).warnings
@@ -404,21 +456,31 @@ class _TuningRun:
                 "float": search.float_value(self.sets.judged_on),
             },
             cost=summary.describe_cost(gpu),
-            images=summary.describe_images(
-                self.sets, self.data, self.options.goal.evaluation, self.ranges_report["images"]
-            ),
+            images={
+                **summary.describe_images(
+                    self.sets,
+                    self.data,
+                    self.options.goal.evaluation,
+                    calibrated=self.ranges_report["images"],
+                    searched=self.searched_images,
+                ),
+                "preprocess": self.ranges_report["preprocess"],
+            },
             effort=summary.describe_effort(
                 search, time.monotonic() - started, time.process_time() - cpu_started
             ),
             info=self.info,
             target=self.target.name,
             gpu=None if gpu is None else gpu.name,
+            unchanged=is_unchanged,
+            cheapest_plausible=search.find_cheapest_plausible(placement),
             notes=[
                 *self.notes,
                 *search.notes,
                 *summary.compare_with_float_model(search, placement),
             ],
             warnings=[
+                *self.small_sets,
                 *self.warnings,
                 *base_warnings,
                 *self.ranges_report.get("warnings", ()),
@@ -432,9 +494,47 @@ class _TuningRun:
             float32=dict(planner.fp32_tensors),
         )
 
-    def _compare_fp16(self, placement: PlacementResult, model: Model, samples: int) -> None:
+    def _use_all_images(
+        self, search: PlacementSearch, placement: PlacementResult, reached: bool, progress: bool
+    ) -> Planner:
+        """Return a planner whose ranges are from all images.
+
+        Images that placements are chosen and judged on have no part in the ranges of the search.
+        The planner of the search is returned if there is no time for other ranges, or if the
+        placement reaches the goal only without them.
+        """
+        images = len(self.sets.complete)
+        if search.ranges_seconds is None:
+            room = self.searched_images
+            text = f"ranges from {room} of {images} images: more would exceed the time limit"
+            self.notes.append(Note(text, code="ranges-on", room=room, images=images))
+            return self.planner
+        statistics, report = self._collect(self.sets.complete, progress)
+        planner = self.planner.with_statistics(statistics)
+        if planner.fp16:
+            planner.fp32_tensors = self._find_wide_tensors(planner)
+        recipe = planner.plan(placement.configuration).recipe
+        metric = search.judge_recipe(recipe)
+        if reached and not search.reaches_goal_with(metric):
+            text = (
+                f"ranges from all {images} images are not used: with them the held-out images have "
+                f"{metric:.3f}, which misses the goal"
+            )
+            self.notes.append(Note(text, code="ranges-from-all-worse", metric=metric))
+            return self.planner
+        text = (
+            f"the written model has ranges from all {images} images; the held-out images, which "
+            f"are among them, have {metric:.3f} with it"
+        )
+        self.notes.append(Note(text, code="ranges-from-all", images=images, metric=metric))
+        self.ranges_report = report
+        return planner
+
+    def _compare_fp16(
+        self, planner: Planner, placement: PlacementResult, model: Model, samples: int
+    ) -> None:
         """Add a note about the output error of a placement in FP32 and in FP16."""
-        fp32_model = self.planner.plan(placement.configuration).recipe.build(self.model)[0]
+        fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = _take_samples(self.sets, samples)
         try:
             errors = losses.compare_outputs(self.model, [fp32_model, model], data, samples=samples)

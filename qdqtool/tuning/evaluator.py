@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.accuracy.metrics import Evidence, resample
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.measure import (
@@ -23,7 +24,6 @@ from qdqtool.tuning.measure import (
     TaskResult,
     TuningJob,
 )
-from qdqtool.tuning.metrics import Evidence, resample
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.store import SWEEP, WHOLE, MeasurementStore
 from qdqtool.util.progress import track

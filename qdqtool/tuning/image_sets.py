@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
-from calibration.options import Preprocess
-from calibration.session import input_specs, metadata_size
+from calibration.options import YOLO_PREPROCESS
+from calibration.session import choose_size, input_specs
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.ir.graph import Model
@@ -28,7 +28,8 @@ class ImageSets:
     """The samples of a tuning.
 
     Attributes:
-        calibration: Samples for the ranges.
+        calibration: Samples for the ranges during the search.
+        complete: Samples for the ranges of the result: all of the calibration data.
         measured: All other samples, which the numbers below count.
         chosen_on: Numbers of the samples to choose on.
         judged_on: Numbers of the samples to judge on. No choice depends on them.
@@ -36,6 +37,7 @@ class ImageSets:
     """
 
     calibration: Dataset
+    complete: Dataset
     measured: Dataset
     chosen_on: tuple[int, ...]
     judged_on: tuple[int, ...]
@@ -83,7 +85,8 @@ def open_sets(
                 parameter="data",
             )
         rest, to_choose, to_judge = _split_in_three(indices, dataset.batch, chosen_on, judged_on)
-        return _make_sets(dataset, _select(dataset, rest), to_choose, to_judge, swept_on)
+        calibration = _select(dataset, rest)
+        return _make_sets(dataset, calibration, dataset, to_choose, to_judge, swept_on)
     _forbid_same_path(data, evaluation)
     limit = max(max_images, chosen_on + judged_on)
     other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
@@ -95,7 +98,7 @@ def open_sets(
             parameter="evaluation",
         )
     to_choose, to_judge = _split_in_halves(indices, other.batch, chosen_on, judged_on)
-    return _make_sets(other, dataset, to_choose, to_judge, swept_on)
+    return _make_sets(other, dataset, dataset, to_choose, to_judge, swept_on)
 
 
 def _count_images(indices: Sequence[int]) -> str:
@@ -120,9 +123,9 @@ def _open_dataset(
     dataset = open_data(
         data,
         input_specs(model),
-        images.preprocess or Preprocess(),
+        images.preprocess or YOLO_PREPROCESS,
         max_images,
-        images.size or metadata_size(model),
+        choose_size(model, images.size),
     )
     if dataset.indices is None:
         raise DataError(
@@ -140,6 +143,7 @@ def _select(dataset: Dataset, indices: Sequence[int]) -> Dataset:
 def _make_sets(
     dataset: Dataset,
     calibration: Dataset,
+    complete: Dataset,
     to_choose: list[int],
     to_judge: list[int],
     swept_on: int | None,
@@ -152,6 +156,7 @@ def _make_sets(
     last = first + len(to_judge) // batch
     return ImageSets(
         calibration,
+        complete,
         _select(dataset, to_choose + to_judge),
         tuple(range(first)),
         tuple(range(first, last)),

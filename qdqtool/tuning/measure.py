@@ -32,6 +32,8 @@ from calibration.cluster.jobs import ClusterJob
 from calibration.cluster_pass import share_dataset
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
+from qdqtool.accuracy import metrics
+from qdqtool.accuracy.metrics import Evidence, Metric
 from qdqtool.insertion.losses import ReferenceOutputs
 from qdqtool.insertion.rewrite import name_rounded_weights, round_weights
 from qdqtool.ir.graph import Model
@@ -39,8 +41,6 @@ from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.proto.external_data import has_data, to_array
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.runtime.sessions import SharedWeights, core_count
-from qdqtool.tuning import metrics
-from qdqtool.tuning.metrics import Evidence, Metric
 from qdqtool.tuning.partition import NetworkPart, NetworkPartition, PartRun
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.util import limits

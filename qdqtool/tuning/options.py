@@ -20,7 +20,7 @@ from qdqtool.timing.options import GpuOptions
 from qdqtool.util import limits
 
 if TYPE_CHECKING:
-    from qdqtool.tuning.metrics import MetricFunction
+    from qdqtool.accuracy.metrics import MetricFunction
 
 KEEP = 0.97  # part of the float model's metric to keep without a budget
 

@@ -67,7 +67,7 @@ class NetworkPartition(NetworkCuts):
                 outputs = tuple(t for n in nodes for t in n.outputs if t in crossing)
                 if not outputs:
                     continue
-                consumed = dict.fromkeys(t for n in nodes for t in (*n.inputs, *n.captured))
+                consumed = dict.fromkeys(t for n in nodes for t in n.consumed_tensors)
                 inputs = tuple(t for t in consumed if self.positions.get(t, end) < start)
                 producers = dict.fromkeys(producer[t] for t in inputs if t in producer)
                 producer.update(dict.fromkeys(outputs, len(parts)))
@@ -103,7 +103,7 @@ class NetworkPartition(NetworkCuts):
 
         producer: dict[str, int] = {}
         for position, node in enumerate(nodes):
-            for tensor in (*node.inputs, *node.captured):
+            for tensor in node.consumed_tensors:
                 if tensor in producer:
                     later[find_last(producer[tensor])] = position
             producer.update(dict.fromkeys(filter(None, node.outputs), position))

@@ -146,6 +146,10 @@ class Planner:
     _costs: dict[Configuration, PlacementCost] = field(default_factory=dict)
     _costs_by_recipe: dict[str, PlacementCost] = field(default_factory=dict)
 
+    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Planner:
+        """Return a planner with the same costs and other scales."""
+        return replace(self, statistics=statistics, _scales={}, _plans={})
+
     def placement(self, configuration: Configuration) -> Placement:
         """Return the placement of a configuration. Do not change it."""
         key = configuration.floats, configuration.quantized

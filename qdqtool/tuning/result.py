@@ -210,6 +210,9 @@ class Tuning:
         info: Path, hash, opset and number of nodes of the float model.
         target: Name of the TensorRT target.
         gpu: Name of the GPU; None without one.
+        unchanged: Whether the model is the float model, unchanged.
+        cheapest_plausible: Cheapest placement whose 95 % interval on the held-out images reaches
+            the goal, if it is cheaper than the chosen one. More images may show that it is enough.
         float_type: Type of the part that is not quantized, ``fp32`` or ``fp16``.
         float32: Tensors that remain FP32 in an FP16 model, with the largest value in the data.
         notes: Notes about the result.
@@ -239,6 +242,8 @@ class Tuning:
     info: Json
     target: str
     gpu: str | None = None
+    unchanged: bool = False
+    cheapest_plausible: PlacementResult | None = None
     notes: list[Note] = field(default_factory=list)
     warnings: list[Note] = field(default_factory=list)
     source: str = ""
@@ -310,6 +315,10 @@ class Tuning:
                 "index": index,
                 "choices": [b.as_json() for b in self.bought],
             },
+            "cheapest_plausible": (
+                None if self.cheapest_plausible is None else self.cheapest_plausible.as_json()
+            ),
+            "unchanged": self.unchanged,
             "float_type": self.float_type,
             "float32": largest_json(self.float32),
             "effort": self.effort,

@@ -83,6 +83,8 @@ class PlacementSearch:
         last_judging: Time after which no further placement can be judged.
         seconds_per_run: Seconds of a run on one sample, if the evaluator has a deadline.
         fp16_samples: Samples on which FP16 is compared with FP32 at the end.
+        ranges_seconds: Seconds to collect ranges from all images at the end; None if there is no
+            time for it.
         sites: Sites of the network.
         decisions: All choices of a site, and whether to measure them.
         scale_candidates: Other ranges that were tried.
@@ -103,6 +105,7 @@ class PlacementSearch:
     last_judging: float = math.inf
     seconds_per_run: float = 0.0
     fp16_samples: int = sample_runs.FP16_SAMPLES
+    ranges_seconds: float | None = 0.0
     sites: list[TuningSite] = field(default_factory=list)
     decisions: list[CandidateDecision] = field(default_factory=list)
     scale_candidates: list[Candidate] = field(default_factory=list)
@@ -189,8 +192,8 @@ class PlacementSearch:
         line = f"everything INT8: {value:.4g} on the images to choose on"
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
             line += (
-                "; after Ctrl-C the same command with a `time_limit` takes the best that was "
-                "measured"
+                ". After Ctrl-C, the same command goes on; with `time_limit` it takes the best "
+                "that was measured"
             )
         self.report(line)
 
@@ -653,6 +656,31 @@ class PlacementSearch:
             point.metric = self.evaluator.value(recipe, samples)
             values = self.evaluator.resample(recipe, samples)
             point.low, point.high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
+
+    def judge_recipe(self, recipe: Recipe) -> float:
+        """Return the metric of a recipe on the samples to judge on."""
+        samples = self.evaluator.sets.judged_on
+        self.evaluator.measure_metric([FLOAT_RECIPE, recipe], samples, "Judging")
+        return self.evaluator.value(recipe, samples)
+
+    def reaches_goal_with(self, metric: float) -> bool:
+        """Return whether a metric on the samples to judge on reaches the goal, if there is one."""
+        return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
+
+    def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:
+        """Return the cheapest judged placement whose interval reaches the goal.
+
+        None if there is no goal, or no such placement is cheaper than `placement`.
+        """
+        if self.keep is None:
+            return None
+        level = self._goal_level(self.evaluator.sets.judged_on)
+        for point in self.list_placements():
+            if point.cost.value >= placement.cost.value - _EQUAL_COST:
+                return None
+            if point.high is not None and point.high >= level:
+                return point
+        return None
 
     def judge_in_time(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]

@@ -145,7 +145,7 @@ def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int
     for node in reversed(model.ordered):
         reached = frozenset({node.index} & ends).union(*(ends_of_tensor[t] for t in node.outputs))
         ends_of_node[node.index] = reached
-        for tensor in filter(None, (*node.inputs, *node.captured)):
+        for tensor in node.consumed_tensors:
             ends_of_tensor[tensor] |= reached
     for index in placed:
         if len(ends_of_node[index]) == 1:

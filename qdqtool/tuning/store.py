@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from qdqtool.accuracy.metrics import LARGEST
 from qdqtool.errors import DataError
 from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements, TaskResult
-from qdqtool.tuning.metrics import LARGEST
 from qdqtool.types import TOOL_VERSION, Json
 from qdqtool.util import limits
 from qdqtool.util.compression import HEAD, find_magic, unpack

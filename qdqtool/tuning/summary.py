@@ -8,12 +8,14 @@ from collections import defaultdict
 from qdqtool.timing import gpus
 from qdqtool.timing.results import MIN_GAIN
 from qdqtool.tuning.image_sets import ImageSets
+from qdqtool.tuning.options import SearchBudget
 from qdqtool.tuning.planner import FLOAT
 from qdqtool.tuning.result import PlacementResult, SiteChoice, SiteResult
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.sites import FREE, INT8, TuningSite
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 _SHOWN_POINTS = 10
 _ACCURATE = "accurate enough in INT8"
@@ -106,13 +108,11 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
     if float_ms is None or ms is None:
         return []
     if search.budget is not None and float_ms <= search.budget:
-        code, written = "float-fits", ""
-        if not placement.cost.int8:
-            code, written = "float-fits-and-written", ", and the float model was written"
+        code = "float-fits" if placement.cost.int8 else "float-fits-and-written"
         return [
             Note(
                 f"the float model is predicted to take {float_ms:.4g} ms, which is within the "
-                f"budget: INT8 is not needed{written}",
+                "budget: INT8 is not needed",
                 code=code,
                 ms=float_ms,
             )
@@ -120,8 +120,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
     if not placement.cost.int8:
         return [
             Note(
-                f"the float model was written, with {float_ms:.4g} ms predicted: no placement that "
-                "is accurate enough is faster",
+                f"the float model is predicted to take {float_ms:.4g} ms",
                 code="float-written",
                 ms=float_ms,
             )
@@ -147,11 +146,22 @@ def describe_cost(gpu: gpus.Gpu | None) -> Json:
     return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
 
 
-def describe_images(sets: ImageSets, data: object, evaluation: object, calibrated: int) -> Json:
-    """Describe the images of a tuning, `calibrated` of which the ranges are from."""
+def describe_images(
+    sets: ImageSets, data: object, evaluation: object, calibrated: int, searched: int
+) -> Json:
+    """Describe the images of a tuning.
+
+    Args:
+        sets: The samples.
+        data: Calibration data of the user.
+        evaluation: Evaluation data of the user.
+        calibrated: Number of images that the ranges of the written model are from.
+        searched: The same for the models that the search compared.
+    """
     paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
     return {
         "calibration": calibrated,
+        "search_calibration": searched,
         "chosen_on": len(sets.chosen_on),
         "swept_on": len(sets.swept_on),
         "judged_on": len(sets.judged_on),
@@ -174,6 +184,27 @@ def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float)
         "resumed": search.evaluator.store.resumed,
         "stopped": search.stopped,
     }
+
+
+def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -> list[Note]:
+    """Return a warning if the data has too few images to choose and to judge on."""
+    chosen, judged = len(sets.chosen_on), len(sets.judged_on)
+    if chosen >= budget.chosen_on and judged >= budget.judged_on:
+        return []
+    enough = max(budget.chosen_on, budget.judged_on) * sets.measured.batch
+    more = f"`evaluation` with {2 * enough} images or more"
+    if evaluation is None:
+        more = f"{4 * enough} images or more, or {more}"
+    return [
+        Note(
+            f"only {format_count(chosen, 'image')} to choose on and {judged} to judge on: "
+            f"placements that differ by some hundredths cannot be told apart. Give {more}",
+            code="few-images-to-judge",
+            chosen_on=chosen,
+            judged_on=judged,
+            enough=enough,
+        )
+    ]
 
 
 def warn_unread_images(sets: ImageSets) -> list[Note]:

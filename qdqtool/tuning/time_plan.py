@@ -24,6 +24,7 @@ _JUDGING_TIME = 0.2
 _FP16_TIME = 0.05  # comparison of the float model, FP32 and FP16 at the end
 _WRITING_TIME = 0.03  # at least, for the prediction and the files,
 _WRITING_FACTOR = 2.0  # and as a multiple of the same work for all-INT8
+_RANGES_TIME = 0.25  # at most, for ranges from all images at the end
 
 
 def estimate_duration(search: PlacementSearch) -> tuple[str, float]:
@@ -78,15 +79,15 @@ def describe_duration(
         seconds: Maximum duration; None if an earlier run has measured most of it.
         workers: Number of workers.
     """
-    unmeasured = f" ({skipped} more cannot pay and are not measured)" if skipped else ""
+    unmeasured = f" ({skipped} skipped: they cannot save time)" if skipped else ""
     if seconds is None:
         duration = "an earlier run has measured most of it"
     else:
         minutes = "a minute" if seconds < 90 else f"{seconds / 60:.0f} minutes"
         duration = f"at most about {minutes} with {format_count(workers, 'worker')}"
     return (
-        f"{choices} choices to measure on {format_count(images, 'image')}{unmeasured}, "
-        f"then combinations: {duration}"
+        f"testing {format_count(choices, 'choice')} on {format_count(images, 'image')}"
+        f"{unmeasured}, then combinations: {duration}"
     )
 
 
@@ -116,6 +117,11 @@ def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
             FP16_SAMPLES, count_fitting_samples(_FP16_TIME * limit, comparing)
         )
         writing += comparing * search.fp16_samples
+    if search.ranges_seconds is not None:
+        if search.ranges_seconds + judging > _RANGES_TIME * limit:
+            search.ranges_seconds = None
+        else:
+            writing += search.ranges_seconds + judging * bool(search.ranges_seconds)
     seconds_left = evaluator.deadline - time.monotonic()
     search.final_deadline = evaluator.deadline - writing
     search.last_judging = search.final_deadline - 1.5 * judging

@@ -539,8 +539,7 @@ def verify_from_log(
         sources: The log, and further files of the same build.
         target: TensorRT to predict for instead of the build's own version.
     """
-    files = [source for source in sources if not isinstance(source, Build)]
-    build = next((s for s in sources if isinstance(s, Build)), None) or read_build(*files)
+    build = _read_sources(sources)
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.display_name if build.files else 'the log'}"
@@ -557,14 +556,14 @@ def verify_from_log(
             f"{name}: no Q/DQ nodes in the parse section, nothing to predict", code="no-qdq"
         )
     first, second = predict(equal, resolved), predict(different, resolved, advice=False)
-    events = tuple(
-        sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject))
-    )
+    differences = set(first.trace) ^ set(second.trace)
+    events = tuple(sorted(differences, key=lambda e: (e.pass_name, e.kind, e.subject)))
     convolutions = _find_scale_dependent_convolutions(first, second)
     result = compare_with_build(equal, first, build, convolutions, events)
-    if first.conversions != second.conversions:
+    counts = sorted({p.conversions for p in (first, second) if p.conversions is not None})
+    if len(counts) > 1:
         result.conversions = replace(result.conversions, predicted=None)
-        few, *_, many = sorted(p.conversions for p in (first, second) if p.conversions is not None)
+        few, many = counts
         result.notes.append(
             Note(
                 f"{few} to {many} conversions predicted, depending on the scales",
@@ -583,6 +582,13 @@ def verify_from_log(
             )
         )
     return result
+
+
+def _read_sources(sources: Sequence[str | os.PathLike[str] | Build]) -> Build:
+    for source in sources:
+        if isinstance(source, Build):
+            return source
+    return read_build(*(s for s in sources if not isinstance(s, Build)))
 
 
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:

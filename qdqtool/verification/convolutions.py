@@ -285,16 +285,18 @@ def _read_layer(
     if layer.outputs:
         output = layer.outputs[min(position, len(layer.outputs) - 1)]
         built.output = none_if_unknown(output.precision)
-    built.fused = [
-        n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"
-    ]
-    is_merged = " || " in layer.name and len(layer.outputs) > 1
-    has_residual = not is_merged and any(n.op == "Add" for n in nodes)
-    count = 2 if has_residual or len(conv.inputs) > 1 else 1
-    inputs = [t.precision for t in layer.inputs[:count]]
+    fused = (n for n in nodes if n.op != "Constant" and not is_qdq(n))
+    built.fused = [n.name for n in fused if n.name != node.name]
+    has_residual = len(conv.inputs) > 1 or _has_residual(layer, nodes)
+    inputs = [t.precision for t in layer.inputs[: 2 if has_residual else 1]]
     if inputs and Precision.UNKNOWN not in inputs:
         built.inputs = inputs
     return built
+
+
+def _has_residual(layer: BuiltLayer, nodes: list[Node]) -> bool:
+    is_merged = " || " in layer.name and len(layer.outputs) > 1
+    return not is_merged and any(n.op == "Add" for n in nodes)
 
 
 def _read_myelin_kernel(built: BuiltConvolution, layer: BuiltLayer, nodes: list[Node]) -> None:
@@ -310,13 +312,14 @@ def _find_difference(
     """Return the first difference; None if nothing that the build shows differs."""
     if built.contradiction is not None:
         return built.contradiction
-    missing_inputs = 0 if built.inputs is None else len(conv.inputs) - len(built.inputs)
+    built_inputs = conv.inputs if built.inputs is None else built.inputs
+    missing_inputs = len(conv.inputs) - len(built_inputs)
     types = [
         (Difference.PRECISION, conv.precision, built.precision),
         (Difference.OUTPUT, conv.output, built.output),
     ]
-    if built.inputs is not None and not missing_inputs:
-        residuals = zip(conv.inputs[1:], built.inputs[1:], strict=True)
+    if not missing_inputs:
+        residuals = zip(conv.inputs[1:], built_inputs[1:], strict=True)
         types += [(Difference.RESIDUAL, *pair) for pair in residuals]
     for difference, predicted, actual in types:
         if actual is not None and not predicted.agrees(actual):

@@ -76,9 +76,7 @@ class NodeMapper:
     def __init__(
         self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
     ) -> None:
-        self._names = {
-            n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes
-        }
+        self._names = names or {n.index: trt_name(n) for n in model.nodes}
         constants = [name for n in model.nodes if n.op == "Constant" for name in n.outputs]
         self.model_names = NameSet({*self._names.values(), *model.initializers, *constants})
         self._by_name = {self._names[n.index]: n for n in model.nodes}
@@ -88,11 +86,14 @@ class NodeMapper:
         # By the layer's identity: many nodes may look up one layer.
         self._nodes: dict[int, list[Node]] = {}
         for layer in self.layers:
-            groups = self._node_groups(layer)
-            self._nodes[id(layer)] = [n for group in groups for n in group]
-            for position, nodes in enumerate(groups):
-                for node in nodes:
-                    self._positions.setdefault(node.index, []).append((layer, position))
+            self._add_layer(layer)
+
+    def _add_layer(self, layer: BuiltLayer) -> None:
+        groups = self._node_groups(layer)
+        self._nodes[id(layer)] = [n for group in groups for n in group]
+        for position, nodes in enumerate(groups):
+            for node in nodes:
+                self._positions.setdefault(node.index, []).append((layer, position))
 
     def find_node(self, name: str) -> Node | None:
         """Return the node that a component of a layer name stands for, in any spelling."""
@@ -193,17 +194,22 @@ def find_name_conflicts(view: View, build: Build, mapper: NodeMapper) -> list[Na
             conflicts[node.name] = conflict
     weight_names = set(weights.values())
     for layer in mapper.layers:
-        nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
-        if len(nodes) != 1 or product_rank(layer) is None or nodes[0].name in conflicts:
+        product = _find_single_product(layer, mapper)
+        if product is None or product.name in conflicts:
             continue
-        node = nodes[0]
-        built_weights = [n for n in layer.parse_name(mapper.model_names).bases if n in weight_names]
+        bases = layer.parse_name(mapper.model_names).bases
+        built_weights = [name for name in bases if name in weight_names]
         conflict = _compare_layer_shape(
-            node, layer, shapes.get(node.index, ())
-        ) or _compare_weight_names(node, weights.get(node.index), built_weights)
+            product, layer, shapes.get(product.index, ())
+        ) or _compare_weight_names(product, weights.get(product.index), built_weights)
         if conflict is not None:
-            conflicts[node.name] = conflict
+            conflicts[product.name] = conflict
     return list(conflicts.values())
+
+
+def _find_single_product(layer: BuiltLayer, mapper: NodeMapper) -> Node | None:
+    nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
+    return nodes[0] if len(nodes) == 1 and product_rank(layer) is not None else None
 
 
 def _compare_parsed_node(

@@ -25,6 +25,7 @@ from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import (
+    EngineLayer,
     Event,
     Precision,
     Prediction,
@@ -129,23 +130,29 @@ def compare_trace(
     events = [e.event for e in logged]
     extra = Counter(events) - Counter(predicted)
     missing = Counter(predicted) - Counter(events)
-    result = PartComparison(count_agreement(predicted, events))
+    mismatches: list[Mismatch] = []
     for event in logged:
-        if extra[event.event]:
-            extra[event.event] -= 1
-            difference = Difference.LOGGED if result.mismatches else Difference.FIRST_LINE
+        if _take(extra, event.event):
+            difference = Difference.LOGGED if mismatches else Difference.FIRST_LINE
             name = trace.render(event.event)
-            result.mismatches.append(
-                Mismatch(kind, name, {}, event.as_json(), difference, (), event.line)
+            mismatches.append(
+                Mismatch(kind, name, {}, event.as_json(), difference, line=event.line)
             )
-    for expected in predicted if complete else ():
-        if missing[expected]:
-            missing[expected] -= 1
-            name = trace.render(expected)
-            result.mismatches.append(
-                Mismatch(kind, name, expected.as_json(), {}, Difference.NOT_LOGGED)
-            )
-    return result
+    if complete:
+        mismatches += [
+            Mismatch(kind, trace.render(e), e.as_json(), {}, Difference.NOT_LOGGED)
+            for e in predicted
+            if _take(missing, e)
+        ]
+    return PartComparison(count_agreement(predicted, events), mismatches)
+
+
+def _take(remaining: Counter[Event], event: Event) -> bool:
+    """Return whether an event remains, and remove it once."""
+    is_left = remaining[event] > 0
+    if is_left:
+        remaining[event] -= 1
+    return is_left
 
 
 def compare_conversions(
@@ -204,13 +211,7 @@ def compare_layers(
         mapper: Mapper of the build's layers.
         reported: Layers whose convolution is a mismatch already.
     """
-    # Kernels of Myelin have no name that a prediction could give.
-    listed = [
-        layer
-        for layer in mapper.layers
-        if (layer.type or build.names_only)
-        and not (is_myelin_kernel(layer) or layer.type == "shape_call")
-    ]
+    listed = [x for x in mapper.layers if _is_predictable(x) and (x.type or build.names_only)]
     if not listed or prediction.conversions is None:
         return PartComparison(LayerCounts(len(listed) or None))
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
@@ -220,23 +221,28 @@ def compare_layers(
         expected = predicted.get(_layer_key(layer.name))
         if expected is None:
             continue
-        difference = _type_difference(
-            Difference.INPUT, expected.inputs, layer.inputs
-        ) or _type_difference(Difference.OUTPUT, expected.outputs, layer.outputs)
-        if difference is None:
+        mismatch = _compare_types(expected, layer)
+        if mismatch is None:
             agree += 1
         elif layer.name not in reported:
-            mismatches.append(
-                Mismatch(
-                    MismatchKind.LAYER,
-                    layer.name,
-                    expected.as_json(),
-                    layer.as_json(),
-                    *difference,
-                    layer.line,
-                )
-            )
+            mismatches.append(mismatch)
     return PartComparison(LayerCounts(len(listed), agree), mismatches)
+
+
+def _is_predictable(layer: BuiltLayer) -> bool:
+    """Return whether a prediction could give the layer's name; kernels of Myelin have others."""
+    return not is_myelin_kernel(layer) and layer.type != "shape_call"
+
+
+def _compare_types(predicted: EngineLayer, built: BuiltLayer) -> Mismatch | None:
+    """Return a mismatch if the types of the inputs or of the outputs differ."""
+    difference = _type_difference(
+        Difference.INPUT, predicted.inputs, built.inputs
+    ) or _type_difference(Difference.OUTPUT, predicted.outputs, built.outputs)
+    if difference is None:
+        return None
+    sides = (predicted.as_json(), built.as_json())
+    return Mismatch(MismatchKind.LAYER, built.name, *sides, *difference, built.line)
 
 
 def _layer_key(name: str) -> str:

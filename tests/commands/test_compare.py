@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.commands.conftest import Cli
@@ -117,3 +118,32 @@ def test_compare_wrong_input_is_refused(
     before = (models / "good.onnx").read_bytes()
     assert value in cli.refuse("compare", *arguments)
     assert (models / "good.onnx").read_bytes() == before
+
+
+@pytest.mark.parametrize(("least", "code"), [(0.0, 0), (1.0, 1)])
+def test_compare_min_agreement(models: Path, cli: Cli, least: float, code: int) -> None:
+    np.save("images.npy", np.random.default_rng(0).random((2, 4, 16, 16), np.float32))
+    options = ("--calib", "images.npy", "--min-agreement", least)
+    answer = cli.json("compare", "float.onnx", "good.onnx", *options, code=code)
+    assert answer["agreement"]["images"] == 2
+    assert 0.0 < answer["agreement"]["value"] < 1.0
+    assert bool(cli.err) == bool(code)
+
+
+def test_compare_min_agreement_needs_images(models: Path, cli: Cli) -> None:
+    cli.refuse("compare", "float.onnx", "good.onnx", "--min-agreement", "0.9")
+    assert cli.cause == "missing-argument calib"
+
+
+def test_compare_min_agreement_that_is_unknown(models: Path, cli: Cli) -> None:
+    """Outputs that are 0 everywhere have nothing to agree with."""
+    np.save("images.npy", np.full((1, 4, 16, 16), 0.0, np.float32))
+    options = ("--calib", "images.npy", "--min-agreement", "0.5")
+    answer = cli.json("compare", "float.onnx", "good.onnx", *options, code=2)
+    assert answer["agreement"]["value"] is None
+
+
+def test_compare_text_shows_images_of_agreement(models: Path, cli: Cli) -> None:
+    np.save("images.npy", np.random.default_rng(0).random((2, 4, 16, 16), np.float32))
+    text = cli("compare", "float.onnx", "good.onnx", "--calib", "images.npy")
+    assert "2 images" in text

@@ -489,7 +489,18 @@ def test_tuning_counts_points_without_metric(tmp_path: Path) -> None:
     (other,) = result()["others"]
     tuning = read(tmp_path, result(others=[other, {**other, "int8": 1, "metric": None}]))
     assert [p.metric for p in tuning.points if not p.on_front] == [0.95]
-    assert tuning.notes[0].startswith("1 more were tried and not judged")
+    assert tuning.notes[0].startswith("1 more")
+
+
+def test_tuning_that_a_time_limit_ended_is_read(tmp_path: Path) -> None:
+    """Placements of the front that there was no time to judge have null values."""
+    front = result()["front"]
+    for i in (0, 2):
+        front[i].update(metric=None, low=None, high=None)
+    chosen = {**front[1], "index": 1}
+    tuning = read(tmp_path, result(front=front, others=[], chosen=chosen))
+    assert [(p.x, p.metric, p.chosen) for p in tuning.points] == [(3.0, 0.93, True)]
+    assert tuning.notes[0].startswith("2 more")
 
 
 def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:

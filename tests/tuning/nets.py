@@ -9,6 +9,7 @@ import onnx
 from calibration.arrays import open_data
 from calibration.dataset import Dataset
 from calibration.session import input_specs
+from qdqtool.accuracy.metrics import metric_for
 from qdqtool.insertion.losses import comparison_tensors
 from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare
@@ -17,7 +18,6 @@ from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning.measure import TuningJob
-from qdqtool.tuning.metrics import metric_for
 from qdqtool.tuning.planner import Configuration, Planner
 from tests.insertion.nets import Net
 

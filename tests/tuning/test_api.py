@@ -17,7 +17,9 @@ from PIL import Image
 
 import qdqtool
 from qdqtool import prediction
+from qdqtool.accuracy.metrics import OutputAgreementMetric
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.formats.tuning_text import render_tuning
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.ir.graph import Model
@@ -26,6 +28,7 @@ from qdqtool.timing.estimate import estimate, predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, sensitivity, store
+from qdqtool.tuning.image_sets import open_sets
 from qdqtool.tuning.measure import (
     Measurement,
     MeasurementTask,
@@ -35,10 +38,12 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
 )
-from qdqtool.tuning.metrics import OutputAgreementMetric
+from qdqtool.tuning.options import SearchBudget
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe
 from qdqtool.tuning.result import PlacementResult, Tuning
+from qdqtool.tuning.search import PlacementSearch
+from qdqtool.tuning.summary import warn_small_sets
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
 from tests.errors import has
@@ -96,10 +101,10 @@ def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
     return qdqtool.tune(model or branchy(), data, **{"method": "mse", **options})
 
 
-def insert(floats: Iterable[str], **options: Any) -> Insertion:
+def insert(floats: Iterable[str], data: Any = CALIBRATION, **options: Any) -> Insertion:
     """Insert Q/DQ with these nodes in float."""
     exclude = [f"^{name}$" for name in floats]
-    return qdqtool.insert(branchy(), CALIBRATION, method="mse", exclude=exclude, **options)
+    return qdqtool.insert(branchy(), data, method="mse", exclude=exclude, **options)
 
 
 def observed(observe: Callable[[TuningJob, TaskResult], None], workers: int = 1) -> TaskMapper:
@@ -141,10 +146,68 @@ def float_output(image: bytes) -> npt.NDArray[np.float64]:
 def test_tune_reaches_the_goal_that_it_reports(tuned: Tuning) -> None:
     check(tuned.model)
     assert tuned.reached and tuned.chosen.metric is not None and tuned.chosen.metric >= KEEP
-    assert agreement(tuned.model, JUDGED) == pytest.approx(tuned.chosen.metric, abs=1e-6)
-    assert agreement(tuned.model, CHOSEN) == pytest.approx(tuned.chosen.chosen_on, abs=1e-6)
+    searched = insert(tuned.chosen.configuration.floats).model
+    assert agreement(searched, JUDGED) == pytest.approx(tuned.chosen.metric, abs=1e-6)
+    assert agreement(searched, CHOSEN) == pytest.approx(tuned.chosen.chosen_on, abs=1e-6)
     summary, cost = qdqtool.predict(tuned.model).summary(), tuned.chosen.cost
     assert (summary["int8"], summary["conversions"]) == (cost.int8, cost.conversions)
+
+
+def test_result_has_ranges_from_all_images(tuned: Tuning) -> None:
+    """Held-out images have a part in the ranges only after everything is measured."""
+    expected = insert(tuned.chosen.configuration.floats, DATA)
+    assert [(q.tensor, q.scale) for q in tuned.quantized] == [
+        (q.tensor, q.scale) for q in expected.quantized
+    ]
+    (note,) = (n for n in tuned.notes if n.code == "ranges-from-all")
+    assert note.values["images"] == len(DATA)
+    assert note.values["metric"] == pytest.approx(agreement(tuned.model, JUDGED), abs=1e-6)
+
+
+def test_ranges_from_all_images_that_miss_the_goal_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PlacementSearch, "judge_recipe", lambda search, recipe: KEEP - 0.01)
+    tuning = tune(keep=KEEP)
+    expected = insert(tuning.chosen.configuration.floats)
+    assert [q.scale for q in tuning.quantized] == [q.scale for q in expected.quantized]
+    assert "ranges-from-all-worse" in note_codes(tuning.notes)
+    assert tuning.images["calibration"] == len(CALIBRATION)
+
+
+def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuning) -> None:
+    plausible = [
+        point
+        for point in points_of(tuned).values()
+        if point.high is not None
+        and point.high >= KEEP
+        and point.cost.value < tuned.chosen.cost.value
+    ]
+    expected = min(plausible, key=lambda point: point.cost.value)
+    cheapest = tuned.cheapest_plausible
+    assert cheapest is not None and cheapest.as_json() == expected.as_json()
+    assert tuned.as_json()["cheapest_plausible"] == expected.as_json()
+    text = render_tuning(tuned, 500)
+    (line,) = (line for line in text.splitlines() if cheapest.name in line and "goal" in line)
+    assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
+
+
+@pytest.mark.parametrize(
+    ("images", "evaluation", "enough"),
+    [(16, 0, 64), (256, 0, None), (16, 16, 64), (16, 128, None)],
+)
+def test_small_sets_are_reported_before_the_search(
+    images: int, evaluation: int, enough: int | None
+) -> None:
+    def source(count: int) -> npt.NDArray[np.float32]:
+        return np.zeros((count, *DATA[0]["x"].shape[1:]), np.float32)
+
+    sets = open_sets(Model(branchy()), source(images), source(evaluation) if evaluation else None)
+    warnings = warn_small_sets(sets, SearchBudget(), evaluation or None)
+    assert [w.values["enough"] for w in warnings] == ([] if enough is None else [enough])
+    if enough is not None:
+        assert f"{2 * enough} images" in warnings[0]
+        assert (f"{4 * enough} images" in warnings[0]) == (not evaluation)
 
 
 def test_tune_front_rises_and_others_lie_below(tuned: Tuning) -> None:
@@ -216,7 +279,9 @@ def test_tuning_json_has_all_fields(tuned: Tuning) -> None:
         assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= point.keys()
         assert point["low"] <= point["metric"] <= point["high"]
     counts = [data["images"][name] for name in ("calibration", "chosen_on", "judged_on")]
-    assert counts == [8, 4, 4]
+    assert counts == [16, 4, 4]
+    assert data["images"]["search_calibration"] == 8
+    assert data["unchanged"] is False
 
 
 def test_model_of_point_has_its_cost(tuned: Tuning) -> None:
@@ -283,7 +348,7 @@ def test_tune_for_strongly_typed_target_is_fp16() -> None:
     assert types == {onnx.TensorProto.FLOAT16} and tuning.as_json()["float_type"] == "fp16"
     ends = [o.type.tensor_type.elem_type for o in tuning.model.graph.output]
     assert ends == [onnx.TensorProto.FLOAT]
-    inserted = insert({"c3", *tuning.chosen.configuration.floats}, target="trt11")
+    inserted = insert({"c3", *tuning.chosen.configuration.floats}, DATA, target="trt11")
     assert tuning.model.graph.node == inserted.model.graph.node
     assert np.array_equal(run(tuning.model, DATA[0])[0], run(inserted.model, DATA[0])[0])
     assert set(inserted.notes) <= set(tuning.notes)
@@ -311,7 +376,7 @@ def test_tensor_too_large_for_fp16_stays_fp32() -> None:
 @pytest.mark.usefixtures("constant_costs")
 def test_high_precision_fp32_writes_no_fp16() -> None:
     tuning = tune(keep=0.5, target="trt11", high_precision="fp32")
-    assert tuning.float_type == "fp32" and not tuning.notes
+    assert tuning.float_type == "fp32" and note_codes(tuning.notes) == ["ranges-from-all"]
     assert onnx.TensorProto.FLOAT16 not in {t.data_type for t in tuning.model.graph.initializer}
 
 
@@ -479,6 +544,8 @@ def test_budget_that_the_float_model_fits_takes_it() -> None:
     time = estimate(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
+    assert tuning.unchanged and tuning.model == branchy()
+    assert "unchanged" in render_tuning(tuning, 500).splitlines()[0]
 
 
 def test_front_has_the_float_model_if_its_time_is_known() -> None:
@@ -507,7 +574,8 @@ def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
     tuning = tune(keep=0.99, mapper=observed(observe), time_limit=600)
     assert tuning.effort["stopped"] == "time limit"
     assert tuning.front and tuning.chosen.metric is not None
-    assert agreement(tuning.model, JUDGED) == pytest.approx(tuning.chosen.metric, abs=1e-6)
+    (note,) = (n for n in tuning.notes if n.code == "ranges-from-all")
+    assert agreement(tuning.model, JUDGED) == pytest.approx(note.values["metric"], abs=1e-6)
 
 
 def test_time_limit_before_everything_int8_is_an_error() -> None:

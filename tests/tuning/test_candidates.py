@@ -217,8 +217,7 @@ def test_partition_parts_compute_what_the_whole_computes(
 def test_duration_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
     text = describe_duration(choices=70, skipped=20, images=8, seconds=seconds, workers=workers)
     begin = (
-        "70 choices to measure on 8 images (20 more cannot pay and are not measured), "
-        "then combinations: "
+        "testing 70 choices on 8 images (20 skipped: they cannot save time), then combinations: "
     )
     assert text == begin + end
 
@@ -234,4 +233,4 @@ def test_tune_without_int8_candidates_is_an_error() -> None:
     lines: list[str] = []
     with pytest.raises(QdqtoolError, check=has("no-candidates")):
         qdqtool.tune(net.model(), images(4), say=lines.append)
-    assert len(lines) == 1  # what is to be measured
+    assert len(lines) == 2  # the small number of images, and what is to be measured

@@ -20,6 +20,13 @@ from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher
+from qdqtool.accuracy.metrics import (
+    DetectionAgreementMetric,
+    OutputAgreementMetric,
+    UserMetric,
+    metric_for,
+    resample,
+)
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
@@ -33,13 +40,6 @@ from qdqtool.tuning.measure import (
     TuningJob,
     map_on_threads,
     run_task,
-)
-from qdqtool.tuning.metrics import (
-    DetectionAgreementMetric,
-    OutputAgreementMetric,
-    UserMetric,
-    metric_for,
-    resample,
 )
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import qdqtool
+from qdqtool.accuracy.metrics import CallNotFinished, UserMetric, call_with_timeout, cancel_calls
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.measure import Measurement
-from qdqtool.tuning.metrics import CallNotFinished, UserMetric, call_with_timeout, cancel_calls
 from qdqtool.tuning.planner import Configuration
 from qdqtool.tuning.recipe import Recipe, find_first_difference
 from qdqtool.tuning.store import SWEEP, WHOLE, MeasurementStore

@@ -56,12 +56,13 @@ def test_ranges_take_a_quarter_of_the_time(
         rooms = [n.values["room"] for n in tuning.notes if n.code == "ranges-on"]
         used = tuning.images["calibration"]
         results.append((clock.now, used, rooms, tuning.effort["runs"] > 0))
-    # The second run uses the ranges of the first one, the last one those of the third one.
+    # The second run uses the ranges of the first one, the last one those of the third one. Without
+    # a limit, the ranges of the result are from all images.
     assert results == [
         (14.0, 10, [10], True),
         (10.0, 10, [10], False),
-        (24.0, 24, [], True),
-        (24.0, 24, [], False),
+        (24.0 + 48.0, 48, [], True),
+        (24.0, 24, [24], False),
     ]
 
 

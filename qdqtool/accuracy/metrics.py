@@ -22,18 +22,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import ReferenceOutputs, comparison_tensors
-from qdqtool.insertion.placement import find_class_outputs
-from qdqtool.ir.graph import Model
-from qdqtool.patterns.heads import find_head
-from qdqtool.tuning.detections import (
+from qdqtool.accuracy.detections import (
     DetectionMatches,
     Detections,
     compute_average_precision,
     decode_detections,
     match_detections,
+    read_detections,
 )
+from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.losses import ReferenceOutputs, comparison_tensors
+from qdqtool.insertion.placement import find_class_outputs
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
 
@@ -45,6 +46,9 @@ LARGEST = 1e100  # of a value, so that sums and differences of thousands are fin
 _BOX_TASKS = ("detect", "segment", "pose")  # in the metadata that Ultralytics writes
 _REFERENCE_SCORE = 0.25  # lowest score of the float network's detections that count as truth
 _RESULT_SORTERS = ("TopK", "NonMaxSuppression", "ArgMax")
+_SORTED_COLUMNS = 6  # two corners, score and class
+_SCORE_MOVES = ("Softmax", "LogSoftmax", "Flatten", "Reshape", "Squeeze", "Identity", "Cast")
+_SCORE_PRODUCERS = ("Gemm", "MatMul", "Conv", "Add", "GlobalAveragePool", "ReduceMean")
 _FLOAT_TYPES = (1, 10, 11)  # TensorProto's FLOAT, FLOAT16, DOUBLE
 
 
@@ -172,6 +176,62 @@ class DetectionAgreementMetric:
         """Return the metric over samples."""
         matches = [DetectionMatches.from_json(row) for rows in evidence for row in rows]
         return float(compute_average_precision(matches, pooled=True).mean())
+
+
+@dataclass(frozen=True)
+class SortedDetectionMetric(DetectionAgreementMetric):
+    """The same for networks that select their detections themselves (YOLOv10, YOLO26).
+
+    Their output [n, detections, 6 + others] holds two corners, score and class of each detection.
+    """
+
+    def _decode(self, outputs: Outputs) -> list[Detections]:
+        return [read_detections(rows) for rows in outputs[self.output]]
+
+
+@dataclass(frozen=True)
+class TopClassMetric:
+    """Share of samples with the same largest output.
+
+    Attributes:
+        output: Class scores [n, classes], possibly followed by dimensions of 1.
+        classes: Number of classes.
+    """
+
+    output: str
+    classes: int
+    name: str = "top-1-agreement"
+    identity: str = name
+
+    @property
+    def sentence(self) -> str:
+        """Definition of the metric."""
+        return (
+            "top-1 agreement: share of the images on which the same class has the largest score "
+            f"({self.classes} classes)"
+        )
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Tensors that the metric reads."""
+        return (self.output,)
+
+    def prepare(self, reference: Outputs) -> Any:
+        """Return the part of the float network's outputs that `observe` needs."""
+        return self._find_classes(reference)
+
+    def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
+        """Return the evidence of one sample."""
+        is_finite = bool(np.isfinite(outputs[self.output]).all())
+        return float(is_finite and np.mean(self._find_classes(outputs) == reference))
+
+    def value(self, evidence: Sequence[Evidence]) -> float:
+        """Return the metric over samples."""
+        return _mean(evidence)
+
+    def _find_classes(self, outputs: Outputs) -> npt.NDArray[np.int64]:
+        scores = outputs[self.output]
+        return np.asarray(scores.reshape(len(scores), -1).argmax(axis=1))
 
 
 @dataclass(frozen=True)
@@ -351,6 +411,48 @@ def metric_for(
     return _detector_metric(model) or OutputAgreementMetric(tuple(floats))
 
 
+def agreement_metrics(model: Model) -> list[Metric]:
+    """Return the metrics that show whether a network does its task as before, the best first.
+
+    In contrast to :func:`metric_for`, they count results (detections, classes) where the network
+    has any, even if these hardly change from one candidate of a tuning to the next.
+    """
+    detector = _sorted_detector_metric(model) or _detector_metric(model)
+    if detector is not None:
+        return [detector]
+    classifier = _classifier_metric(model)
+    outputs = metric_for(model, None)
+    return [outputs] if classifier is None else [classifier, outputs]
+
+
+def _sorted_detector_metric(model: Model) -> SortedDetectionMetric | None:
+    if not _sorts_results(model):
+        return None
+    is_detector = model.metadata.get("task", "") in _BOX_TASKS
+    for output in model.outputs:
+        shape = model.shape(output) or ()
+        columns = int(shape[2] or 0) if len(shape) == 3 else 0
+        if columns == _SORTED_COLUMNS or (is_detector and columns > _SORTED_COLUMNS):
+            return SortedDetectionMetric(output, 0)
+    return None
+
+
+def _classifier_metric(model: Model) -> TopClassMetric | None:
+    """Return the metric of a network with one vector of class scores for each image."""
+    if len(model.outputs) != 1:
+        return None
+    (output,) = model.outputs
+    shape = [int(d or 0) for d in model.shape(output) or ()]
+    if len(shape) < 2 or shape[1] < 2 or any(d != 1 for d in shape[2:]):
+        return None
+    node = model.producer(output)
+    while node is not None and node.op in _SCORE_MOVES:
+        node = model.producer(node.input(0))
+    if node is None or node.op not in _SCORE_PRODUCERS:
+        return None
+    return TopClassMetric(output, shape[1])
+
+
 def _sorts_results(model: Model) -> bool:
     return any(node.op in _RESULT_SORTERS for node in model.nodes)
 
@@ -398,3 +500,31 @@ def resample(
         return np.empty(0)
     drawn = np.random.default_rng(seed).integers(0, count, (resamples, count))
     return np.asarray([metric.value([evidence[i] for i in rows]) for rows in drawn])
+
+
+def estimate_interval(
+    metric: Metric, evidence: Sequence[Evidence], level: float = 0.95
+) -> tuple[float, float]:
+    """Return the confidence interval of a metric over samples like these.
+
+    It is Wilson's for shares, and a bootstrap over the samples for other metrics.
+    """
+    if isinstance(metric, TopClassMetric):
+        return _wilson_interval(metric.value(evidence), len(evidence))
+    tail = 50.0 * (1.0 - level)
+    low, high = np.nanpercentile(resample(metric, evidence), [tail, 100.0 - tail])
+    return float(low), float(high)
+
+
+def _wilson_interval(share: float, count: int, deviations: float = 1.96) -> tuple[float, float]:
+    squared = deviations**2 / count
+    middle = (share + squared / 2) / (1 + squared)
+    half = deviations / (1 + squared) * math.sqrt((share * (1 - share) + squared / 4) / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
+    """Return the number of detections of the float network, or of samples for other metrics."""
+    if isinstance(metric, DetectionAgreementMetric):
+        return sum(len(row["truth"]) for rows in evidence for row in rows)
+    return len(evidence)

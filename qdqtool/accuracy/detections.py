@@ -120,6 +120,18 @@ def decode_detections(
     return Detections(boxes[selected], scores[selected], classes[selected])
 
 
+def read_detections(rows: npt.NDArray[Any], score: float = 0.001) -> Detections:
+    """Return the detections that a network selected itself, without further suppression.
+
+    Args:
+        rows: Two corners, score and class of each detection, [detections, 6 or more].
+        score: Lowest score of a detection.
+    """
+    order = np.argsort(-rows[:, 4], kind="stable")
+    rows = rows[order][rows[order, 4] >= score].astype(np.float64)
+    return Detections(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.int64))
+
+
 def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:
     """Match each detection, best first, with a reference box of its class.
 

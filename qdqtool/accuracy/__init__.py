@@ -1,0 +1,1 @@
+"""Agreement of a quantized network with its float network on images."""

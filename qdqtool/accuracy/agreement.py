@@ -1,0 +1,406 @@
+"""Agreement of a network with another one, measured on images.
+
+The first network is the reference: its detections, classes or outputs are taken as the truth. Both
+networks run in onnxruntime without integer kernels, so that Q and DQ compute as ONNX defines them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.arrays import open_data
+from calibration.dataset import Dataset, InputSpec, Sample
+from calibration.options import Preprocess
+from calibration.presets import choose_preprocess, describe_use
+from calibration.session import TensorFetcher, choose_size, input_specs, open_session
+from qdqtool.accuracy.metrics import (
+    Evidence,
+    Metric,
+    OutputAgreementMetric,
+    agreement_metrics,
+    count_references,
+    estimate_interval,
+)
+from qdqtool.errors import DataError, ModelError
+from qdqtool.insertion.options import ImageOptions
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import is_dq, is_q
+from qdqtool.patterns.network_kind import warn_default_preprocess
+from qdqtool.runtime.sessions import core_count
+from qdqtool.types import Json
+from qdqtool.util.notes import Note
+from qdqtool.util.progress import track
+from qdqtool.util.threads import SharedTasks, run_threads
+
+_MAX_WORKERS = 4
+_MAX_CHAIN = 8  # Q and DQ after a tensor
+_Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class AgreementMeasure:
+    """One metric over all images.
+
+    Attributes:
+        metric: Its name.
+        sentence: Its definition.
+        value: 1 for equal networks. None if the reference has nothing to agree with, such as no
+            detection.
+        low: Lower end of the 95 % interval.
+        high: Upper end of the 95 % interval.
+        count: Number of detections of the reference, or of images for other metrics.
+    """
+
+    metric: str
+    sentence: str
+    value: float | None
+    low: float | None
+    high: float | None
+    count: int
+
+    def as_json(self) -> Json:
+        """Return the JSON fields."""
+        numbers = {name: getattr(self, name) for name in ("value", "low", "high")}
+        rounded = {name: None if v is None else round(v, 5) for name, v in numbers.items()}
+        return {
+            "metric": self.metric,
+            "sentence": self.sentence,
+            **rounded,
+            "count": self.count,
+        }
+
+
+@dataclass(frozen=True)
+class NetworkAgreement:
+    """Agreement of two networks on images.
+
+    Attributes:
+        images: Number of images.
+        unread: Name and reason of each image that could not be read.
+        measures: The metric that fits the network first.
+        preprocess: How images became inputs, as JSON; None for arrays.
+        notes: Notes about that.
+    """
+
+    images: int
+    unread: tuple[tuple[str, str], ...]
+    measures: tuple[AgreementMeasure, ...]
+    preprocess: Json | None = None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def measure(self) -> AgreementMeasure:
+        """The metric that fits the network."""
+        return self.measures[0]
+
+    def as_json(self) -> Json:
+        """Return the JSON fields, those of the first measure at the top."""
+        return {
+            **self.measure.as_json(),
+            "images": self.images,
+            "unread": len(self.unread),
+            "preprocess": self.preprocess,
+            "measures": [measure.as_json() for measure in self.measures],
+        }
+
+
+def measure_agreement(
+    reference: Model,
+    model: Model,
+    data: object,
+    *,
+    images: ImageOptions,
+    max_images: int,
+    counterparts: Mapping[str, str],
+    progress: bool = False,
+) -> NetworkAgreement:
+    """Measure how well a network agrees with a reference.
+
+    Args:
+        reference: The reference, usually the float model.
+        model: The other network, usually with Q/DQ.
+        data: Images, as for :func:`calibration.open_data`.
+        images: How images become inputs.
+        max_images: Maximum number of images, spread evenly over the data.
+        counterparts: Tensors of `model` by the name of the tensor in `reference`, for tensors whose
+            names differ.
+        progress: Whether to draw progress on stderr if that is a terminal.
+
+    Raises:
+        DataError: The data cannot be used, or does not fit one of the networks.
+        ModelError: onnxruntime cannot run one of them, or their inputs or outputs do not
+            correspond.
+    """
+    metrics = agreement_metrics(reference)
+    names = _pair_tensors(reference, model, metrics, counterparts)
+    feeder = _SampleFeeder(reference, model, data, images, max_images)
+    pair = _NetworkPair(reference, model, names, feeder)
+    steps = pair.observe_each(metrics)
+    if progress:
+        steps = track(steps, "agreement", feeder.length)
+    rows = [rows for _, rows in sorted(steps, key=lambda step: step[0])]
+    evidence = list(itertools.chain.from_iterable(rows))
+    if not evidence:
+        raise DataError("none of the images could be read", code="no-images", parameter="data")
+    measures = tuple(
+        _summarize(metric, [row[position] for row in evidence])
+        for position, metric in enumerate(metrics)
+    )
+    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, feeder.notes)
+
+
+def _summarize(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure:
+    evidence = [row for row in evidence if row is not None]
+    count = count_references(metric, evidence)
+    value = metric.value(evidence) if count else math.nan
+    if math.isnan(value):
+        return AgreementMeasure(metric.name, metric.sentence, None, None, None, count)
+    low, high = estimate_interval(metric, evidence)
+    return AgreementMeasure(metric.name, metric.sentence, value, low, high, count)
+
+
+# Tensors ------------------------------------------------------------------------------
+
+
+def _pair_tensors(
+    reference: Model, model: Model, metrics: Sequence[Metric], counterparts: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the tensors of the other network by the reference's, for all metrics."""
+    tensors = dict.fromkeys(tensor for metric in metrics for tensor in metric.tensors)
+    outputs = _pair_outputs(reference, model)
+    names = {}
+    for tensor in tensors:
+        name = outputs.get(tensor) or counterparts.get(tensor)
+        if name is None and tensor in model.producers:
+            name = tensor
+        if name is None:
+            raise ModelError(
+                f"has no counterpart of the tensor '{tensor}', so that the two networks' results "
+                "cannot be compared",
+                model.path or "model",
+                code="missing-tensor",
+                node=tensor,
+            )
+        names[tensor] = _last_dequantized(model, name)
+    return names
+
+
+def _pair_outputs(reference: Model, model: Model) -> dict[str, str]:
+    """Pair the outputs by name, or by position if names differ and both have as many."""
+    if set(reference.outputs) <= set(model.outputs):
+        return {name: name for name in reference.outputs}
+    if len(reference.outputs) == len(model.outputs):
+        return dict(zip(reference.outputs, model.outputs, strict=True))
+    return {}
+
+
+def _last_dequantized(model: Model, tensor: str) -> str:
+    """Return the tensor after the Q and DQ that all consumers of a tensor read it through."""
+    for _ in range(_MAX_CHAIN):
+        consumers = model.consumers(tensor)
+        if tensor in model.outputs or not consumers:
+            return tensor
+        if not all(is_q(n) or is_dq(n) for n in consumers):
+            return tensor
+        tensor = consumers[0].output
+    return tensor
+
+
+# Samples ------------------------------------------------------------------------------
+
+
+class _SampleFeeder:
+    """Samples for two networks whose inputs may have different types.
+
+    Attributes:
+        dataset: Samples of the reference.
+        length: Number of samples, None if unknown.
+        preprocess: How images become inputs, as JSON; None for arrays.
+        notes: Notes about that.
+    """
+
+    def __init__(
+        self,
+        reference: Model,
+        model: Model,
+        data: object,
+        images: ImageOptions,
+        max_images: int,
+    ) -> None:
+        specs = input_specs(reference), input_specs(model)
+        self._pairs = _pair_inputs(reference, model, *specs)
+        choice = choose_preprocess({**model.metadata, **reference.metadata}, images.preprocess)
+        preprocess, size = choice.preprocess, choose_size(reference, images.size)
+        self.dataset = open_data(data, [a for a, _ in self._pairs], preprocess, max_images, size)
+        self.length = None if self.dataset.indices is None else len(self.dataset)
+        self._pixels: Dataset | None = None
+        if any(b.numpy_dtype.kind != a.numpy_dtype.kind for a, b in self._pairs):
+            # A network that takes pixels does the scaling itself.
+            if not isinstance(preprocess, Preprocess):
+                raise DataError(
+                    "`preprocess`: a function of the caller cannot give the pixels that an input "
+                    f"of {model.path or 'the second model'} takes. Give a Preprocess or its name.",
+                    code="option-conflict",
+                    parameter="preprocess",
+                )
+            raw = replace(preprocess, scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3)
+            self._pixels = open_data(data, [b for _, b in self._pairs], raw, max_images, size)
+            self._check_pixels(model)
+        self.preprocess = self.dataset.source.preprocessing
+        self.notes: tuple[Note, ...] = ()
+        if self.preprocess is not None:
+            self.preprocess["origin"] = choice.origin
+            warnings = warn_default_preprocess(reference, choice.origin)
+            self.notes = (describe_use(self.preprocess), *warnings)
+
+    def _check_pixels(self, model: Model) -> None:
+        """Check that the second network's integer inputs are pixels."""
+        assert self._pixels is not None
+        if self._pixels.source.is_images and self._pixels.indices is not None:
+            if all(b.dtype == "uint8" for _, b in self._pairs):
+                return
+        names = ", ".join(f"'{b.name}' ({b.dtype})" for _, b in self._pairs)
+        raise ModelError(
+            f"input {names} is not the float input of the other network, and not uint8 pixels of a "
+            "folder of images. Compare the model with float inputs (`input_type='float'`).",
+            model.path or "model",
+            code="wrong-type",
+            node=self._pairs[0][1].name,
+        )
+
+    @property
+    def unread(self) -> tuple[tuple[str, str], ...]:
+        """Name and reason of each image that could not be read."""
+        return tuple(sorted(set(self.dataset.skipped)))
+
+    def count_rows(self, sample: Sample, count: int) -> int:
+        """Return the number of images in a sample without those that only fill its batch."""
+        if self.dataset.batch > 1:
+            return count
+        first = next(iter(sample.values()))
+        if not first.ndim:
+            return 1
+        repeats = (i for i in range(1, len(first)) if np.array_equal(first[i], first[0]))
+        return next(repeats, len(first))
+
+    def convert(self, number: int, sample: Sample) -> Sample | None:
+        """Return a sample of the reference as one for the second network."""
+        if self._pixels is not None:
+            return self._pixels.load(number)
+        return {
+            b.name: np.asarray(sample[a.name], b.numpy_dtype, order="C") for a, b in self._pairs
+        }
+
+
+def _pair_inputs(
+    reference: Model, model: Model, first: Sequence[InputSpec], second: Sequence[InputSpec]
+) -> list[tuple[InputSpec, InputSpec]]:
+    """Pair inputs by name or position; an open dimension takes the size of the other input."""
+    by_name = {spec.name: spec for spec in second}
+    if all(spec.name in by_name for spec in first):
+        second = [by_name[spec.name] for spec in first]
+    pairs = []
+    for a, b in itertools.zip_longest(first, second):
+        shape = None if a is None or b is None else _merge_shapes(a.shape, b.shape)
+        if a is None or b is None or shape is None:
+            texts = [" ".join(s.shape_text() for s in specs) for specs in (first, second)]
+            raise ModelError(
+                f"takes inputs {texts[1]}, {reference.path or 'the reference'} takes {texts[0]}. "
+                "Export both with the same inputs.",
+                model.path or "model",
+                code="wrong-shape",
+            )
+        pairs.append((replace(a, shape=shape), replace(b, shape=shape)))
+    return pairs
+
+
+def _merge_shapes(
+    first: Sequence[int | None], second: Sequence[int | None]
+) -> tuple[int | None, ...] | None:
+    if len(first) != len(second):
+        return None
+    merged = tuple(a if b is None else b for a, b in zip(first, second, strict=True))
+    fits = all(a in (None, size) for a, size in zip(first, merged, strict=True))
+    return merged if fits else None
+
+
+# Runs ---------------------------------------------------------------------------------
+
+
+class _NetworkPair:
+    """Sessions of two networks that run the same samples."""
+
+    def __init__(
+        self, reference: Model, model: Model, names: Mapping[str, str], feeder: _SampleFeeder
+    ) -> None:
+        self._path = reference.path or "model"
+        self._names = names
+        self._feeder = feeder
+        self._workers = max(1, min(_MAX_WORKERS, core_count()))
+        threads = max(1, core_count() // self._workers)
+        self._first, self._second = (
+            TensorFetcher(open_session(side, list(dict.fromkeys(tensors)), threads, fold_qdq=False))
+            for side, tensors in ((reference, names.keys()), (model, names.values()))
+        )
+
+    def observe_each(self, metrics: Sequence[Metric]) -> Iterator[tuple[int, list[list[Evidence]]]]:
+        """Yield the number of each sample and its rows of evidence, [images, metrics]."""
+        dataset = self._feeder.dataset
+        tasks = SharedTasks(dataset.tasks())
+
+        def work(put: Callable[[tuple[int, list[list[Evidence]]]], None]) -> None:
+            for number, load in tasks:
+                loaded = load()
+                if loaded is not None:
+                    put((number, self._observe(metrics, number, *loaded)))
+
+        return run_threads(tasks, [work] * self._workers)
+
+    def _observe(
+        self, metrics: Sequence[Metric], number: int, sample: Sample, count: int
+    ) -> list[list[Evidence]]:
+        other = self._feeder.convert(number, sample)
+        if other is None:
+            return []
+        rows = self._feeder.count_rows(sample, count)
+        first = {name: _to_float(a) for name, a in self._first.run(sample).items()}
+        if not all(np.isfinite(a).all() for a in first.values() if a.dtype.kind == "f"):
+            raise ModelError(
+                "the outputs are NaN or infinite on an image, so that nothing can agree with them",
+                self._path,
+                code="not-finite",
+            )
+        values = self._second.run(other)
+        second = {name: _to_float(values[theirs]) for name, theirs in self._names.items()}
+        pairs = zip(_split_rows(first, rows), _split_rows(second, rows), strict=False)
+        return [[_observe_image(metric, a, b) for metric in metrics] for a, b in pairs]
+
+
+def _observe_image(metric: Metric, reference: _Arrays, outputs: _Arrays) -> Evidence:
+    """Return the evidence of one image; None if the reference's outputs do not vary."""
+    prepared = metric.prepare({t: reference[t] for t in metric.tensors})
+    if isinstance(metric, OutputAgreementMetric):
+        if not prepared.varies:
+            return None
+        if not all(np.isfinite(outputs[t]).all() for t in metric.tensors):
+            return 0.0
+    return metric.observe(prepared, outputs, "")
+
+
+def _to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a copy in float32 of floats of other sizes; onnxruntime owns the original."""
+    return np.array(array, np.float32 if array.dtype.kind == "f" else None)
+
+
+def _split_rows(outputs: _Arrays, rows: int) -> list[dict[str, npt.NDArray[Any]]]:
+    """Return the outputs of each image, if every output has a batch dimension."""
+    if rows == 1 or not all(a.ndim and len(a) >= rows for a in outputs.values()):
+        return [dict(outputs)]
+    return [{name: a[i : i + 1] for name, a in outputs.items()} for i in range(rows)]

@@ -1,0 +1,226 @@
+"""Text of ``tune``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qdqtool.formats.output import TextPage, as_options
+from qdqtool.formats.verdicts import verdict
+from qdqtool.util.text import format_count, keep_end
+
+if TYPE_CHECKING:
+    from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
+
+_MAX_SITES, _MAX_CONVERSIONS = 8, 8  # of lists, unless everything is printed
+
+
+def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
+    """Return the text of ``tune``: the choice, its costs, and the trade-off.
+
+    ``everything`` lists every site.
+    """
+    page = TextPage(width, everything)
+    _add_result(page, tuning)
+    for warning in tuning.warnings:
+        page.fill(f"warning: {as_options(warning)}")
+    _add_choices(page, tuning)
+    _add_trade_off(page, tuning)
+    _add_sites(page, tuning)
+    if tuning.notes:
+        page.add_gap()
+    for note in tuning.notes:
+        page.fill(f"note: {as_options(note)}")
+    page.add_heading(f"Predicted for {tuning.prediction.target}: {verdict(tuning.prediction)}")
+    nodes = tuning.prediction.conversion_nodes
+    for name in page.iterate_rows(nodes, _MAX_CONVERSIONS, "    "):
+        page.add_lines(f"  - conversion at {name}")
+    return page
+
+
+def _add_result(page: TextPage, tuning: Tuning) -> None:
+    """Add the goal, the chosen placement, and a cheaper one that may be enough."""
+    page.fill(_describe_goal(tuning))
+    page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
+    cheaper = tuning.cheapest_plausible
+    if cheaper is not None:
+        images = format_count(tuning.images["judged_on"], "image")
+        page.fill(
+            f"Cheaper: {_describe_placement(cheaper, tuning)}. It may be enough: its interval "
+            f"reaches the goal, and {images} cannot rule it out. More images can (--eval)",
+            4,
+            "  ",
+        )
+    for fact in _list_facts(tuning):
+        page.fill(fact, 4, "  ")
+
+
+def _describe_goal(tuning: Tuning) -> str:
+    if not tuning.chosen.cost.int8:
+        return _describe_float_model(tuning)
+    metric = _format_metric(tuning.chosen)
+    images = f"{metric} on {format_count(tuning.images['judged_on'], 'held-out image')}"
+    if tuning.budget_ms is not None:
+        if tuning.reached:
+            return f"goal met: within {tuning.budget_ms:g} ms, {images}"
+        return (
+            f"goal NOT met: nothing fits {tuning.budget_ms:g} ms. This is the fastest placement: "
+            f"{images}"
+        )
+    if tuning.reached:
+        return f"goal met: {images}, goal {_format_goal(tuning)}"
+    return (
+        f"goal NOT met: {images}, goal {_format_goal(tuning)}. This is the best placement that was "
+        "found"
+    )
+
+
+def _describe_float_model(tuning: Tuning) -> str:
+    """Describe a result without INT8, whose accuracy is that of the float model."""
+    written = "The float model was written unchanged."
+    if not tuning.unchanged:
+        written = f"The float model was written in {tuning.float_type.upper()}."
+    if tuning.budget_ms is not None:
+        return f"The float model is within {tuning.budget_ms:g} ms. {written}"
+    condition = f"is faster than the float model and keeps {_format_goal(tuning)}"
+    if tuning.reached:
+        return f"No placement with INT8 {condition}. {written}"
+    return (
+        f"goal NOT met: no placement with INT8 that {condition} was found in the time. {written} "
+        "Give a longer --time-limit or a lower --keep"
+    )
+
+
+def _format_goal(tuning: Tuning) -> str:
+    assert tuning.keep is not None
+    return f"{tuning.keep * tuning.metric['float']:.3f}"
+
+
+def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
+    """Describe cost and accuracy of a placement."""
+    cost = point.cost
+    if not cost.int8:
+        time = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
+        return f"the float model{time}"
+    counts = (
+        f"{cost.int8} of {cost.convolutions} convolutions in INT8, "
+        f"{format_count(cost.conversions, 'conversion')}"
+    )
+    time = "" if cost.ms is None else f"{cost.ms:.4g} ms predicted on {tuning.gpu}, "
+    if point is tuning.chosen:
+        return f"{time}{counts}"
+    return f"{point.name}, {time}{counts}, {_format_metric(point)}"
+
+
+def _format_metric(point: PlacementResult) -> str:
+    if point.metric is None:
+        return "not measured"
+    return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"
+
+
+def _list_facts(tuning: Tuning) -> list[str]:
+    """Return the metric, the images, and the reason for an early end."""
+    facts = [tuning.metric["sentence"]]
+    if tuning.metric["float"] != 1.0:
+        facts.append(f"the float model itself has {tuning.metric['float']:.4f}")
+    images = tuning.images
+    ranges = format_count(images["calibration"], "image")
+    if images["search_calibration"] != images["calibration"]:
+        ranges += f" ({images['search_calibration']} during the search)"
+    facts.append(
+        f"ranges from {ranges}, placements compared on {images['chosen_on']}, the result measured "
+        f"on {images['judged_on']} others"
+    )
+    stopped = tuning.effort["stopped"]
+    if stopped:
+        facts.append(f"stopped by the {stopped}: more time may find something better")
+    return facts
+
+
+def _add_choices(page: TextPage, tuning: Tuning) -> None:
+    """Add the sites that stay float, with the effect of each."""
+    point = tuning.chosen
+    if not point.sites and not point.changed:
+        if point.cost.int8:
+            page.add_heading("Nothing has to be float except the head preset")
+        return
+    if not tuning.bought:
+        page.add_heading(f"Float: {', '.join(point.sites)}")
+        return
+    head = f"{'accuracy':>8} {'INT8':>5} {'conv.':>6}"
+    if tuning.gpu is not None:
+        head += f" {'ms':>8}"
+    column = max(20, page.width - len(head) - 3)
+    page.add_heading(
+        "Kept in float, and the effect of each while the others are float (convolutions in INT8, "
+        "conversions)"
+    )
+    page.add_lines(f"  {'':<{column}} {head}")
+    for benefit in tuning.bought:
+        row = f"{benefit.metric:>+8.4f} {benefit.int8:>+5d} {benefit.conversions:>+6d}"
+        if tuning.gpu is not None:
+            row += f" {'-' if benefit.ms is None else f'{benefit.ms:+.3f}':>8}"
+        page.add_lines(f"  {keep_end(benefit.site, column):<{column}} {row}")
+    listed = {benefit.site for benefit in tuning.bought}
+    rest = [site for site in point.sites if site not in listed]
+    if rest:
+        page.fill(f"float too: {', '.join(rest)}", 4, "  ")
+    for tensor, choice in point.changed.items():
+        page.fill(f"{tensor}: {choice}", 4, "  ")
+
+
+def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
+    """Add the table of placements that are the most accurate at their cost."""
+    unit = "ms" if tuning.gpu is not None else "cost"
+    page.add_heading(
+        "Trade-off (Pareto front): the most accurate placements at their cost, by the selection "
+        f"images ({as_options(tuning.cost['sentence'])}); * is the chosen one"
+    )
+    heads = f"{'INT8':>5} {'conv.':>6} {'select.':>7}  {'held-out (95 %)':<23} kept in float"
+    page.add_lines(f"  {unit:>8} {heads}")
+    for point in tuning.front:
+        mark = "*" if point is tuning.chosen else " "
+        cost = point.cost
+        row = (
+            f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} "
+            f"{point.chosen_on:>7.3f}  {_format_metric(point):<23} "
+        )
+        name = point.sites[0] if len(point.sites) == 1 else point.name
+        page.add_lines(row + keep_end(name, max(12, page.width - len(row))))
+
+
+def _add_sites(page: TextPage, tuning: Tuning) -> None:
+    """Add the sites whose quantization changes the outputs most."""
+    measured = [site for site in tuning.sites if site.loss is not None]
+    measured.sort(key=lambda site: -(site.loss or 0.0))
+    if not measured and not page.everything:
+        page.add_heading(
+            "Everything INT8 is enough, so that no single site was measured (--front does)"
+        )
+        return
+    page.add_heading(
+        "Most sensitive sites: the output error if only this site is INT8 (part of the outputs' "
+        "standard deviation), and the change of cost if it is float"
+    )
+    for site in page.first_rows(measured, _MAX_SITES):
+        change = site.as_json(tuning.base)
+        conversions = change["conversions"]
+        plural = "" if abs(conversions) == 1 else "s"
+        price = f"{change['int8']:+d} INT8, {conversions:+d} conversion{plural}"
+        price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
+        page.fill(
+            f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",
+            4,
+            "  - ",
+        )
+    if page.everything:
+        for site in tuning.sites:
+            if site.loss is None:
+                text = f"{site.site} ({_format_kind(site)}): {site.choice}; {site.why}"
+                page.fill(text, 4, "  - ")
+    elif tuning.effort["never_measured"]:
+        skipped = format_count(tuning.effort["never_measured"], "choice")
+        page.fill(f"{skipped} skipped: they cannot save time (--all gives the reasons)", 4, "    ")
+
+
+def _format_kind(site: SiteResult) -> str:
+    return site.kind if len(site.nodes) == 1 else f"{site.kind} of {len(site.nodes)} nodes"

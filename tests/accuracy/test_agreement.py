@@ -1,0 +1,270 @@
+"""Agreement of two networks on images, compared with results computed here."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+import qdqtool
+from qdqtool.accuracy.agreement import NetworkAgreement, measure_agreement
+from qdqtool.accuracy.metrics import TopClassMetric, estimate_interval
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.insertion.options import ImageOptions
+from qdqtool.ir.graph import Model
+from tests.errors import has
+from tests.insertion.nets import Net, detector, images, run
+from tests.tuning.nets import resnet
+
+Array = npt.NDArray[Any]
+
+
+def agreement(reference: onnx.ModelProto, model: onnx.ModelProto, data: object) -> NetworkAgreement:
+    return measure_agreement(
+        Model(reference),
+        Model(model),
+        data,
+        images=ImageOptions(),
+        max_images=512,
+        counterparts={},
+    )
+
+
+def quantized(reference: onnx.ModelProto, data: object, **options: Any) -> onnx.ModelProto:
+    return qdqtool.insert(reference, data, predict=False, **options).model
+
+
+def top_classes(model: onnx.ModelProto, data: list[dict[str, Array]]) -> list[int]:
+    return [int(run(model, sample)[0].argmax()) for sample in data]
+
+
+def test_agreement_of_classifier_is_share_of_equal_classes() -> None:
+    reference, data = resnet(), images(24, 3, 16)
+    model = quantized(reference, data[:2], head="none", method="max")
+    pairs = zip(top_classes(reference, data), top_classes(model, data), strict=True)
+    result = agreement(reference, model, data)
+    assert result.images == result.measure.count == 24
+    assert result.measure.metric == "top-1-agreement"
+    assert result.measure.value == pytest.approx(np.mean([a == b for a, b in pairs]))
+
+
+def test_agreement_of_classifier_includes_its_output_error() -> None:
+    reference, data = resnet(), images(6, 3, 16)
+    model = quantized(reference, data)
+    errors = []
+    for sample in data:
+        a, b = (run(m, sample)[0] for m in (reference, model))
+        errors.append(math.sqrt(np.mean((a - b) ** 2) / a.var()))
+    measure = agreement(reference, model, data).measures[1]
+    assert measure.metric == "output-agreement"
+    assert measure.value == pytest.approx(1 - np.mean(errors), abs=1e-4)
+    assert measure.low is not None and measure.high is not None
+    assert measure.low < measure.value < measure.high
+
+
+@pytest.mark.parametrize(
+    ("equal", "count", "low", "high"), [(9, 10, 0.596, 0.982), (10, 10, 0.722, 1.0)]
+)
+def test_interval_of_share_is_that_of_wilson(
+    equal: int, count: int, low: float, high: float
+) -> None:
+    evidence = [1.0] * equal + [0.0] * (count - equal)
+    assert estimate_interval(TopClassMetric("y", 3), evidence) == pytest.approx(
+        (low, high), abs=1e-3
+    )
+
+
+def sorting_detector(step: float | None = None) -> onnx.ModelProto:
+    """Return a network that sorts its input, rows of two corners, score and class.
+
+    A step quantizes all values of the rows alike.
+    """
+    nodes, tensor = [], "rows"
+    constants = [
+        numpy_helper.from_array(np.array([4], np.int64), "score"),
+        numpy_helper.from_array(np.array([5], np.int64), "count"),
+        numpy_helper.from_array(np.array([5], np.int64), "end"),
+        numpy_helper.from_array(np.array([2], np.int64), "axis"),
+    ]
+    if step is not None:
+        constants.append(numpy_helper.from_array(np.float32(step), "step"))
+        constants.append(numpy_helper.from_array(np.int8(0), "zero"))
+        nodes.append(helper.make_node("QuantizeLinear", ["rows", "step", "zero"], ["q"]))
+        nodes.append(helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["dq"]))
+        tensor = "dq"
+    nodes += [
+        helper.make_node("Slice", [tensor, "score", "end", "axis"], ["scores"]),
+        helper.make_node("Squeeze", ["scores", "axis"], ["flat"]),
+        helper.make_node("TopK", ["flat", "count"], ["top", "order"], axis=1),
+        helper.make_node("Identity", [tensor], ["detections"]),
+    ]
+    shape = [1, 5, 6]
+    graph = helper.make_graph(
+        nodes,
+        "detector",
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("detections", TensorProto.FLOAT, shape)],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+ROWS = np.array(
+    [
+        [10, 10, 50, 50, 0.9, 0],
+        [60, 10, 90, 50, 0.8, 1],
+        [10, 60, 50, 90, 0.6, 0],
+        [60, 60, 90, 90, 0.1, 1],
+        [0, 0, 5, 5, 0.0, 0],
+    ],
+    np.float32,
+)[None]
+
+
+def test_agreement_of_equal_detections_is_1() -> None:
+    result = agreement(sorting_detector(), sorting_detector(), [{"rows": ROWS}] * 3)
+    assert (result.measure.metric, result.measure.value) == ("agreement-map", 1.0)
+    assert (result.images, result.measure.count) == (3, 9)  # three scores of .25 and more
+
+
+def test_agreement_is_0_if_a_step_erases_the_scores() -> None:
+    """With a step of 5.2, boxes remain and every score becomes 0."""
+    result = agreement(sorting_detector(), sorting_detector(5.2), [{"rows": ROWS}])
+    assert result.measure.value == 0.0
+
+
+def test_agreement_of_lost_detection() -> None:
+    lost = ROWS.copy()
+    lost[0, 2, 4] = 0.0
+    model = sorting_detector()
+    model.graph.node[-1].input[0] = "kept"
+    mask = numpy_helper.from_array((lost / np.maximum(ROWS, 1e-9)).astype(np.float32), "mask")
+    model.graph.initializer.append(mask)
+    model.graph.node.insert(0, helper.make_node("Mul", ["rows", "mask"], ["kept"]))
+    # Two of three found without a false one before them: 67 of 101 recalls have precision 1.
+    result = agreement(sorting_detector(), model, [{"rows": ROWS}])
+    assert result.measure.value == pytest.approx(67 / 101)
+
+
+def test_agreement_without_any_detection_is_unknown() -> None:
+    empty = ROWS * np.array([1, 1, 1, 1, 0, 1], np.float32)
+    result = agreement(sorting_detector(), sorting_detector(), [{"rows": empty}])
+    assert (result.measure.value, result.measure.low, result.measure.count) == (None, None, 0)
+
+
+def test_agreement_of_detector_is_that_of_tuning() -> None:
+    """A YOLOv8-style output is decoded by the metric of tune."""
+    data = images(4, 3, 64, "images")
+    model = quantized(detector(), data)
+    result = agreement(detector(), model, data)
+    assert result.measure.metric == "agreement-map"
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_agreement_counts_each_image_of_a_fixed_batch_once(tmp_path: Path, stacked: bool) -> None:
+    net = Net(batch=4)
+    reference = net.output(net.conv("conv", "x")).model()
+    data: Any = images(6)
+    if stacked:
+        np.save(tmp_path / "x.npy", np.concatenate([sample["x"] for sample in data]))
+        data = tmp_path / "x.npy"
+    result = agreement(reference, reference, data)
+    assert (result.images, result.measure.value) == (6, 1.0)
+
+
+def test_agreement_of_other_names_is_by_position() -> None:
+    net = Net()
+    reference = net.output(net.conv("conv", "x")).model()
+    renamed = onnx.compose.add_prefix(reference, "other/")
+    data = images(2)
+    assert agreement(reference, renamed, data).measure.value == 1.0
+
+
+def test_agreement_of_nonfinite_outputs_is_0() -> None:
+    net = Net()
+    reference = net.output(net.conv("conv", "x")).model()
+    broken = Net()
+    x = broken.op("Mul", "mul", "x", broken.const("huge", 1e38))
+    model = broken.output(broken.conv("conv", broken.op("Exp", "exp", x))).model()
+    model.graph.output[0].name = reference.graph.output[0].name
+    assert agreement(reference, model, images(2)).measure.value == 0.0
+    with pytest.raises(ModelError, check=has("not-finite")):
+        agreement(model, reference, images(2))
+
+
+def test_agreement_of_scalar_output_is_unknown() -> None:
+    net = Net()
+    mean = net.op("ReduceMean", "mean", net.conv("conv", "x"), keepdims=0)
+    reference = net.output(mean).model()
+    assert agreement(reference, reference, images(2)).measure.value is None
+
+
+def test_agreement_of_other_input_shapes_is_refused() -> None:
+    models = []
+    for side in (8, 16):
+        net = Net(side=side)
+        models.append(net.output(net.conv("conv", "x")).model())
+    with pytest.raises(ModelError, check=has("wrong-shape")):
+        agreement(*models, images(2))
+
+
+# By qdqtool.compare
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for i in range(3):
+        pixels = random.integers(0, 256, (48, 64, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"target": "11"}, {"weights": "int8"}, {"input_type": "uint8"}],
+    ids=["fp32", "fp16", "int8-weights", "uint8-input"],
+)
+def test_compare_measures_every_form_of_model(photos: Path, options: dict[str, Any]) -> None:
+    net = Net(3, 32)
+    x = net.op("Relu", "relu", net.conv("a", "x", 3, 16))
+    reference = net.output(net.conv("b", x)).model()
+    model = qdqtool.insert(reference, photos, head="none", **options).model
+    result = qdqtool.compare(reference, model, data=photos)
+    assert result.agreement is not None and result.agreement.images == 3
+    assert result.agreement.measure.value is not None
+    assert 0.9 < result.agreement.measure.value < 1.0
+    assert result.as_json()["agreement"]["value"] == round(result.agreement.measure.value, 5)
+
+
+def test_compare_refuses_int8_inputs(photos: Path) -> None:
+    net = Net(3, 32)
+    reference = net.output(net.conv("a", "x", 3, 16)).model()
+    model = qdqtool.insert(reference, photos, head="none", input_type="int8").model
+    with pytest.raises(ModelError, check=has("wrong-type", node="x")):
+        qdqtool.compare(reference, model, data=photos)
+
+
+def test_compare_notes_few_images(photos: Path) -> None:
+    net = Net(3, 32)
+    reference = net.output(net.conv("a", "x", 3, 16)).model()
+    (photos / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    notes = {n.code: n.values for n in qdqtool.compare(reference, reference, data=photos).notes}
+    assert notes["few-images"]["images"] == 3
+    assert notes["unread-images"]["count"] == 1
+
+
+def test_compare_refuses_images_for_a_build(photos: Path, tmp_path: Path) -> None:
+    build = tmp_path / "layers.json"
+    build.write_text('{"Layers": [{"Name": "conv", "LayerType": "CaskConvolution"}]}')
+    net = Net(3, 32)
+    reference = net.output(net.conv("a", "x", 3, 16)).model()
+    with pytest.raises(QdqtoolError, check=has("option-without-effect", parameter="data")):
+        qdqtool.compare(reference, build, data=photos)
