@@ -35,11 +35,13 @@ class HelpCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
+        from qdqtool.formats.output import wrap_command
         from qdqtool.util.tables import read_sections
 
         with formatter.section("Examples"):
             for example in read_sections(Path(__file__).with_name("examples.toml"))[str(self.name)]:
-                formatter.write(f"  # {example['says']}\n  {example['run']}\n")
+                lines = [f"  # {example['says']}", *wrap_command(example["run"], 80, "  ")]
+                formatter.write("".join(f"{line}\n" for line in lines))
 
 
 def group(*options: Callable[[Any], Any]) -> Decorator:
