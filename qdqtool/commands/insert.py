@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from qdqtool.formats.output import TextPage
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
-    from qdqtool.types import Prediction
 
 
 @click.command("insert", cls=options.HelpCommand)
@@ -126,7 +125,8 @@ def command(
     ):
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
-    from qdqtool.formats.output import use_option_names
+    from qdqtool.formats.output import Style, use_option_names
+    from qdqtool.formats.time_text import add_speed
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.ranges import write_table as save_table
 
@@ -145,51 +145,47 @@ def command(
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    prediction, time = _predict_on_gpu(result.model, gpu, release) if gpu else (None, None)
+    time = _estimate_time(result.model, gpu, release) if gpu else None
     seconds = perf_counter() - started
+
+    def render_text(width: int) -> TextPage:
+        page = render(result, width, everything=everything)
+        if time is not None:
+            page.add_heading(f"Estimated on {time.gpu.name}")
+            add_speed(page, [time])
+        page.add_gap()
+        page.fill(f"Wrote {path} ({seconds:.0f} s)", style=Style.BOLD)
+        page.add_page(_suggest_next(release, path, gpu, width, result.model))
+        return page
+
     answer.write(
         lambda: use_option_names(result.as_json()) | ({"time": time.as_json()} if time else {}),
-        lambda width: _render_text(
-            render(result, width, everything=everything),
-            prediction or result.prediction,
-            [time] if time else [],
-            path,
-            release,
-            seconds,
-        ),
+        render_text,
     )
     return 0
 
 
-def _render_text(
-    page: TextPage,
-    prediction: Prediction | None,
-    times: list[TimeEstimate],
-    path: str,
-    target: Target,
-    seconds: float,
+def _suggest_next(
+    target: Target, path: str, gpu: str | None, width: int, model: onnx.ModelProto
 ) -> TextPage:
-    """Return the text with the times, the file that was written, and the commands that follow."""
+    from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import build_commands
-    from qdqtool.formats.time_text import add_speed
+    from qdqtool.ir.graph import Model
+    from qdqtool.ir.input_shapes import describe_model
 
-    if times:
-        page.add_heading(f"Estimated on {times[0].gpu.name}")
-        add_speed(page, times)
-    page.add_gap()
-    page.add_lines(f"Wrote {path} ({seconds:.0f} s)")
-    on_gpu = f" --gpu {shlex.quote(times[0].gpu.name)}" if times else ""
-    command = f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
-    page.add_command("Next:", command)
-    if prediction is not None:
-        page.add_page(build_commands(prediction, target, page.width, path=path))
+    page = TextPage(width)
+    on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
+    page.add_command(
+        "Next:",
+        f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}",
+    )
+    if not target.is_rtx:
+        page.add_page(build_commands(target, path, width, describe_model(Model(model))))
     return page
 
 
-def _predict_on_gpu(
-    model: onnx.ModelProto, gpu: str, target: Target
-) -> tuple[Prediction, TimeEstimate | None]:
+def _estimate_time(model: onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
-    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))
+    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[1]

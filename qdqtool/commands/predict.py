@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -158,6 +159,7 @@ def command(
                 release,
                 width,
                 half=not request.no_fp16,
+                batch=request.batch,
                 everything=everything,
                 layers=layers,
                 trace=trace,
@@ -300,21 +302,34 @@ def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target:
 
 
 def _render_text(
-    results: list[ModelReview], target: Target, width: int, *, half: bool, **settings: Any
+    results: list[ModelReview],
+    target: Target,
+    width: int,
+    *,
+    half: bool,
+    batch: int | None,
+    **settings: Any,
 ) -> TextPage:
     """Return the text of all models, each with the commands that come next."""
     from qdqtool.formats.output import TextPage
-    from qdqtool.formats.predict_text import build_commands, render
+    from qdqtool.formats.predict_text import build_commands, builds_int8, render
 
     page = TextPage(width)
     for result in results:
-        if result.prediction is None:
+        prediction = result.prediction
+        if prediction is None:
             continue
         page.add_gap()
-        page.add_page(render(result.prediction, width, times=result.times, half=half, **settings))
-        if settings["way"] is None:
+        page.add_page(render(prediction, width, times=result.times, half=half, **settings))
+        if settings["way"] is None and not target.is_rtx and builds_int8(prediction):
             page.add_gap()
-            page.add_page(build_commands(result.prediction, target, width, half=half))
+            page.add_page(
+                build_commands(target, result.path, width, prediction.model, half=half, batch=batch)
+            )
+            if not result.times:
+                page.add_command(
+                    "Times:", f"qdqtool predict {shlex.quote(result.path)} --gpu 'RTX 4090'"
+                )
     return page
 
 

@@ -15,7 +15,15 @@ from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
 from qdqtool.formats.verdicts import Verdict
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import ConvOutcome, EngineLayer, Finding, Precision, Prediction, Severity
+from qdqtool.types import (
+    ConvOutcome,
+    EngineLayer,
+    Finding,
+    ModelInfo,
+    Precision,
+    Prediction,
+    Severity,
+)
 from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts
 
 if TYPE_CHECKING:
@@ -212,23 +220,38 @@ def has_int8(prediction: Prediction) -> bool:
     )
 
 
+def builds_int8(prediction: Prediction) -> bool:
+    """Return whether TensorRT builds an engine with INT8 from the model."""
+    return has_int8(prediction) and not verdicts.describe_rejection(prediction)
+
+
 def build_commands(
-    prediction: Prediction, target: Target, width: int, *, half: bool = True, path: str = ""
+    target: Target,
+    path: str,
+    width: int,
+    model: ModelInfo,
+    *,
+    half: bool = True,
+    batch: int | None = None,
 ) -> TextPage:
     """Return the commands that build a model and compare the build with the prediction."""
     from qdqtool.findings.ways import trtexec_advice, trtexec_command
 
-    page, path = TextPage(width), path or prediction.model.path or "model.onnx"
-    if target.is_rtx or not has_int8(prediction) or verdicts.describe_rejection(prediction):
-        return page
-    page.add_command("Build:", trtexec_command(target, path, half=half))
+    page = TextPage(width)
+    shapes = {
+        name: (batch or 1, *shape[1:]) if shape[0] == -1 else shape
+        for name, shape in model.open_inputs.items()
+    }
+    page.add_command("Build:", trtexec_command(target, path, half=half, open_inputs=shapes))
     page.add_command("Verify:", f"qdqtool verify {shlex.quote(path)} build.log")
-    if prediction.time is None and not path:
-        command = f"qdqtool predict {shlex.quote(path)} --gpu 'RTX 4090'"
-        page.add_command("Times:", command)
-    advice = trtexec_advice(target)
-    if advice:
-        page.fill(advice, _LABEL, " " * _LABEL)
+    advice = [trtexec_advice(target)]
+    if shapes:
+        advice.append(
+            "The model leaves dimensions open. For a range of sizes, replace --shapes by "
+            "--minShapes, --optShapes and --maxShapes."
+        )
+    for text in filter(None, advice):
+        page.fill(text, _LABEL, " " * _LABEL)
     return page
 
 
