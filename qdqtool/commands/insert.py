@@ -155,7 +155,7 @@ def command(
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed(page, [time])
         page.add_gap()
-        page.fill(f"Wrote {path} ({seconds:.0f} s)", style=Style.BOLD)
+        page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
         page.add_page(_suggest_next(release, path, gpu, width, result.model))
         return page
 
