@@ -17,7 +17,7 @@ from qdqtool.util.files import record_inputs
 from qdqtool.util.process import pause_gc
 
 if TYPE_CHECKING:
-    from calibration.options import Preprocess
+    from calibration.options import ImageFunction, Preprocess
 
 
 def predict(
@@ -86,7 +86,7 @@ def check_activations(
     prediction: Prediction,
     data: object,
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     max_images: int = 64,
     progress: bool = False,
@@ -100,7 +100,10 @@ def check_activations(
         model: The model that was predicted; its weights are needed.
         prediction: Its prediction, to which the finding is added.
         data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
-        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
+            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
+            (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         max_images: Maximum number of samples, spread evenly over the data.
@@ -110,9 +113,11 @@ def check_activations(
         ModelError: onnxruntime cannot run the model.
         DataError: The data is not usable.
     """
-    from calibration import Preprocess, Statistics, collect
+    from calibration import Statistics, collect
+    from calibration.presets import choose_preprocess, describe_use
     from qdqtool.findings.lint import activation_scales
     from qdqtool.findings.report import FindingReport
+    from qdqtool.patterns.network_kind import warn_default_preprocess
     from qdqtool.patterns.rewrites import remove_quantizers
     from qdqtool.patterns.view import View
     from qdqtool.reasons.faults import OutlierScales
@@ -125,16 +130,22 @@ def check_activations(
     }
     if not sources:
         return
+    choice = choose_preprocess(index.metadata, preprocess)
     # If only the weights have Q/DQ, onnxruntime loses the input tensors of an Add when it fuses it.
     statistics = collect(
         remove_quantizers(index.copy(), weights=True).proto,
         data,
         list(dict.fromkeys(sources.values())),
-        preprocess=preprocess or Preprocess(),
+        preprocess=choice.preprocess,
         size=size,
         max_images=max_images,
         progress=progress,
     )
+    used = statistics.preprocessing
+    if used is not None:
+        used["origin"] = choice.origin
+        remarks = [describe_use(used), *warn_default_preprocess(index, choice.origin)]
+        prediction.notes.extend(remarks)
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))

@@ -60,7 +60,7 @@ def insert_pairs(
         scales: Scale of each tensor in `placement.inputs`.
         weights: ``float`` stores float weights with Q and DQ; ``int8`` stores quantized weights
             with DQ alone; ``sketch`` gives them scales of 1, for a model that is only simulated;
-            ``rounded`` reads float32 weights under the name :func:`rounded_weights_name`, for a
+            ``rounded`` reads float32 weights under the name :func:`name_rounded_weights`, for a
             caller that supplies their values after Q and DQ.
 
     Returns:
