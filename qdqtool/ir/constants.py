@@ -292,7 +292,8 @@ def fold_constants(model: Model) -> Model:
     The builder computes such values (ConstantOfShape, Expand and arithmetic of constants, also of
     static shapes) when it builds the engine. Three kinds remain as they are: INT64 and INT32, which
     are shapes and indices; data that is only cast or reshaped, which passes of the optimizer fold;
-    and data and results of Q and DQ, because TensorRT wants a stored constant before a weight's Q.
+    and what a Q or DQ reads or writes, because TensorRT wants a stored constant there and findings
+    name those that are not.
 
     Args:
         model: The model. It is not changed.
@@ -320,17 +321,12 @@ def _find_foldable(model: Model) -> list[str]:
     return [
         tensor
         for tensor, is_generated in computed.items()
-        if (is_generated or _is_quantizer_parameter(model, tensor))
+        if is_generated
         and model.elem_type(tensor) in (*FLOATS, TensorProto.INT8, TensorProto.UINT8)
         and any(consumer.index not in nodes for consumer in model.consumers(tensor))
-        and not any(is_qdq(c) and c.input(0) == tensor for c in model.consumers(tensor))
+        and not any(map(is_qdq, model.consumers(tensor)))
         and not model.is_output(tensor)
     ]
-
-
-def _is_quantizer_parameter(model: Model, tensor: str) -> bool:
-    """Return whether a Q or DQ reads a tensor as scale or zero point."""
-    return any(is_qdq(c) and tensor in c.inputs[1:] for c in model.consumers(tensor))
 
 
 def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:

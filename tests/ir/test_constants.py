@@ -156,16 +156,12 @@ def test_large_constant_has_shape_without_data(net: Net) -> None:
     assert folded.constant(weights) is None
 
 
-def test_cast_scale_is_folded(net: Net) -> None:
-    half = net.const("half", [0.25], np.float16)
-    scale = net.op("Cast", "s", net.op("Squeeze", "sq", half), to=onnx.TensorProto.FLOAT)
-    zero = net.const("z", 0, np.int8)
-    net.output(
-        net.op(
-            "DequantizeLinear", "dq", net.op("QuantizeLinear", "q", "x", scale, zero), scale, zero
-        )
-    )
-    assert fold_constants(net.index()).scalar(scale) == 0.25
+def test_computed_scale_remains_for_the_findings(net: Net) -> None:
+    scale, zero = filled(net, "s", [1]), net.const("z", 0, np.int8)
+    q = net.op("QuantizeLinear", "q", "x", scale, zero)
+    net.output(net.op("DequantizeLinear", "dq", q, scale, zero))
+    model = net.index()
+    assert fold_constants(model) is model
 
 
 def test_moved_weights_remain_for_the_passes(net: Net) -> None:
