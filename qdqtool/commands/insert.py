@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @options.calib_option()
 @options.quantized_output_option
 @options.target_options
+@options.precision_option("int8", "fp8")
 @options.range_options
 @options.image_options
 @options.cache_options
@@ -122,8 +123,9 @@ def command(
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
     from qdqtool.formats.output import terminal_width, use_option_names
-    from qdqtool.insertion.api import insert
     from qdqtool.insertion.ranges import write_table as save_table
+    from qdqtool.quantization.api import insert
+    from qdqtool.trt.targets import target_named
 
     result = insert(
         model,
@@ -148,7 +150,7 @@ def command(
                 render(result, width, everything=everything),
                 *gain,
                 f"wrote {path}",
-                *_suggest_next(release, path, gpu, width),
+                *_suggest_next(target_named(result.target), path, gpu, width),
             ]
         ),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.formats.predict_text import verdict
 from qdqtool.insertion.losses import SMALL_ERROR
+from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
 from qdqtool.util.text import format_count
@@ -40,7 +41,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     page = TextPage(width, everything)
     _add_counts(page, insertion)
     _add_skipped(page, insertion.skipped)
-    _add_groups(page, insertion.groups)
+    _add_groups(page, insertion.groups, insertion.precision == "fp8")
     _add_losses(page, insertion)
     agreement = insertion.agreement
     if agreement is not None:
@@ -48,8 +49,8 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         if math.isfinite(agreement.error):
             change = f"by {agreement.error:.1%} of their standard deviation"
         page.add_heading(
-            "Agreement with the float model: INT8 and FP16 together change the outputs "
-            f"{change} ({format_count(agreement.samples, 'sample')})"
+            f"Agreement with the float model: {_title(insertion)} and FP16 together change the "
+            f"outputs {change} ({format_count(agreement.samples, 'sample')})"
         )
     calibration = insertion.calibration
     _add_remarks(
@@ -65,6 +66,11 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     if insertion.prediction is not None:
         _add_prediction(page, insertion.prediction)
     return str(page)
+
+
+def _title(insertion: Insertion) -> str:
+    """Return the format of an insertion's pairs, as texts name it."""
+    return find_number_format(insertion.precision).title
 
 
 def _add_counts(page: TextPage, insertion: Insertion) -> None:
@@ -96,9 +102,12 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode]) -> None:
         page.fill(f"{as_options(reason)}: {', '.join(listed)}{more}", 4, "  - ")
 
 
-def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
+def _add_groups(page: TextPage, groups: list[GroupScale], is_fp8: bool) -> None:
     if not groups:
         page.add_heading("No tensors share a scale")
+        return
+    if is_fp8:
+        page.add_heading(f"Scale groups: {len(groups)}; sharing a scale costs FP8 no precision")
         return
     ranked = sorted(groups, key=lambda group: -_max_loss([group]))
     listed = ranked
@@ -139,8 +148,9 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
         return
     ratings = [text for limit, text in _ERROR_RATINGS if losses.error < limit]
     intro = (
-        f"Limit of accuracy: INT8 activations change the head's outputs by {losses.error:.1%} "
-        f"of their standard deviation ({format_count(losses.samples, 'sample')}): "
+        f"Limit of accuracy: {_title(insertion)} activations change the head's outputs by "
+        f"{losses.error:.1%} of their standard deviation "
+        f"({format_count(losses.samples, 'sample')}): "
         f"{ratings[0] if ratings else _ERROR_RATINGS[-1][1]}."
     )
     if not losses.tried:
@@ -161,7 +171,8 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     for loss in losses.tensors:
         price = ""
         if loss.convolutions is not None:
-            price = f"; costs {format_count(loss.convolutions, 'INT8 layer')}"
+            layers = format_count(loss.convolutions, f"{_title(insertion)} layer")
+            price = f"; costs {layers}"
             if loss.conversions is not None:
                 price += f", {_format_conversions(loss.conversions)}"
         page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")

@@ -15,7 +15,8 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.build_text import verdict
 from qdqtool.formats.output import as_options
 from qdqtool.formats.predict_text import decision
-from qdqtool.insertion.scales import LEVELS, find_scale_groups
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, output_axis
 from qdqtool.ir.qdq import is_qdq
