@@ -15,11 +15,13 @@ from calibration.dataset import Dataset, InputSpec
 from calibration.focus import Focus, FocusMap
 from calibration.methods import METHODS, amax_of, clipped_fraction, focused_error, squared_error
 from calibration.options import Preprocess
+from calibration.presets import PRESETS
 from calibration.runner import collect
 from calibration.statistics import TensorStatistics, merge_all
 
 __all__ = [
     "METHODS",
+    "PRESETS",
     "Dataset",
     "Focus",
     "FocusMap",

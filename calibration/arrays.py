@@ -35,7 +35,7 @@ from calibration.images import (
     ImageSource,
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
-from calibration.options import YOLO_PREPROCESS, Preprocess
+from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
 from calibration.urls import is_url, local_path, open_url_source
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
@@ -388,7 +388,7 @@ class MemorySource(SampleSource):
 def open_data(
     source: object,
     inputs: Sequence[InputSpec],
-    preprocess: Preprocess = YOLO_PREPROCESS,
+    preprocess: Preprocess | str | ImageFunction = YOLO_PREPROCESS,
     max_images: int = 512,
     size: tuple[int, int] | None = None,
 ) -> Dataset:
@@ -405,7 +405,9 @@ def open_data(
             * a dictionary of arrays by input name, or an iterable of such dictionaries;
             * a Dataset, which is returned as it is.
         inputs: The model's inputs.
-        preprocess: Conversion of images to inputs; arrays are used as they are.
+        preprocess: Conversion of images to inputs, by name (:data:`calibration.PRESETS`), as a
+            :class:`Preprocess`, or as a function from an RGB image of Pillow to the input; arrays
+            are used as they are.
         max_images: Maximum number of samples, spread evenly over the data.
         size: Height and width in pixels if the model leaves them open.
 
@@ -447,7 +449,7 @@ def open_data(
 def _path_source(
     path: Path,
     inputs: Sequence[InputSpec],
-    preprocess: Preprocess,
+    preprocess: Preprocess | str | ImageFunction,
     size: tuple[int, int] | None,
     max_images: int,
 ) -> SampleSource:
@@ -473,7 +475,7 @@ def _path_source(
 def _folder_source(
     path: Path,
     inputs: Sequence[InputSpec],
-    preprocess: Preprocess,
+    preprocess: Preprocess | str | ImageFunction,
     size: tuple[int, int] | None,
 ) -> SampleSource:
     listing = list_files(path, IMAGE_SUFFIXES)

@@ -66,6 +66,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         warnings: Warnings about the data.
         skipped: Name and reason of each file that could not be used.
         notes: Notes about the use of a cache.
+        preprocessing: How images became inputs, as JSON; None for arrays and merged statistics.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         self.warnings = list(warnings)
         self.skipped = list(skipped)
         self.notes = list(notes)
+        self.preprocessing: dict[str, Any] | None = None
 
     def __getitem__(self, name: str) -> TensorStatistics:
         return self.tensors[name]

@@ -25,6 +25,8 @@ from qdqtool.util.text import format_count
 FEW_IMAGES = 100  # NVIDIA and Ultralytics advise several hundred; with fewer, the choice matters
 _FAR_INPUT = 8.0  # normalized inputs (mean and std) are well below; pixels from 0 to 255 are not
 _SMALL_INPUT = 1.5 / 255  # pixels that were divided by 255 twice are below
+# Preprocessing whose range is compared with that of YOLO: none (arrays), YOLO's, and unnamed ones.
+_YOLO_RANGES = (None, "yolo", "custom")
 
 Array = npt.NDArray[Any]
 Sample = dict[str, Array]
@@ -192,6 +194,11 @@ class SampleSource(ABC):
     #: Notes about the source for the user.
     notes: Sequence[Note] = ()
 
+    @property
+    def preprocessing(self) -> dict[str, Any] | None:
+        """How images become inputs, as JSON; None for arrays."""
+        return None
+
     @abstractmethod
     def count(self) -> int | None:
         """Return the number of samples; None if it is unknown before the end."""
@@ -308,6 +315,11 @@ class SubsetSource(SampleSource):
         self.random_access = whole.random_access
         self.single_rows = whole.single_rows
         self.is_images = whole.is_images
+
+    @property
+    def preprocessing(self) -> dict[str, Any] | None:
+        """How images become inputs, as JSON; None for arrays."""
+        return self.whole.preprocessing
 
     def count(self) -> int:
         """Return the number of samples."""
@@ -548,7 +560,10 @@ class Dataset:
     def warnings(self) -> list[Note]:
         """Warnings about the samples loaded so far."""
         with self._lock:
-            return [*self.source.notes, *self.quality.warnings()]
+            warnings = [*self.source.notes, *self.quality.warnings()]
+        if (self.source.preprocessing or {}).get("name") in _YOLO_RANGES:
+            return warnings
+        return [w for w in warnings if getattr(w, "code", "") not in ("far-inputs", "small-inputs")]
 
     def forget(self) -> None:
         """Reset skipped images and warnings, if the data is used once more."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from calibration.dataset import Array, FilesSource, InputSpec
-from calibration.options import YOLO_PREPROCESS, Preprocess
+from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
+from calibration.presets import find_preprocess, name_preprocess, without_normalization
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.files import find_reading_problem, record_input
@@ -152,8 +153,7 @@ def prepare(
     """
     if not isinstance(image, Image.Image):
         image = Image.fromarray(image)
-    resize = _stretch if preprocess.resize == "stretch" else _letterbox
-    pixels = resize(image, height, width, preprocess.fill)
+    pixels = _fit_image(image, height, width, preprocess)
     if channels == 1:
         pixels = np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
     elif preprocess.bgr:
@@ -167,36 +167,87 @@ def prepare(
     return result[None]
 
 
-def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.NDArray[np.uint8]:
+def _fit_image(
+    image: Image.Image, height: int, width: int, preprocess: Preprocess
+) -> npt.NDArray[np.uint8]:
+    """Return an image in the size of the network's input."""
+    if preprocess.resize == "crop":
+        return _crop_center(image, height, width, preprocess)
+    if preprocess.resize == "stretch":
+        return _resize(image, height, width, preprocess.interpolation)
+    return _letterbox(image, height, width, preprocess)
+
+
+def _letterbox(
+    image: Image.Image, height: int, width: int, preprocess: Preprocess
+) -> npt.NDArray[np.uint8]:
     """Fit an image into the input like Ultralytics' LetterBox with auto=False.
 
     It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The
-    odd pixel of the padding is at the right and at the bottom.
+    odd pixel of the padding is at the right and at the bottom. With ``corner``, all of the padding
+    is there, as for YOLOX, which rounds the sizes down.
     """
     if image.size == (width, height):
         return np.asarray(image)
+    is_corner = preprocess.resize == "corner"
+    whole = int if is_corner else round
     ratio = min(height / image.height, width / image.width)
-    new_height = max(1, round(image.height * ratio))
-    new_width = max(1, round(image.width * ratio))
-    top = round((height - new_height) / 2 - 0.1)
-    left = round((width - new_width) / 2 - 0.1)
-    canvas = np.full((height, width, 3), fill, np.uint8)
-    canvas[top : top + new_height, left : left + new_width] = _stretch(image, new_height, new_width)
+    new_height = max(1, whole(image.height * ratio))
+    new_width = max(1, whole(image.width * ratio))
+    top = 0 if is_corner else round((height - new_height) / 2 - 0.1)
+    left = 0 if is_corner else round((width - new_width) / 2 - 0.1)
+    canvas = np.full((height, width, 3), preprocess.fill, np.uint8)
+    resized = _resize(image, new_height, new_width, preprocess.interpolation)
+    canvas[top : top + new_height, left : left + new_width] = resized
     return canvas
 
 
-def _stretch(image: Image.Image, height: int, width: int, fill: int = 0) -> npt.NDArray[np.uint8]:
-    """Resize like OpenCV's INTER_LINEAR: bilinear, without antialiasing."""
-    if image.size != (width, height):
-        extent = (0, 0, image.width, image.height)
-        size, method = (width, height), Image.Transform.EXTENT
-        image = image.transform(size, method, extent, Image.Resampling.BILINEAR)
-    return np.asarray(image)
+def _crop_center(
+    image: Image.Image, height: int, width: int, preprocess: Preprocess
+) -> npt.NDArray[np.uint8]:
+    """Resize and take the center like torchvision's Resize and CenterCrop.
+
+    For a square input, the shorter side of the image becomes its size divided by the part that is
+    taken. For others, both sides do, as Ultralytics does it.
+    """
+    # Without the small number, 224 / 0.875 could become 255.
+    tall, wide = (int(side / preprocess.crop + 1e-6) for side in (height, width))
+    if height == width and image.width <= image.height:
+        tall = int(wide * image.height / image.width)
+    elif height == width:
+        wide = int(tall * image.width / image.height)
+    if tall * wide > limits.IMAGE_PIXELS:
+        raise DataError(
+            f"{image.width}x{image.height} pixels, which become {wide}x{tall} before the crop; the "
+            f"limit is {limits.IMAGE_PIXELS}",
+            code="image-too-large",
+        )
+    pixels = _resize(image, tall, wide, preprocess.interpolation)
+    top, left = round((tall - height) / 2.0), round((wide - width) / 2.0)
+    return pixels[top : top + height, left : left + width]
+
+
+def _resize(
+    image: Image.Image, height: int, width: int, interpolation: str
+) -> npt.NDArray[np.uint8]:
+    """Resize like OpenCV's INTER_LINEAR (bilinear without antialiasing), or like Pillow."""
+    if image.size == (width, height):
+        return np.asarray(image)
+    if interpolation != "linear":
+        return np.asarray(image.resize((width, height), Image.Resampling[interpolation.upper()]))
+    extent = (0, 0, image.width, image.height)
+    size, method = (width, height), Image.Transform.EXTENT
+    return np.asarray(image.transform(size, method, extent, Image.Resampling.BILINEAR))
 
 
 def describe(preprocess: Preprocess) -> str:
     """Describe the preprocessing in a few words, for a report."""
-    parts = [preprocess.resize, "BGR" if preprocess.bgr else "RGB", f"scale {preprocess.scale:.6g}"]
+    resize = preprocess.resize
+    if preprocess.resize == "crop":
+        resize = f"center crop of {preprocess.crop:.4g}"
+    if preprocess.interpolation != "linear":
+        resize += f" ({preprocess.interpolation})"
+    parts = [resize, "BGR" if preprocess.bgr else "RGB", f"scale {preprocess.scale:.6g}"]
     if any(preprocess.mean):
         parts.append(f"mean {list(preprocess.mean)}")
     if any(s != 1.0 for s in preprocess.std):
@@ -221,7 +272,7 @@ class ImageSource(FilesSource):
         paths: Sequence[Path],
         root: Path,
         inputs: Sequence[InputSpec],
-        preprocess: Preprocess,
+        preprocess: Preprocess | str | ImageFunction,
         size: tuple[int, int] | None,
     ) -> None:
         self.configure(str(root), inputs, preprocess, size)
@@ -234,7 +285,7 @@ class ImageSource(FilesSource):
         self,
         path: str,
         inputs: Sequence[InputSpec],
-        preprocess: Preprocess,
+        preprocess: Preprocess | str | ImageFunction,
         size: tuple[int, int] | None,
     ) -> None:
         """Choose layout, size and preprocessing by the model's input.
@@ -251,15 +302,39 @@ class ImageSource(FilesSource):
             )
         self.spec = inputs[0]
         self.integer = self.spec.numpy_dtype.kind in "iu"
-        if self.integer and preprocess.scale == YOLO_PREPROCESS.scale:
-            # The network divides by 255 itself. Values between 0 and 1 would be rounded to 0.
-            preprocess = replace(preprocess, scale=1.0)
-        self.preprocess = preprocess
+        self.preprocess = find_preprocess(preprocess)
+        if self.integer and isinstance(self.preprocess, Preprocess):
+            self.preprocess = without_normalization(self.preprocess)
         self.nhwc, self.channels, self.height, self.width = _find_layout(self.spec, size)
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """How images become inputs, as JSON: name, description, size and all settings."""
+        described = {
+            "name": name_preprocess(self.preprocess),
+            "size": [self.height, self.width],
+            "text": "a function of the caller",
+        }
+        if isinstance(self.preprocess, Preprocess):
+            described["text"] = describe(self.preprocess)
+            described |= self.preprocess.as_json()
+        return described
 
     def settings(self) -> str:
         """Return further settings on which the samples depend."""
-        return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
+        preprocess = str(self.preprocess)
+        if not isinstance(self.preprocess, Preprocess):
+            preprocess = self._digest_function(self.preprocess)
+        elif self.preprocess.interpolation != "linear" or self.preprocess.crop != 1.0:
+            preprocess += f" {self.preprocess.interpolation} {self.preprocess.crop}"
+        return f"{preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
+
+    def _digest_function(self, function: ImageFunction) -> str:
+        """Return a hash of the result of a function for a fixed image, as its identity."""
+        side = np.arange(0, 255, 2, dtype=np.uint8)
+        pixels = np.stack(np.broadcast_arrays(side, side[:, None], side[::-1]), -1)
+        result = np.ascontiguousarray(np.asarray(function(Image.fromarray(pixels))))
+        return hashlib.blake2b(result.tobytes(), digest_size=16).hexdigest()
 
     def load(self, index: int) -> dict[str, Array]:
         """Return a sample with a batch dimension."""
@@ -268,6 +343,9 @@ class ImageSource(FilesSource):
     def load_image(self, source: ImageFile, name: str = "") -> dict[str, Array]:
         """Return an image as the network's input; see :func:`decode`."""
         image = read_image(source, name)
+        if not isinstance(self.preprocess, Preprocess):
+            label = f"the result of `preprocess` for {name or source}"
+            return {self.spec.name: self.spec.fit(np.asarray(self.preprocess(image)), label)}
         array = prepare(image, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))

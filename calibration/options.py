@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from qdqtool.errors import DataError
 from qdqtool.util.text import brief_repr
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+RESIZES = ("letterbox", "corner", "stretch", "crop")
+INTERPOLATIONS = ("linear", "bilinear", "bicubic")
+# A function of the user: from an upright RGB image to the network's input, with or without a batch
+# dimension. Transforms of torchvision are such functions.
+ImageFunction = Callable[["Image"], Any]
 
 
 def _plain(number: float) -> float:
@@ -20,13 +31,18 @@ class Preprocess:
     ``value = (pixel * scale - mean) / std`` for each channel, in the channel order of the network.
 
     Attributes:
-        resize: ``letterbox`` keeps the aspect ratio and pads both sides evenly; ``stretch`` does
-            not.
+        resize: ``letterbox`` keeps the aspect ratio and pads both sides evenly; ``corner`` pads
+            the right and the bottom. ``stretch`` does not keep the aspect ratio. ``crop`` resizes
+            the shorter side and takes the center, as torchvision's Resize and CenterCrop.
         bgr: Channel order blue, green, red instead of red, green, blue.
         scale: Factor for the 0 to 255 pixel values.
         mean: Subtracted after scaling, for each channel.
         std: Divided by after that.
         fill: Gray level of the padding, 0 to 255.
+        interpolation: ``linear`` as OpenCV's INTER_LINEAR, which takes no average when it makes an
+            image smaller; ``bilinear`` and ``bicubic`` as Pillow, which does.
+        crop: Part of the resized image that ``crop`` takes along each side, above 0 to 1: 0.875
+            for 224 of 256 pixels.
     """
 
     resize: str = "letterbox"
@@ -35,6 +51,8 @@ class Preprocess:
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
     fill: int = 114
+    interpolation: str = field(default="linear", repr=False)
+    crop: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -44,11 +62,20 @@ class Preprocess:
                 "mean and std take three numbers, one for each channel", code="wrong-length"
             )
         object.__setattr__(self, "scale", _plain(self.scale))
-        if self.resize not in ("letterbox", "stretch"):
+        object.__setattr__(self, "crop", _plain(self.crop))
+        for name, choices in (("resize", RESIZES), ("interpolation", INTERPOLATIONS)):
+            if getattr(self, name) not in choices:
+                raise DataError(
+                    f"{name} is {brief_repr(getattr(self, name))}; use one of {', '.join(choices)}",
+                    code="unknown-choice",
+                    parameter=name,
+                )
+        if not 0.0 < self.crop <= 1.0:
             raise DataError(
-                f"resize is '{self.resize}'; use letterbox or stretch",
-                code="unknown-choice",
-                parameter="resize",
+                f"crop is {brief_repr(self.crop)}; it is a part of the image, above 0 and at most "
+                "1",
+                code="out-of-range",
+                parameter="crop",
             )
         if not all(s > 0 for s in self.std):
             raise DataError(
@@ -62,6 +89,11 @@ class Preprocess:
                 code="out-of-range",
                 parameter="fill",
             )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields as JSON."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 YOLO_PREPROCESS = Preprocess()

@@ -21,12 +21,12 @@ from calibration.counting import SampleCounter, ThreadPass, counting_turns
 from calibration.dataset import Dataset
 from calibration.focus import Focus
 from calibration.listing import file_digest
-from calibration.options import YOLO_PREPROCESS, Preprocess
+from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
 from calibration.session import (
     check_tensors,
+    choose_size,
     external_folder,
     input_specs,
-    metadata_size,
     open_session,
     sample_bytes,
     worker_count,
@@ -57,7 +57,7 @@ def collect(
     bins: int = DEFAULT_BINS,
     progress: bool = True,
     focus: Focus | None = None,
-    preprocess: Preprocess = YOLO_PREPROCESS,
+    preprocess: Preprocess | str | ImageFunction = YOLO_PREPROCESS,
     max_images: int = 512,
     size: tuple[int, int] | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -79,7 +79,9 @@ def collect(
         progress: Draw a progress bar when stderr is a terminal.
         focus: Class outputs of a detector. Tensors that are maps then get statistics over the
             positions in focus as well.
-        preprocess: Conversion of images to inputs; arrays are used as they are.
+        preprocess: Conversion of images to inputs, by name (:data:`calibration.PRESETS`), as a
+            :class:`Preprocess`, or as a function from an RGB image of Pillow to the input; arrays
+            are used as they are.
         max_images: Maximum number of samples, spread_indices evenly over the data.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
@@ -108,7 +110,7 @@ def collect(
     check_loops(loaded)
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
     dataset = open_data(
-        data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded)
+        data, input_specs(loaded), preprocess, max_images, choose_size(loaded, size)
     )
     dataset.forget()
     calibration = _Calibration(
@@ -123,6 +125,7 @@ def collect(
         mixed_cpus,
     )
     statistics = calibration.run(progress)
+    statistics.preprocessing = dataset.source.preprocessing
     _check_finite(statistics, names, loaded)
     return statistics
 

@@ -15,7 +15,7 @@ from google.protobuf.message import EncodeError
 from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
-from qdqtool.errors import ModelError
+from qdqtool.errors import DataError, ModelError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import has_fp8
 from qdqtool.proto import external_data as external
@@ -27,6 +27,7 @@ from qdqtool.runtime.sessions import open_proto
 from qdqtool.util import limits
 
 Size = tuple[int, int]
+_MAX_STRIDE = 1024  # in the metadata; networks have 8 to 64
 # "[640, 640]", "(640, 640)", "640x640" or "640".
 _IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
 
@@ -73,6 +74,30 @@ def metadata_size(model: Model) -> Size | None:
         return None
     height, width = int(match[1] or match[3]), int(match[2] or match[3])
     return (height, width) if min(height, width) > 0 and max(height, width) <= 1 << 16 else None
+
+
+def choose_size(model: Model, size: Size | None) -> Size | None:
+    """Return the size for inputs that leave it open: the caller's, else that of the metadata.
+
+    Raises:
+        DataError: The size is not a multiple of Ultralytics' metadata `stride`, and an input
+            leaves it open.
+    """
+    if size is None:
+        return metadata_size(model)
+    stride = model.metadata.get("stride", "")
+    if not stride.isascii() or not stride.isdigit() or not 1 < int(stride[:5]) <= _MAX_STRIDE:
+        return size
+    is_open = any(None in (model.shape(name) or ())[2:] for name in model.inputs)
+    height, width = (-(-side // int(stride)) * int(stride) for side in size)
+    if is_open and (height, width) != tuple(size):
+        raise DataError(
+            f"`size` {size[0]}x{size[1]}: is not a multiple of the model's stride {stride}; give "
+            f"{height}x{width}",
+            code="out-of-range",
+            parameter="size",
+        )
+    return size
 
 
 def _display_path(model: Model) -> str:

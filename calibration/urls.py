@@ -13,7 +13,7 @@ from typing import Any, Self
 from calibration.dataset import Array, InputSpec, escape_path
 from calibration.images import IMAGE_SUFFIXES, ImageSource
 from calibration.listing import UNREADABLE
-from calibration.options import Preprocess
+from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.text import reason_of
@@ -66,7 +66,10 @@ def open_url(url: str) -> tuple[Any, str]:
 
 
 def open_url_source(
-    url: str, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
+    url: str,
+    inputs: Sequence[InputSpec],
+    preprocess: Preprocess | str | ImageFunction,
+    size: tuple[int, int] | None,
 ) -> UrlSource:
     """Return the images under a URL in the order of their paths, or a single image.
 
@@ -125,7 +128,7 @@ class UrlSource(ImageSource):
         folder: str,
         names: Sequence[str],
         inputs: Sequence[InputSpec],
-        preprocess: Preprocess,
+        preprocess: Preprocess | str | ImageFunction,
         size: tuple[int, int] | None,
     ) -> None:
         self.configure(url, inputs, preprocess, size)

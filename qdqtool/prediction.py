@@ -16,7 +16,7 @@ from qdqtool.util.files import record_inputs
 from qdqtool.util.process import pause_gc
 
 if TYPE_CHECKING:
-    from calibration.options import Preprocess
+    from calibration.options import ImageFunction, Preprocess
 
 
 def predict(
@@ -76,7 +76,7 @@ def _predict(
         else:
             prediction = simulate(index, target, assume)
         if advice:
-            prediction.findings = advise(index, prediction, way)
+            prediction.findings = advise(index, prediction, way, target)
     return prediction
 
 
@@ -85,7 +85,7 @@ def check_activations(
     prediction: Prediction,
     data: object,
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     max_images: int = 64,
     progress: bool = False,
@@ -99,7 +99,10 @@ def check_activations(
         model: The model that was predicted; its weights are needed.
         prediction: Its prediction, to which the finding is added.
         data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
-        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
+            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
+            (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         max_images: Maximum number of samples, spread evenly over the data.
@@ -109,9 +112,11 @@ def check_activations(
         ModelError: onnxruntime cannot run the model.
         DataError: The data is not usable.
     """
-    from calibration import Preprocess, Statistics, collect
+    from calibration import Statistics, collect
+    from calibration.presets import choose_preprocess, describe_use
     from qdqtool.findings.lint import activation_scales
     from qdqtool.findings.report import FindingReport
+    from qdqtool.patterns.network_kind import warn_default_preprocess
     from qdqtool.patterns.rewrites import remove_quantizers
     from qdqtool.patterns.view import View
     from qdqtool.reasons.faults import OutlierScales
@@ -124,16 +129,22 @@ def check_activations(
     }
     if not sources:
         return
+    choice = choose_preprocess(index.metadata, preprocess)
     # If only the weights have Q/DQ, onnxruntime loses the input tensors of an Add when it fuses it.
     statistics = collect(
         remove_quantizers(index.copy(), weights=True).proto,
         data,
         list(dict.fromkeys(sources.values())),
-        preprocess=preprocess or Preprocess(),
+        preprocess=choice.preprocess,
         size=size,
         max_images=max_images,
         progress=progress,
     )
+    used = statistics.preprocessing
+    if used is not None:
+        used["origin"] = choice.origin
+        remarks = [describe_use(used), *warn_default_preprocess(index, choice.origin)]
+        prediction.notes.extend(remarks)
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
@@ -155,12 +166,16 @@ def predict_outcome(model: Model, target: Target) -> Prediction:
         return simulate_without_alternatives(model, target)
 
 
-def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:
+def advise(
+    model: Model, prediction: Prediction, way: str | None = None, target: Target | None = None
+) -> list[Finding]:
     """Find the findings of a prediction, and sort and number them.
 
+    The default target is the one of the prediction, without the version that a user named.
     Sets ``findings`` of each convolution to the ids of the findings about it.
     """
-    findings = _sort_findings(_find_findings(model, prediction, way))
+    chosen = target or target_named(prediction.target)
+    findings = _sort_findings(_find_findings(model, prediction, way, chosen))
     _number_findings(findings, prediction, model)
     return findings
 
@@ -169,18 +184,20 @@ def predict_part(model: Model, target: Target) -> Prediction:
     """Predict a part of a model; its findings are neither sorted nor numbered."""
     with pause_gc():
         prediction = predict_outcome(model, target)
-        prediction.findings = _find_findings(model, prediction, None)
+        prediction.findings = _find_findings(model, prediction, None, target)
     return prediction
 
 
-def _find_findings(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
+def _find_findings(
+    model: Model, prediction: Prediction, way: str | None, target: Target
+) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.view import View
 
     view = View(model)
-    report = FindingReport(prediction.target, way)
-    if target_named(prediction.target).is_rtx:
+    report = FindingReport(target, way)
+    if target.is_rtx:
         from qdqtool.findings.compiler import explain_compiler
 
         explain_compiler(prediction, report, view)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 from qdqtool.errors import brief
 from qdqtool.util.files import InputFiles
+from qdqtool.util.notes import Note
 from qdqtool.util.outputs import save_answer
 from qdqtool.util.records import collect_names, record
 
@@ -603,6 +604,7 @@ class Prediction:
             without Q/DQ, and those that an Einsum computes in float.
         compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those
             that TensorRT-RTX builds for, or that of the GPU. Empty if it holds for every GPU.
+        notes: Notes about the images that activations were checked on.
         read: The input files, which :meth:`save` does not overwrite.
     """
 
@@ -622,6 +624,7 @@ class Prediction:
     regions: list[MyelinRegion] = field(default_factory=list)
     float_products: list[str] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -714,6 +717,7 @@ class Prediction:
             "assumptions": [a.as_json() for a in self.assumptions],
             "regions": [r.as_json() for r in self.regions],
             "float_products": list(self.float_products),
+            "notes": list(self.notes),
             **({"time": self.time} if self.time is not None else {}),
         }
 

@@ -207,13 +207,13 @@ ONLY_COMMAND = {
 }
 # Parameters of functions without an option: inputs, objects of Python, and fixed settings.
 ONLY_FUNCTION = {
-    "insert": {"model", "data", "progress", "preprocess"},
-    "tune": {"model", "data", "mapper", "progress", "say", "preprocess"},
+    "insert": {"model", "data", "progress"},
+    "tune": {"model", "data", "mapper", "progress", "say"},
     "predict": {"model", "advice"},
     "verify": {"model", "builds"},
-    "compare": {"a", "b", "data", "progress", "preprocess"},
+    "compare": {"a", "b", "data", "progress"},
     "report": {"model", "builds"},
-    "fix": {"source", "data", "preprocess"},
+    "fix": {"source", "data"},
     "extract": {"model", "keep_interrupted"},
     "build": {"model"},
 }

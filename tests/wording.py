@@ -35,6 +35,7 @@ from tests.findings.lint.test_operators import conv3d
 from tests.findings.test_causes import residual
 from tests.findings.test_refusals import TARGETS
 from tests.fixing.test_places import detector
+from tests.proto.test_functions import quantized_blocks
 from tests.trt.builder import Graph
 
 
@@ -101,6 +102,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
     yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
     yield "3D", conv3d(), "trt8.0"
+    yield "functions", quantized_blocks(), "trt8.6"
 
 
 def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:

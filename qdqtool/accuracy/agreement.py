@@ -18,7 +18,8 @@ import numpy.typing as npt
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, InputSpec, Sample
 from calibration.options import Preprocess
-from calibration.session import TensorFetcher, input_specs, metadata_size, open_session
+from calibration.presets import choose_preprocess, describe_use
+from calibration.session import TensorFetcher, choose_size, input_specs, open_session
 from qdqtool.accuracy.metrics import (
     Evidence,
     Metric,
@@ -31,8 +32,10 @@ from qdqtool.errors import DataError, ModelError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_dq, is_q
+from qdqtool.patterns.network_kind import warn_default_preprocess
 from qdqtool.runtime.sessions import core_count
 from qdqtool.types import Json
+from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.threads import SharedTasks, run_threads
 
@@ -82,11 +85,15 @@ class NetworkAgreement:
         images: Number of images.
         unread: Name and reason of each image that could not be read.
         measures: The metric that fits the network first.
+        preprocess: How images became inputs, as JSON; None for arrays.
+        notes: Notes about that.
     """
 
     images: int
     unread: tuple[tuple[str, str], ...]
     measures: tuple[AgreementMeasure, ...]
+    preprocess: Json | None = None
+    notes: tuple[Note, ...] = ()
 
     @property
     def measure(self) -> AgreementMeasure:
@@ -99,6 +106,7 @@ class NetworkAgreement:
             **self.measure.as_json(),
             "images": self.images,
             "unread": len(self.unread),
+            "preprocess": self.preprocess,
             "measures": [measure.as_json() for measure in self.measures],
         }
 
@@ -145,7 +153,7 @@ def measure_agreement(
         _summarize(metric, [row[position] for row in evidence])
         for position, metric in enumerate(metrics)
     )
-    return NetworkAgreement(len(evidence), feeder.unread, measures)
+    return NetworkAgreement(len(evidence), feeder.unread, measures, feeder.preprocess, feeder.notes)
 
 
 def _summarize(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure:
@@ -214,6 +222,8 @@ class _SampleFeeder:
     Attributes:
         dataset: Samples of the reference.
         length: Number of samples, None if unknown.
+        preprocess: How images become inputs, as JSON; None for arrays.
+        notes: Notes about that.
     """
 
     def __init__(
@@ -226,16 +236,29 @@ class _SampleFeeder:
     ) -> None:
         specs = input_specs(reference), input_specs(model)
         self._pairs = _pair_inputs(reference, model, *specs)
-        preprocess = images.preprocess or Preprocess()
-        size = images.size or metadata_size(reference)
+        choice = choose_preprocess({**model.metadata, **reference.metadata}, images.preprocess)
+        preprocess, size = choice.preprocess, choose_size(reference, images.size)
         self.dataset = open_data(data, [a for a, _ in self._pairs], preprocess, max_images, size)
         self.length = None if self.dataset.indices is None else len(self.dataset)
         self._pixels: Dataset | None = None
         if any(b.numpy_dtype.kind != a.numpy_dtype.kind for a, b in self._pairs):
             # A network that takes pixels does the scaling itself.
+            if not isinstance(preprocess, Preprocess):
+                raise DataError(
+                    "`preprocess`: a function of the caller cannot give the pixels that an input "
+                    f"of {model.path or 'the second model'} takes. Give a Preprocess or its name.",
+                    code="option-conflict",
+                    parameter="preprocess",
+                )
             raw = replace(preprocess, scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3)
             self._pixels = open_data(data, [b for _, b in self._pairs], raw, max_images, size)
             self._check_pixels(model)
+        self.preprocess = self.dataset.source.preprocessing
+        self.notes: tuple[Note, ...] = ()
+        if self.preprocess is not None:
+            self.preprocess["origin"] = choice.origin
+            warnings = warn_default_preprocess(reference, choice.origin)
+            self.notes = (describe_use(self.preprocess), *warnings)
 
     def _check_pixels(self, model: Model) -> None:
         """Check that the second network's integer inputs are pixels."""

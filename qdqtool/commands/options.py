@@ -391,12 +391,29 @@ def check_timeout_option(text: str) -> Decorator:
 
 # Images
 
+PREPROCESS_NAMES = (
+    "yolo",
+    "ultralytics-classify",
+    "ultralytics-rtdetr",
+    "yolox",
+    "imagenet",
+    "imagenet-stretch",
+    "inception",
+    "vit",
+    "clip",
+    "caffe",
+    "detr",
+    "rtdetr",
+    "none",
+)
+
 
 @dataclass(frozen=True)
 class ImageArguments:
-    """Options about images; None is the default of :class:`calibration.Preprocess`."""
+    """Options about images; None is the default of the preprocessing."""
 
-    resize: str
+    name: str | None
+    resize: str | None
     bgr: bool
     scale: float | None
     mean: tuple[float, float, float] | None
@@ -405,11 +422,22 @@ class ImageArguments:
 
     def as_keywords(self) -> dict[str, Any]:
         """Return the arguments `preprocess` and `size` of a public function."""
-        from calibration.options import Preprocess
+        changes = {
+            "resize": self.resize,
+            "bgr": self.bgr or None,
+            "scale": self.scale,
+            "mean": self.mean,
+            "std": self.std,
+        }
+        given: dict[str, Any] = {k: v for k, v in changes.items() if v is not None}
+        if not given:
+            return {"preprocess": self.name, "size": self.size}
+        from dataclasses import replace
 
-        numbers = {"scale": self.scale, "mean": self.mean, "std": self.std}
-        arguments: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
-        return {"preprocess": Preprocess(self.resize, self.bgr, **arguments), "size": self.size}
+        from calibration.presets import DEFAULT, find_preprocess
+
+        preset: Any = find_preprocess(self.name or DEFAULT)
+        return {"preprocess": replace(preset, **given), "size": self.size}
 
 
 def image_options(function: Command) -> Command:
@@ -417,15 +445,32 @@ def image_options(function: Command) -> Command:
 
     @functools.wraps(function)
     def call(
-        resize: str, bgr: bool, scale: Any, mean: Any, std: Any, size: Any, **arguments: Any
+        preprocess: str | None,
+        resize: str | None,
+        bgr: bool,
+        scale: Any,
+        mean: Any,
+        std: Any,
+        size: Any,
+        **arguments: Any,
     ) -> int:
-        images = ImageArguments(resize, bgr, scale, mean, std, size)
+        context = click.get_current_context()
+        if context.get_parameter_source("resize") == click.core.ParameterSource.DEFAULT:
+            resize = None
+        images = ImageArguments(preprocess, resize, bgr, scale, mean, std, size)
         return function(**arguments, images=images)
 
     options = group(
         click.option(
+            "--preprocess",
+            metavar="NAME",
+            help="How images become inputs: " + ", ".join(PREPROCESS_NAMES) + " (docs/insert.md). "
+            "The options below change parts of it. [default: as the model's metadata say, else "
+            "yolo]",
+        ),
+        click.option(
             "--resize",
-            type=click.Choice(("letterbox", "stretch")),
+            type=click.Choice(("letterbox", "corner", "stretch", "crop")),
             default="letterbox",
             show_default=True,
             help="How images are resized to the network input.",

@@ -116,7 +116,6 @@ def command(
     codes = [_find_code(text) for text in fail_on]
     from qdqtool.findings.ways import find_build_method
     from qdqtool.formats.output import as_options, emit, to_json
-    from qdqtool.prediction import check_activations
     from qdqtool.timing.options import TimingOptions
 
     release = options.choose_target(target, strongly_typed)
@@ -131,7 +130,7 @@ def command(
         try:
             prediction, time = _predict(path, release, request, assume=assume, way=way)
             if calib is not None:
-                check_activations(path, prediction, calib, progress=True, **images.as_keywords())
+                _check_activations(path, prediction, calib, images)
         except QdqtoolError as error:
             if len(paths) == 1:
                 raise
@@ -178,6 +177,17 @@ def _check_request(request: TimingOptions, release: Target) -> None:
         record_input(request.calibrate)
     if request.sm is not None:
         _check_capability(request.sm, release)
+
+
+def _check_activations(
+    path: str, prediction: Prediction, calib: str, images: options.ImageArguments
+) -> None:
+    from qdqtool.formats.output import as_options
+    from qdqtool.prediction import check_activations
+
+    check_activations(path, prediction, calib, progress=True, **images.as_keywords())
+    for note in prediction.notes:
+        _print_note(as_options(note))
 
 
 def _print_note(text: str) -> None:

@@ -49,7 +49,7 @@ from qdqtool.util.notes import Note
 from qdqtool.verification.api import check_not_empty, choose_target
 
 if TYPE_CHECKING:
-    from calibration.options import Preprocess
+    from calibration.options import ImageFunction, Preprocess
     from qdqtool.accuracy.agreement import NetworkAgreement
 
 _MIN_SAME_NETWORK = 0.9  # likeness from which the result has no note about it
@@ -68,7 +68,7 @@ def compare(
     target: str | Target | None = None,
     gpu: str | None = None,
     max_images: int = 512,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
 ) -> Comparison:
     """Compare two models, two builds, or a model and a build; losses come first.
@@ -87,7 +87,8 @@ def compare(
             build: ``trt10``.
         gpu: GPU to estimate the times of two models for; see ``qdqtool gpus``.
         max_images: Maximum number of images, spread evenly over the data.
-        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: that of the
+            models' metadata, else ``yolo`` (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the models leave them open. Default: the ``imgsz``
             metadata of the first one.
 
@@ -111,7 +112,7 @@ def compare(
         if isinstance(first, Model) and isinstance(second, Model) and is_run:
             agreement = _measure_agreement(first, second, data, images, max_images, progress)
             comparison.agreement = agreement
-            comparison.notes += describe_images(agreement)
+            comparison.notes += [*agreement.notes, *describe_images(agreement)]
     comparison.read = inputs
     return comparison
 

@@ -10,12 +10,7 @@ from qdqtool.errors import ModelError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
-from qdqtool.proto.subgraphs import (
-    extract_part,
-    find_called_functions,
-    find_dependencies,
-    nested_graphs,
-)
+from qdqtool.proto.subgraphs import extract_part, find_dependencies, nested_graphs
 
 _SMALL = 4096  # bytes of a constant that a sketch contains
 
@@ -256,18 +251,13 @@ class ModelCutter:
         return inferred
 
     def build(self, part: ModelPart) -> onnx.ModelProto:
-        """Return a part as a model, with the functions and opsets that it needs.
+        """Return a part as a model, with the opsets that it needs.
 
         Raises:
             ModelError: The type of an input is unknown.
         """
         proto = self._build(part, lambda tensor: tensor)
         graph = proto.graph
-        functions = find_called_functions(proto)
-        if len(functions) < len(proto.functions):
-            functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
-            del proto.functions[:]
-            proto.functions.extend(functions)
         if not any(True for _ in nested_graphs(graph.node)):  # a subgraph may use any opset
             _remove_unused_opsets(proto)
         return proto
@@ -334,7 +324,6 @@ def _has_type(info: onnx.ValueInfoProto) -> bool:
 
 def _remove_unused_opsets(proto: onnx.ModelProto) -> None:
     domains = {n.domain for n in proto.graph.node} | {"", "ai.onnx"}
-    domains.update(n.domain for f in proto.functions for n in f.node)
     opsets = [o for o in proto.opset_import if o.domain in domains]
     copies = [helper.make_opsetid(o.domain, o.version) for o in opsets]
     del proto.opset_import[:]

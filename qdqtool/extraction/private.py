@@ -116,15 +116,12 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """Yield every graph with a prefix that distinguishes names in subgraphs."""
     yield "", proto.graph
-    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
-        yield from (("/", g) for g in nested_graphs(nodes))
+    yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix, n) for n in graph.node)
-    for function in proto.functions:
-        yield from (("/", n) for n in function.node)
 
 
 def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -61,8 +61,6 @@ def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.M
 
 
 def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
-    if any(f.name == node.op_type and f.domain == node.domain for f in proto.functions):
-        return True
     version = next((o.version for o in proto.opset_import if o.domain in STANDARD), 1)
     return node.domain in STANDARD and bool(onnx.defs.has(node.op_type, max(version, 1)))
 

@@ -14,6 +14,7 @@ from qdqtool.reasons.simulation import (
     ScalesAround,
 )
 from qdqtool.reasons.tensors import TensorSize
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import (
     Cause,
     ConvOutcome,
@@ -49,13 +50,15 @@ class FindingReport:
 
     Attributes:
         target: Name of the target.
+        tensorrt: The target, with the version that a user named.
         way: Build method (``qdqtool.findings.ways``); None if unknown.
         ignored_codes: Codes that are not added because another check reports them.
         findings: The findings in the order in which they were added.
     """
 
-    def __init__(self, target: str, way: str | None = None) -> None:
-        self.target = target
+    def __init__(self, target: str | Target, way: str | None = None) -> None:
+        self.tensorrt = target_named(target)
+        self.target = self.tensorrt.name
         self.way = way
         self.ignored_codes: frozenset[FindingCode] = frozenset()
         self.findings: list[Finding] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from calibration.options import Preprocess
+from calibration.options import ImageFunction, Preprocess
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings import codes
 from qdqtool.findings.rules import ATTEMPTED_CODES
@@ -17,6 +17,7 @@ from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
+from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import ModelSource, load_full, save
@@ -124,7 +125,7 @@ def fix(
     effort: float = 1.0,
     *,
     data: object = None,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
 ) -> Fixed:
     """Apply the fixes of a Q/DQ model that need no calibration.
@@ -142,7 +143,10 @@ def fix(
             models.
         data: Images to compare outputs on instead of random inputs, as for
             :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
-        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
+            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
+            (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
 
@@ -167,10 +171,11 @@ def fix(
                 model.path or "model",
                 code="not-quantized",
             )
-        images = [] if data is None else read_samples(model, data, preprocess, size)
+        images, notes = read_samples(model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
             session = FixSession(model, version, samples, options.effort)
+            session.notes += notes
             _apply_fixes(session, requested)
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(

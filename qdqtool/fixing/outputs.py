@@ -16,12 +16,14 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from calibration.options import Preprocess
 from calibration.session import partial_model
 from qdqtool.errors import DataError
 from qdqtool.fixing.sandbox import Arrays, RunError
+from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
+from qdqtool.patterns.network_kind import warn_default_preprocess
+from qdqtool.util.notes import Note
 
 MAX_PARTS = 16  # of one output; an output of more is compared as a whole
 SAMPLES = 8  # images that outputs are compared on
@@ -225,24 +227,33 @@ def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None,
 def read_samples(
     model: Model,
     data: object,
-    preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None,
+    images: ImageOptions,
     count: int = SAMPLES,
-) -> list[Arrays]:
-    """Return evenly spread samples of some data as inputs of a model.
+) -> tuple[list[Arrays], list[Note]]:
+    """Return evenly spread samples of some data as inputs of a model, and notes about them.
+
+    Without data there are none.
 
     Raises:
         DataError: The data has no usable sample.
     """
-    from calibration import Preprocess, open_data
-    from calibration.session import input_specs, metadata_size
+    from calibration import open_data
+    from calibration.presets import choose_preprocess, describe_use
+    from calibration.session import choose_size, input_specs
 
-    size = size or metadata_size(model)
-    dataset = open_data(data, input_specs(model), preprocess or Preprocess(), count, size)
+    if data is None:
+        return [], []
+    choice = choose_preprocess(model.metadata, images.preprocess)
+    size = choose_size(model, images.size)
+    dataset = open_data(data, input_specs(model), choice.preprocess, count, size)
     samples = list(dataset)
     if not samples:
         raise DataError("`data`: holds no samples", code="no-samples", parameter="data")
-    return samples
+    used = dataset.source.preprocessing
+    if used is None:
+        return samples, []
+    used["origin"] = choice.origin
+    return samples, [describe_use(used), *warn_default_preprocess(model, choice.origin)]
 
 
 def sum_squares(

@@ -109,6 +109,12 @@ class ModelStep(FixCriteria):
 
 MODEL_STEPS = (
     ModelStep(
+        (faults.LocalFunctions,),
+        _EXACT,
+        description="functions inlined",
+        convert=lambda model, target: model.copy(),  # functions are inlined when a file is read
+    ),
+    ModelStep(
         (faults.ScaleHalf,),
         _EXACT,
         changes_types=True,

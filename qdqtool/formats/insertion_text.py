@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from calibration.presets import describe_use
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.formats.predict_text import verdict
 from qdqtool.insertion.losses import SMALL_ERROR
@@ -88,6 +89,8 @@ def _add_counts(page: TextPage, insertion: Insertion) -> None:
     if images := insertion.calibration.get("images", 0):
         origin = format_count(images, "image")
     page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
+    if used := insertion.calibration.get("preprocess"):
+        page.fill(describe_use(used), 2, "  ")
 
 
 def _add_skipped(page: TextPage, skipped: list[SkippedNode]) -> None:

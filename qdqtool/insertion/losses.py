@@ -164,13 +164,14 @@ def measure_losses(
     Raises:
         ModelError: onnxruntime cannot run the model, or its outputs are not finite.
     """
-    from calibration import Preprocess, open_data
+    from calibration import open_data
+    from calibration.options import YOLO_PREPROCESS
     from calibration.session import input_specs
 
     if isinstance(data, Iterator):
         return None
     count = SAMPLES if samples is None else samples
-    preprocess = images.preprocess or Preprocess()
+    preprocess = images.preprocess or YOLO_PREPROCESS
     dataset = open_data(data, input_specs(model), preprocess, count, images.size)
     first = next(iter(dataset), None)
     if first is None:

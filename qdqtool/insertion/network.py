@@ -150,6 +150,8 @@ def _prepare(
     # The hash of the file identifies a calibration cache: whatever the opset, preparation results
     # in the same tensors. A model that was widened, or edited by the caller, is another one.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
+    if network.loaded.inlined_functions:
+        notes.append(Note("the model's own functions were inlined", code="inlined"))
     opset = HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET
     notes.extend(prepare(model, opset=max(opset, number_format.opset)))
     count = fold_leading_batch_normalization(model)

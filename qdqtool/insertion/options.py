@@ -12,7 +12,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
 
 if TYPE_CHECKING:
-    from calibration.options import Preprocess
+    from calibration.options import ImageFunction, Preprocess
 
 METHODS = ("focus", "mse", "percentile", "entropy", "max")
 HEADS = ("box", "float", "none")
@@ -49,12 +49,13 @@ class ImageOptions:
     """Conversion of images into the network's inputs.
 
     Attributes:
-        preprocess: None for letterbox, RGB, divided by 255.
+        preprocess: Preprocessing, the name of one, or a function. None: that of the model's
+            metadata, else YOLO's.
         size: Height and width in pixels if the model leaves them open. None: its ``imgsz``
             metadata.
     """
 
-    preprocess: Preprocess | None = None
+    preprocess: Preprocess | str | ImageFunction | None = None
     size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:

@@ -1,6 +1,5 @@
 """Preparation of a float model for Q/DQ pairs.
 
-* The model's own functions are inlined.
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 for Q/DQ of
   FP16 tensors or FP8).
 * Weights computed from constants (moved, cast, standardized, normalized) become constants.
@@ -34,7 +33,6 @@ from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were, reason_of
 
 MIN_OPSET = 13
-_MAX_REASON = 120  # characters of an error of the inliner
 
 
 def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
@@ -52,9 +50,6 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
             impossible shape.
     """
     notes = []
-    if model.proto.functions:
-        _inline_functions(model)
-        notes.append(Note("the model's own functions were inlined", code="inlined"))
     opset_before = model.opset
     if opset_before < opset:
         raise_opset(model, opset)
@@ -104,27 +99,6 @@ def _normalize_nodes(model: Model) -> list[Note]:
     notes += note_changes("lower-case", lowered, "Einsum equation", change)
     change = "written as Add, which TensorRT fuses"
     return notes + note_changes("sums-as-adds", len(sums), "two-input Sum", change)
-
-
-def _inline_functions(model: Model) -> None:
-    """Replace calls of the model's own functions by their nodes, which can be quantized then."""
-    from onnx import inliner
-
-    proto = model.proto
-    try:
-        inlined = inliner.inline_local_functions(proto)
-    except Exception as error:  # the inliner raises the errors of its C++
-        reason = " ".join(str(error).split())[:_MAX_REASON]
-        raise ModelError(
-            f"functions cannot be inlined ({reason}); export without them",
-            model.path or "model",
-            code="functions-not-inlined",
-        ) from error
-    proto.graph.CopyFrom(inlined.graph)
-    del proto.functions[:]
-    del proto.opset_import[:]
-    proto.opset_import.extend(inlined.opset_import)
-    model.reindex()
 
 
 def _rename_duplicates(editor: Editor) -> int:

@@ -49,7 +49,8 @@ def collect_statistics(
         ModelError: onnxruntime cannot run the model.
         DataError: The data is not usable.
     """
-    from calibration import Focus, Preprocess, collect
+    from calibration import Focus, collect
+    from calibration.options import YOLO_PREPROCESS
 
     if data is None:
         raise DataError(
@@ -67,7 +68,7 @@ def collect_statistics(
         cache=cache.calib_cache,
         overwrite_cache=cache.overwrite_cache,
         progress=progress,
-        preprocess=images.preprocess or Preprocess(),
+        preprocess=images.preprocess or YOLO_PREPROCESS,
         max_images=max_images,
         size=images.size,
         focus=Focus(scores) if scores else None,
@@ -78,6 +79,7 @@ def collect_statistics(
         "images": statistics.images,
         "data": str(data) if isinstance(data, str | os.PathLike) else "",
         "tensors": len(tensors),
+        "preprocess": statistics.preprocessing,
         "focus": list(scores),
         "fingerprint": statistics.fingerprint,
         "cache": os.fspath(cache.calib_cache) if cache.calib_cache is not None else None,

@@ -149,11 +149,12 @@ def run_samples(
 
     Tensors become float32 unless they have to be exact.
     """
-    from calibration import Preprocess, open_data
+    from calibration import open_data
+    from calibration.options import YOLO_PREPROCESS
     from calibration.session import TensorFetcher, input_specs, open_session
 
     fetchers = [TensorFetcher(open_session(model, tensors, core_count())) for model in models]
-    preprocess = images.preprocess or Preprocess()
+    preprocess = images.preprocess or YOLO_PREPROCESS
     for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
         yield [
             {t: np.array(v, None if exact else np.float32) for t, v in f.run(sample).items()}

@@ -204,6 +204,9 @@ class Model:
         inputs: Names of the graph inputs that are not initializers.
         outputs: Names of the graph outputs.
         opset: Version of the default domain.
+        inlined_functions: Functions of the file whose calls were replaced by their nodes.
+        function_node_names: Names of their nodes in the functions, by node name. TensorRT's parser
+            names layers so.
         cache: Results of other modules, by module, then by node index or tensor. Edits clear it.
     """
 
@@ -223,6 +226,8 @@ class Model:
         self.path = path
         self._sha256: str | None = sha256 or None
         self.base_dir = base_dir
+        self.inlined_functions: tuple[str, ...] = ()
+        self.function_node_names: Mapping[str, str] = {}
         self._read()
 
     def _read(self) -> None:
@@ -266,7 +271,7 @@ class Model:
     def sha256(self) -> str:
         """Hash of the bytes that were read; of the message, for a model in memory."""
         if self._sha256 is None:
-            self._sha256 = _hash_message(self.proto)
+            self._sha256 = hash_message(self.proto)
         return self._sha256
 
     @sha256.setter
@@ -279,6 +284,7 @@ class Model:
         model.__dict__.pop("_nodes_by_name", None)
         model.proto, model._sha256 = onnx.ModelProto(), EDITED
         model._arrays, model._initializer_types, model.cache = {}, {}, {}
+        model.inlined_functions, model.function_node_names = (), {}
         model.proto.CopyFrom(self.proto)
         model._read_initializers()
         nodes = model.nodes = [
@@ -294,7 +300,7 @@ class Model:
         return model
 
     def reindex(self) -> None:
-        """Index the message again after a large change: functions inlined, other opset or types."""
+        """Index the message again after a large change: other opset or types."""
         self._sha256, self._types, self._variant_of = EDITED, None, None
         self.__dict__.pop("_nodes_by_name", None)
         self._read()
@@ -736,7 +742,8 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
     ) else None
 
 
-def _hash_message(proto: onnx.ModelProto) -> str:
+def hash_message(proto: onnx.ModelProto) -> str:
+    """Return the hash of a message's bytes; empty if it is too large for a file."""
     try:
         parts = MessageParts(proto)
         if parts.size > limits.MODEL_MESSAGE:

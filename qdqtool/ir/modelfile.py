@@ -15,17 +15,13 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from qdqtool.errors import ModelError
 from qdqtool.ir import file_types
-from qdqtool.ir.graph import Model
+from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import MessageParts
+from qdqtool.proto.functions import check_functions, find_called_functions, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
-from qdqtool.proto.subgraphs import (
-    attribute_graphs,
-    check_functions,
-    require_utf8,
-    with_subgraph_nodes,
-)
+from qdqtool.proto.subgraphs import attribute_graphs, require_utf8, with_subgraph_nodes
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
@@ -225,11 +221,11 @@ def _check_name_lengths(model: Model) -> None:
 def _load(source: ModelSource) -> Model:
     if isinstance(source, onnx.ModelProto):
         _check(source, "model in memory")
-        return Model(source)
+        return _index(source)
     if is_graphsurgeon(source):
         return _load(from_graphsurgeon(source))
     if isinstance(source, bytes):
-        return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
+        return _index(_parse(source, "model in memory"), hashlib.sha256(source).hexdigest())
     path = Path(source)
     data = _read(path)
     base_dir = str(path.resolve().parent)
@@ -237,7 +233,20 @@ def _load(source: ModelSource) -> Model:
     proto = _parse(data, str(path))
     del data
     external.check(proto, base_dir, str(path))
-    return Model(proto, str(path), sha256, base_dir)
+    return _index(proto, sha256, str(path), base_dir)
+
+
+def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
+    """Return the model of a message, whose functions are inlined in a copy."""
+    if not source.functions:
+        return Model(source, path, sha256, base_dir)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(source)
+    functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
+    names = inline_functions(proto, path or "model in memory")
+    model = Model(proto, path, sha256 or hash_message(source), base_dir)
+    model.inlined_functions, model.function_node_names = functions, names
+    return model
 
 
 def _read(path: Path) -> bytes:

@@ -35,6 +35,7 @@ Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 # Metadata key of a model whose outliers were moved into weights: the tensors, one per line
 SMOOTHED = "qdqtool.smoothed"
+PREPROCESS = "qdqtool.preprocess"
 INTEGER_OPERATORS = (
     "QLinearConv",
     "QLinearMatMul",

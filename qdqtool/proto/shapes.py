@@ -83,13 +83,6 @@ def infer_types(proto: onnx.ModelProto) -> Types | None:
     Args:
         proto: Model, best without large weights. It is not changed.
     """
-    if proto.functions:
-        from onnx import inliner
-
-        try:
-            proto = inliner.inline_local_functions(proto)
-        except Exception:  # onnx's C++ raises various classes
-            return None
     for data_prop in (True, False):
         try:
             graph = infer_shapes(proto, data_prop=data_prop).graph

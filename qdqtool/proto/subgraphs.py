@@ -1,16 +1,14 @@
-"""Operations on NodeProtos: subgraphs, dependencies, and functions that a model defines."""
+"""Operations on NodeProtos: subgraphs and dependencies."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import onnx
 
 from qdqtool.errors import ModelError
-from qdqtool.util import limits
 
 _Node = TypeVar("_Node")
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
@@ -255,149 +253,3 @@ def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
     part.metadata_props.extend(proto.metadata_props)
     part.graph.name, part.graph.doc_string = proto.graph.name, proto.graph.doc_string
     part.graph.metadata_props.extend(proto.graph.metadata_props)
-
-
-# Functions of a model --------------------------------------------------------------------------
-
-_Key = tuple[str, str, str]  # domain, name and overload of a function
-
-
-@dataclass(frozen=True, slots=True)
-class _FunctionSize:
-    """Size of a function with all calls replaced by the nodes of the functions.
-
-    Attributes:
-        nodes: Number of nodes.
-        size: Bytes.
-        levels: Functions that call one another, including this one.
-    """
-
-    nodes: int
-    size: int
-    levels: int
-
-
-def check_functions(proto: onnx.ModelProto, path: str) -> None:
-    """Check the size of a model with each call of a function replaced by its nodes.
-
-    Thirty functions that each call the next one twice are a billion nodes. Shape inference and
-    inlining visit all of them, and copy the constants inside for each call.
-
-    Args:
-        proto: The model.
-        path: Name of the model in errors.
-
-    Raises:
-        ModelError: A function calls itself, or functions call one another through more levels than
-            :data:`qdqtool.util.limits.FUNCTION_LEVELS`, or there would be more nodes than
-            FUNCTION_CALLS, or more bytes of copies than FUNCTION_COPIES.
-    """
-    if not proto.functions:
-        return
-    sizes = _measure_functions(proto, path)
-    deepest = max(size.levels for size in sizes.values())
-    if deepest > limits.FUNCTION_LEVELS:
-        raise ModelError(
-            f"its own functions call one another through {deepest} levels; the limit is "
-            f"{limits.FUNCTION_LEVELS}; export the model without functions",
-            path,
-            code="nested-too-deeply",
-        )
-    keys = [_callee_key(node) for node in with_subgraph_nodes(proto.graph.node)]
-    called = [sizes[key] for key in keys if key in sizes]
-    _check_totals(called, sum(f.ByteSize() for f in _functions(proto).values()), path)
-
-
-def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
-    """Check the nodes and the copies of all called functions together.
-
-    Args:
-        called: Sizes of the functions that the graph calls, one for each call.
-        stored: Bytes of the functions in the file.
-        path: Name of the model in errors.
-    """
-    total = sum(size.nodes for size in called)
-    if total > limits.FUNCTION_CALLS:
-        about = total if total < 10**9 else "more than a billion"
-        raise ModelError(
-            f"its own functions stand for {about} nodes; the limit is "
-            f"{limits.FUNCTION_CALLS}; export the model without functions",
-            path,
-            code="too-many-nodes",
-        )
-    copies = sum(size.size for size in called) - stored
-    if copies > limits.FUNCTION_COPIES:
-        raise ModelError(
-            "the contents of its functions would be copied for each call, which takes "
-            f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; "
-            "export the model without functions",
-            path,
-            code="too-many-copies",
-        )
-
-
-def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _FunctionSize]:
-    from graphlib import CycleError, TopologicalSorter
-
-    functions = _functions(proto)
-    calls = function_calls(proto)
-    sizes: dict[_Key, _FunctionSize] = {}
-    try:
-        for key in TopologicalSorter(calls).static_order():
-            called = [sizes[callee] for callee in calls[key]]
-            own_nodes = sum(1 for _ in with_subgraph_nodes(functions[key].node))
-            sizes[key] = _FunctionSize(
-                nodes=own_nodes + sum(size.nodes for size in called),
-                size=functions[key].ByteSize() + sum(size.size for size in called),
-                levels=1 + max((size.levels for size in called), default=0),
-            )
-    except CycleError as error:
-        name = next(key[1] for key in functions if key in error.args[1])
-        raise ModelError(
-            f"the model's own function '{name}' calls itself; the file is damaged",
-            path,
-            code="recursive-function",
-            node=name,
-        ) from None
-    return sizes
-
-
-def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
-    """Return the functions that each of a model's functions calls, including from subgraphs.
-
-    Functions and calls are in the order of the file.
-    """
-    functions = _functions(proto)
-    calls: dict[_Key, list[_Key]] = {}
-    for key, function in functions.items():
-        keys = [_callee_key(node) for node in with_subgraph_nodes(function.node)]
-        calls[key] = [callee for callee in keys if callee in functions]
-    return calls
-
-
-def find_called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
-    """Return the functions that a model's graph calls, in the order of the file.
-
-    Calls from subgraphs and from other functions count.
-    """
-    functions = _functions(proto)
-    called: set[_Key] = set()
-    stack = [proto.graph.node]
-    while stack:
-        keys = {_callee_key(node) for node in with_subgraph_nodes(stack.pop())}
-        for key in keys.intersection(functions) - called:
-            called.add(key)
-            stack.append(functions[key].node)
-    return [function for key, function in functions.items() if key in called]
-
-
-def _functions(proto: onnx.ModelProto) -> dict[_Key, onnx.FunctionProto]:
-    return {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
-
-
-def _key(domain: str, name: str, overload: str) -> _Key:
-    return "" if domain == "ai.onnx" else domain, name, overload
-
-
-def _callee_key(node: onnx.NodeProto) -> _Key:
-    return _key(node.domain, node.op_type, getattr(node, "overload", ""))

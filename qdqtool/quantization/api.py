@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
@@ -33,6 +34,7 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import Placement, place
+from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
@@ -46,6 +48,7 @@ from qdqtool.insertion.scales import (
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
+from qdqtool.patterns.network_kind import warn_default_preprocess
 from qdqtool.patterns.view import View
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -55,7 +58,7 @@ from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration import Statistics
-    from calibration.options import Preprocess
+    from calibration.options import ImageFunction, Preprocess
 
 # INT8 and FP16 together are reported if they change the outputs that much, and so many times more
 # than INT8 alone.
@@ -71,7 +74,7 @@ def insert(
     method_for: Sequence[tuple[str, str]] = (),
     percentile: float = 99.99,
     max_images: int = 512,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     calib_cache: str | os.PathLike[str] | None = None,
     overwrite_cache: bool = False,
@@ -107,7 +110,10 @@ def insert(
             tensors.
         percentile: For the method ``percentile``, in percent of the absolute values.
         max_images: Maximum number of samples, spread evenly over the data.
-        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
+            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
+            (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         calib_cache: File that keeps the statistics, so that another run needs no inference.
@@ -215,7 +221,6 @@ class _Inserter:
         if self._format == FP8:
             target = rules.choose_fp8_target(target)
         check_input_type(options.network.input_type, target, self._format)
-        self._options = options
         self._target = target
         # With a table, nothing can be run.
         self._data = data if options.calib_table is None else None
@@ -227,6 +232,8 @@ class _Inserter:
             number_format=self._format,
         )
         self._model = self._network.model
+        images, self._origin = resolve_images(self._model, options.images)
+        self._options = replace(options, images=images)
         self._statistics: Statistics | None = None
         self._maxima: dict[str, float] = {}  # largest magnitudes of tensors in the calibration
         self.result = Insertion(
@@ -294,6 +301,7 @@ class _Inserter:
             cluster=options.cluster,
             progress=options.progress,
         )
+        self._record_preprocess()
         if options.network.input_type == "uint8":
             for name in self._model.inputs:
                 if name in statistics and statistics[name].count:
@@ -308,11 +316,28 @@ class _Inserter:
         self._maxima = {tensor: entry.absmax for tensor, entry in statistics.items()}
         return scales
 
+    def _record_preprocess(self) -> None:
+        """Report the preprocessing of images, and record it in the model's metadata."""
+        used = self.result.calibration["preprocess"]
+        if used is None:
+            return
+        used["origin"] = self._origin
+        record_preprocess(self._model.proto, used)
+        self.result.warnings.extend(warn_default_preprocess(self._network.loaded, self._origin))
+
     @property
     def _preprocess(self) -> Preprocess:
-        from calibration import Preprocess
+        from calibration.options import Preprocess
 
-        return self._options.images.preprocess or Preprocess()
+        preprocess = self._options.images.preprocess
+        if not isinstance(preprocess, Preprocess):
+            raise QdqtoolError(
+                f"`input_type={self._options.network.input_type!r}`: needs a Preprocess or its "
+                "name; a function of the caller is not known",
+                code="option-conflict",
+                parameter="input_type",
+            )
+        return preprocess
 
     def insert_pairs(self, placement: Placement, scales: Sequence[GroupScale]) -> None:
         groups = self.result.groups

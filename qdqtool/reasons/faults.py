@@ -715,6 +715,21 @@ class IntegerOperator(Refusal):
         return f"{self.node} is a {self.op}: TensorRT cannot import it."
 
 
+class LocalFunctions(Refusal):
+    """Functions of the model that the parser does not inline."""
+
+    rules = (fixable("FUNC-LOCAL"),)
+
+    functions: tuple[str, ...]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        count = format_count(len(self.functions), "function")
+        return (
+            f"the model defines {count} of its own ({list_names(self.functions)}), which the "
+            "parser does not know. The prediction holds for the model with the functions inlined."
+        )
+
+
 class UnknownOperator(Refusal):
     """A plugin or unknown operator; ``more`` other nodes have it too."""
 

@@ -103,7 +103,7 @@ class Importer:
 
     def _unique_name(self, node: Node) -> str:
         """Return the parser's name for the layer of a node."""
-        name = node.proto.name
+        name = self.model.function_node_names.get(node.name) or node.proto.name
         if name == node.name:
             name = node.name  # share one string: a protobuf message makes a new one at each access
         name = name or (f"node_of_{node.output}" if node.output else node.name)

@@ -38,6 +38,7 @@ from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from qdqtool.trt.passes.quantize_single_input_nodes import QuantizeSingleInputNodes
+from qdqtool.trt.passes.quantized_relu_fusion import QuantizedReluFusion
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
 from qdqtool.trt.passes.requantize_fusion import RequantizeFusion
 from qdqtool.trt.passes.scale_activation_fusion import ScaleActivationFusion
@@ -94,6 +95,7 @@ QUANTIZATION = (
     QuantizeSingleInputNodes,
     ConstWeightsFusion,
     PadConvFusion,
+    QuantizedReluFusion,
     ConvEltwiseSumFusion,
     ConvActPoolFusion,
 )

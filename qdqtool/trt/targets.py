@@ -68,6 +68,8 @@ class Target:
             in issue 1694, per input channel in the kernels and no support per output channel in
             issue 2380; issue 1519 does not build with axis 1 on 8.0.1, issue 1699 computes
             wrongly), and newer toolkits write axis 1 with no available build that shows it.
+        fuses_quantized_relu: A Relu with Q/DQ before and after it is fused into the INT8 layer
+            before it.
         copies_dq: A DQ with several consumers is copied for each operator that it can pass.
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q
             and DQ around.
@@ -100,6 +102,7 @@ class Target:
     uint8_inputs: bool = True
     deconvolution_seen: bool = False
     transposed_per_channel: bool = False
+    fuses_quantized_relu: bool = False
     copies_dq: bool = False
     products_in_myelin: bool = False
     regions: bool = False
@@ -116,6 +119,16 @@ class Target:
     def major_version(self) -> int:
         """Major version of TensorRT."""
         return self.version[0]
+
+    @property
+    def has_local_functions(self) -> bool:
+        """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
+    def _parser_version(self) -> tuple[int, ...]:
+        """The version that a user named, whose parser may be newer than the rules."""
+        return version_numbers(self.requested_version) or self.version
 
     @property
     def display_name(self) -> str:
@@ -211,6 +224,7 @@ _TRT10 = Target(
     blocked_scales=True,
     layer_normalization=True,
     int8_weights=True,
+    fuses_quantized_relu=True,
     products_in_myelin=True,
     regions=True,
 )

@@ -15,7 +15,8 @@ from google.protobuf.message import EncodeError
 
 from calibration.cluster.connection import Cluster, check_cluster
 from calibration.dataset import Dataset
-from calibration.options import Preprocess
+from calibration.options import ImageFunction, Preprocess
+from calibration.presets import describe_use, name_preprocess
 from qdqtool import prediction
 from qdqtool.accuracy.metrics import MetricFunction, find_compared_tensors, metric_for
 from qdqtool.errors import ModelError, QdqtoolError
@@ -31,12 +32,14 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_fp8_target, choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load_full
+from qdqtool.patterns.network_kind import warn_default_preprocess
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
@@ -90,7 +93,7 @@ def tune(
     method_for: Sequence[tuple[str, str]] = (),
     percentile: float = 99.99,
     max_images: int = 512,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | str | ImageFunction | None = None,
     size: tuple[int, int] | None = None,
     head: str = "box",
     residual: str = "auto",
@@ -142,7 +145,10 @@ def tune(
             tensors.
         percentile: For the method ``percentile``, in percent of the absolute values.
         max_images: Maximum number of samples, spread evenly over the data.
-        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
+            ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
+            of Pillow to the input. Default: that of the model's metadata, else ``yolo``
+            (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         head: Outputs of a detection head that remain float, as for :func:`qdqtool.insert`.
@@ -241,11 +247,12 @@ class _TuningRun:
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
         rules, placement = choose_rules(self.model, placing, self.target)
         self.metric = metric_for(self.model, options.goal.metric, timeout)
+        self.images, self.origin = resolve_images(self.model, options.images)
         self.sets = open_sets(
             self.model,
             data,
             options.goal.evaluation,
-            options.images,
+            self.images,
             max_images=options.ranges.max_images,
             chosen_on=options.search.chosen_on,
             judged_on=options.search.judged_on,
@@ -290,7 +297,7 @@ class _TuningRun:
             "include": placing.include,
             "exclude_op": placing.exclude_op,
             "size": self.options.images.size,
-            "preprocess": self.options.images.preprocess,
+            "preprocess": name_preprocess(self.images.preprocess),
             "smooth": self.options.network.smooth,
         }
         if not is_int8:  # a file of INT8 measurements from before FP8 remains usable
@@ -331,6 +338,7 @@ class _TuningRun:
         planner.statistics, self.ranges_report = self._collect(data, progress)
         self.searched_images = self.ranges_report["images"]
         self.ranges_seconds = (time.monotonic() - started) / len(data) * len(self.sets.complete)
+        self._report_preprocess()
         self.notes += [*planner.plan(Configuration()).placement.notes, *notes]
         if planner.fp16:
             planner.fp32_tensors = self._find_wide_tensors(planner)
@@ -338,6 +346,15 @@ class _TuningRun:
             self.notes.extend(
                 describe_fp16(self.model, self.target, planner.fp32_tensors, by_default)
             )
+
+    def _report_preprocess(self) -> None:
+        """Report the preprocessing of images, and record it in the model's metadata."""
+        used = self.ranges_report["preprocess"]
+        if used is None:
+            return
+        self.notes.append(describe_use(used))
+        self.warnings.extend(warn_default_preprocess(self.model, self.origin))
+        record_preprocess(self.model.proto, used)
 
     def _collect(
         self, data: Dataset, progress: bool
@@ -350,6 +367,8 @@ class _TuningRun:
             cluster=self.cluster,
             progress=progress,
         )
+        if report["preprocess"] is not None:
+            report["preprocess"]["origin"] = self.origin
         return statistics.tensors, report
 
     def _count_range_samples(self) -> int:
@@ -453,13 +472,16 @@ class _TuningRun:
                 "float": search.float_value(self.sets.judged_on),
             },
             cost=summary.describe_cost(gpu),
-            images=summary.describe_images(
-                self.sets,
-                self.data,
-                self.options.goal.evaluation,
-                calibrated=self.ranges_report["images"],
-                searched=self.searched_images,
-            ),
+            images={
+                **summary.describe_images(
+                    self.sets,
+                    self.data,
+                    self.options.goal.evaluation,
+                    calibrated=self.ranges_report["images"],
+                    searched=self.searched_images,
+                ),
+                "preprocess": self.ranges_report["preprocess"],
+            },
             effort=summary.describe_effort(
                 search, time.monotonic() - started, time.process_time() - cpu_started
             ),

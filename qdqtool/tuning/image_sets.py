@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from calibration.arrays import open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
-from calibration.options import Preprocess
-from calibration.session import input_specs, metadata_size
+from calibration.options import YOLO_PREPROCESS
+from calibration.session import choose_size, input_specs
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.ir.graph import Model
@@ -123,9 +123,9 @@ def _open_dataset(
     dataset = open_data(
         data,
         input_specs(model),
-        images.preprocess or Preprocess(),
+        images.preprocess or YOLO_PREPROCESS,
         max_images,
-        images.size or metadata_size(model),
+        choose_size(model, images.size),
     )
     if dataset.indices is None:
         raise DataError(

@@ -133,7 +133,9 @@ def test_preprocess_accepts_values_at_its_limits(arguments: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("arguments", "values"),
     [
-        ({"resize": "crop"}, ["'crop'", "letterbox", "stretch"]),
+        ({"resize": "cut"}, ["'cut'", "letterbox", "stretch", "crop"]),
+        ({"interpolation": "nearest"}, ["'nearest'", "bilinear"]),
+        ({"crop": 0}, ["crop", "0;"]),
         ({"mean": (1, 2)}, ["mean", "three"]),
         ({"mean": (1, 2, 3, 4)}, ["mean", "three"]),
         ({"std": (1, 2)}, ["std", "three"]),

@@ -226,6 +226,11 @@ def test_errors_of_nothing_are_zero() -> None:
         squared_error(TensorStatistics(64), 0.0)
 
 
+def test_focused_error_needs_a_power_of_at_least_one() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        focused_error(TensorStatistics(64), np.array([1.0]), power=0.5)
+
+
 @each_sample
 def test_clipped_fraction_is_the_share_of_larger_values(name: str) -> None:
     values = SAMPLES[name]

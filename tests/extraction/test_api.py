@@ -342,45 +342,6 @@ def test_extract_several_findings() -> None:
     assert result.nodes[0] < len(model.graph.node)
 
 
-def function(name: str, *calls: str) -> onnx.FunctionProto:
-    nodes = [helper.make_node("Neg", ["x"], ["0"])]
-    nodes += [
-        helper.make_node(call, [str(i)], [str(i + 1)], domain="own") for i, call in enumerate(calls)
-    ]
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    return helper.make_function("own", name, ["x"], [str(len(calls))], nodes, opsets)
-
-
-@pytest.mark.parametrize("in_subgraph", [False, True], ids=["main-graph", "subgraph"])
-def test_extract_keeps_only_functions_that_are_called(in_subgraph: bool) -> None:
-    model = residual()
-    end = output_of(model)
-    call = helper.make_node("Outer", [end], ["done"], "outer", domain="own")
-    if in_subgraph:
-        branches = [
-            helper.make_graph(
-                [helper.make_node("Outer", [end], [f"in{i}"], domain="own")],
-                f"g{i}",
-                [],
-                [helper.make_tensor_value_info(f"in{i}", onnx.TensorProto.FLOAT, None)],
-            )
-            for i in range(2)
-        ]
-        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "which"))
-        call = helper.make_node(
-            "If", ["which"], ["done"], "outer", then_branch=branches[0], else_branch=branches[1]
-        )
-        model.opset_import.append(helper.make_opsetid("own", 1))
-    append_node(model, call)
-    model.functions.extend(
-        [function("Unused"), function("Outer", "Inner", "Inner"), function("Inner")]
-    )
-    part = qdqtool.extract(model, node="outer", hops=1).proto
-    assert [f.name for f in part.functions] == ["Outer", "Inner"]
-    onnx.checker.check_model(part, full_check=True)
-    assert not qdqtool.extract(model, node="b1.c0", hops=1).proto.functions
-
-
 @pytest.fixture
 def sketches(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Return the node names of each part that trimming predicts."""
@@ -724,7 +685,7 @@ def test_private_slopes_with_one_value_per_channel_differ() -> None:
     assert np.isin(slopes, values).sum() <= 2
 
 
-def test_private_functions_are_renamed() -> None:
+def test_private_functions_are_inlined() -> None:
     model = with_head("AcmeBlock", "acme.fn")
     table = np.linspace(1, 9, 32, dtype=np.float32)
     constant = numpy_helper.from_array(table, "AcmeTable")
@@ -738,10 +699,9 @@ def test_private_functions_are_renamed() -> None:
         helper.make_function("acme.fn", "AcmeBlock", ["AcmeX"], ["AcmeY"], nodes, opsets)
     )
     proto = extract_head(model)
-    (function,), call = proto.functions, proto.graph.node[-1]
-    assert b"cme" not in proto.SerializeToString()
-    assert (function.domain, function.name) == (call.domain, call.op_type)
-    new = numpy_helper.to_array(function.node[1].attribute[0].t)
+    assert b"cme" not in proto.SerializeToString() and not proto.functions
+    (constant,) = (n for n in proto.graph.node if n.op_type == "Constant")
+    new = numpy_helper.to_array(constant.attribute[0].t)
     assert np.isin(new, table).sum() <= 2
 
 

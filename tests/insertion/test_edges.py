@@ -119,13 +119,6 @@ OLD = """
     <ir_version: 8, opset_import: ["": 11]>
     net (float[1, 16, 8, 8] x) => (float[1, 16, 16, 16] up)
     { up = Upsample <scales = [1.0, 1.0, 2.0, 2.0]> (x) }"""
-RECURSIVE = """
-    <ir_version: 8, opset_import: ["": 17, "own": 1]>
-    net (float[1] x) => (float[1] z)
-    { z = own.Again (x) }
-    <domain: "own", opset_import: ["": 17, "own": 1]>
-    Again (a) => (b)
-    { b = own.Again (a) }"""
 
 
 @pytest.mark.parametrize(("path", "label"), [("net.onnx", "net.onnx"), ("", "model")])
@@ -133,7 +126,6 @@ RECURSIVE = """
     ("text", "code", "reason"),
     [
         (OLD, "opset-too-old", "opset 11 cannot be raised to 13"),
-        (RECURSIVE, "functions-not-inlined", "functions cannot be inlined"),
     ],
 )
 def test_prepare_errors_name_file(text: str, code: str, reason: str, path: str, label: str) -> None:

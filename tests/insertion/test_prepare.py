@@ -550,22 +550,6 @@ def test_duplicate_node_names_are_replaced() -> None:
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
-def test_functions_are_inlined() -> None:
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 17, "mine": 1]>
-        net (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] z)
-        { y = mine.Block (x, w)
-          z = Relu (y) }
-        <domain: "mine", opset_import: ["": 17]>
-        Block (a, k) => (b)
-        { b = Conv (a, k) }""")
-    weights = np.random.default_rng(0).normal(0, 1, (16, 16, 1, 1)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
-    after, notes = prepare_and_compare(model)
-    assert notes == [note("inlined")]
-    assert [n.op_type for n in after.graph.node] == ["Conv", "Relu"]
-
-
 @pytest.mark.parametrize(
     ("domain", "inputs", "op"),
     [

@@ -282,15 +282,6 @@ def test_infer_types_takes_little_memory(name: str, tmp_path: Any) -> None:
 # Types -------------------------------------------------------------------------------------------
 
 
-def test_infer_types_inlines_functions() -> None:
-    body = [helper.make_node("Flatten", ["a"], ["b"], axis=1)]
-    function = helper.make_function("own", "F", ["a"], ["b"], body, [helper.make_opsetid("", 18)])
-    call = helper.make_node("F", ["x"], ["y"], domain="own")
-    types = infer_types(build([call], [value("x", IMAGE)], functions=(function,)))
-    assert types is not None
-    assert [d.dim_value for d in types["y"].tensor_type.shape.dim] == [1, 128]
-
-
 def test_infer_types_follows_computed_shapes() -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),

@@ -19,6 +19,7 @@ from qdqtool.buildlog.types import (
     ParseSection,
 )
 from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
@@ -28,6 +29,7 @@ from qdqtool.verification.kernels import product_rank
 from qdqtool.verification.layer_mapping import (
     NodeMapper,
     count_named_convolutions,
+    find_name_conflicts,
     is_auxiliary,
     trt_name,
 )
@@ -107,6 +109,29 @@ RELU = next(n for n in MODEL.nodes if n.op == "Relu")
 )
 def test_mapper_find_node(name: str, node: object) -> None:
     assert NodeMapper(MODEL, []).find_node(name) is node
+
+
+@pytest.mark.parametrize(
+    ("name", "maps", "kernel", "conflict"),
+    [
+        ("c.weight + c.w.Q + c", 8, [3, 3], None),
+        ("c.weight + c.w.Q + c", 16, [3, 3], ("8x3x3", "16x3x3")),
+        ("c.weight + c.w.Q + c", 8, [1, 1], ("8x3x3", "8x1x1")),
+        ("d.weight + d.w.Q + c", 8, [3, 3], ("c.weight", "d.weight")),
+        ("c", 8, [3, 3], None),
+    ],
+)
+def test_name_conflicts_of_a_convolution(
+    name: str, maps: int, kernel: list[int], conflict: tuple[str, str] | None, g: Graph
+) -> None:
+    """The layer states the filters and the kernel, and its name contains the weights."""
+    first = g.conv(g.input(1, 4, 16, 16), "c", 8, 3)
+    model = Model(g.model(g.conv(first, "d", 8, 3)))
+    build = Build()
+    extras = {"OutMaps": maps, "Kernel": kernel}
+    build.layers = [BuiltLayer(name=name, type="CaskConvolution", extras=extras)]
+    conflicts = find_name_conflicts(View(model), build, NodeMapper(model, build.layers))
+    assert conflicts == ([] if conflict is None else [("c", *conflict)])
 
 
 @pytest.mark.parametrize("name", ["a.b", "a_b"])

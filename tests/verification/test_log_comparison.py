@@ -165,6 +165,7 @@ def test_qdq_pass_names() -> None:
         "MyelinOptimization",
         "MyelinRegions",
         "PadConvFusion",
+        "QuantizedReluFusion",
         "RequantizeFusion",
         "ScaleScaleFusion",
         "ShuffleErasure",

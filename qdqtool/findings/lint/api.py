@@ -30,6 +30,7 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
         convolutions: Simulated outcomes, with the nodes fused into each convolution.
     """
     report.ignored_codes = CODES if target_named(report.target).is_rtx else frozenset()
+    operators.check_functions(view, report)
     operators.run(view, report)
     quantizers.run(view, report)
     weights.run(view, report)

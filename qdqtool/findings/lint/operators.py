@@ -52,6 +52,13 @@ def run(view: View, report: FindingReport) -> None:
         _check_any_quantizer(view, report)
 
 
+def check_functions(view: View, report: FindingReport) -> None:
+    """Add a finding if the model has functions that the parser of the target does not inline."""
+    functions = view.model.inlined_functions
+    if functions and not report.tensorrt.has_local_functions:
+        report.add(faults.LocalFunctions(CHECK, "", functions))
+
+
 def _check_any_quantizer(view: View, report: FindingReport) -> None:
     if not qdq.is_quantized(view.model):
         floats = [n for n in view.nodes_with_weights if view.weights(n).folded]

@@ -1,10 +1,21 @@
 """PointWiseFusion."""
 
 import math
+from collections.abc import Sequence
 
 from qdqtool.ir.operators import GATES
 from qdqtool.reasons.simulation import InsideActivation
-from qdqtool.trt.layers import SILU, Layer, Tensor, constant_before, dq_before, is_relu, node_name
+from qdqtool.trt.layers import (
+    SILU,
+    Layer,
+    Tensor,
+    can_absorb,
+    constant_before,
+    dq_before,
+    is_relu,
+    node_name,
+    q_after,
+)
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     MAX_JOINED,
@@ -93,6 +104,8 @@ class PointWiseFusion(Pass):
         gates = [layer for layer in consumers if layer.kind == LayerKind.ACTIVATION]
         products = [layer for layer in consumers if layer.kind != LayerKind.ACTIVATION]
         if not gates or not all(_multiplies_by(layer, gates) for layer in products):
+            return
+        if self.target.fuses_quantized_relu and _is_quantized_relu(consumers):
             return
         self.refuse(
             InsideActivation(
@@ -259,6 +272,11 @@ def _constant_number(tensor: Tensor) -> Layer | None:
     if layer is None or layer.kind != LayerKind.CONSTANT or layer.dims is None:
         return None
     return layer if math.prod(layer.dims) == 1 else None
+
+
+def _is_quantized_relu(consumers: Sequence[Layer]) -> bool:
+    """Return whether the single consumer is a Relu that a Q follows."""
+    return len(consumers) == 1 and is_relu(consumers[0]) and can_absorb(q_after(consumers[0].out))
 
 
 def _quantized_convolution(tensor: Tensor) -> Layer | None:

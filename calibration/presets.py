@@ -1,0 +1,248 @@
+"""Preprocessing by name, and the preprocessing that a model's metadata ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from calibration.options import YOLO_PREPROCESS, ImageFunction, Preprocess
+from qdqtool.errors import DataError
+from qdqtool.ir.qdq import PREPROCESS
+from qdqtool.util.notes import Note
+from qdqtool.util.text import brief_repr
+
+DEFAULT = "yolo"
+
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class PreprocessPreset:
+    """A preprocessing with a name.
+
+    Attributes:
+        preprocess: The preprocessing.
+        networks: Networks that use it.
+        source: Code or page that states it.
+    """
+
+    preprocess: Preprocess
+    networks: str
+    source: str
+
+
+PRESETS: Mapping[str, PreprocessPreset] = {
+    DEFAULT: PreprocessPreset(
+        YOLO_PREPROCESS,
+        "YOLOv5 to YOLO26: detection, segmentation, pose, OBB",
+        "ultralytics 8.4, LetterBox with auto=False and BasePredictor.preprocess",
+    ),
+    "ultralytics-classify": PreprocessPreset(
+        Preprocess("crop", interpolation="bilinear"),
+        "Ultralytics models with task=classify; no mean and std",
+        "ultralytics 8.4, classify_transforms (DEFAULT_MEAN 0, DEFAULT_STD 1)",
+    ),
+    "ultralytics-rtdetr": PreprocessPreset(
+        Preprocess("stretch"),
+        "RT-DETR of Ultralytics",
+        "ultralytics 8.4, RTDETRPredictor.pre_transform (LetterBox with scale_fill=True)",
+    ),
+    "yolox": PreprocessPreset(
+        Preprocess("corner", bgr=True, scale=1.0),
+        "YOLOX: pixels from 0 to 255",
+        "YOLOX 0.3, yolox/data/data_augment.py preproc",
+    ),
+    "imagenet": PreprocessPreset(
+        Preprocess(
+            "crop",
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            interpolation="bilinear",
+            crop=0.875,
+        ),
+        "torchvision's classifiers: 224 of 256 pixels",
+        "torchvision, transforms of the IMAGENET1K_V1 weights",
+    ),
+    "imagenet-stretch": PreprocessPreset(
+        Preprocess("stretch", mean=_IMAGENET_MEAN, std=_IMAGENET_STD, interpolation="bilinear"),
+        "segmentation and depth networks, detectors with ImageNet backbones at a fixed size",
+        "torchvision, transforms of the segmentation weights, at the size of the network",
+    ),
+    "inception": PreprocessPreset(
+        Preprocess("crop", mean=_HALF, std=_HALF, interpolation="bicubic", crop=0.875),
+        "timm's Inception networks: -1 to 1",
+        "timm 1.0, IMAGENET_INCEPTION_MEAN and _STD, crop_pct 0.875",
+    ),
+    "vit": PreprocessPreset(
+        Preprocess("crop", mean=_HALF, std=_HALF, interpolation="bicubic", crop=0.9),
+        "timm's ViT (augreg): -1 to 1",
+        "timm 1.0, vision_transformer._cfg: crop_pct 0.9, mean and std 0.5, bicubic",
+    ),
+    "clip": PreprocessPreset(
+        Preprocess(
+            "crop",
+            mean=(0.48145466, 0.4578275, 0.40821073),
+            std=(0.26862954, 0.26130258, 0.27577711),
+            interpolation="bicubic",
+        ),
+        "image encoders of CLIP",
+        "openai/CLIP, clip.py _transform",
+    ),
+    "caffe": PreprocessPreset(
+        Preprocess(
+            "crop",
+            bgr=True,
+            scale=1.0,
+            mean=(103.939, 116.779, 123.68),
+            interpolation="bilinear",
+            crop=0.875,
+        ),
+        "VGG and ResNet of Caffe, Keras' mode 'caffe': BGR minus the mean",
+        "keras, imagenet_utils.preprocess_input mode='caffe'",
+    ),
+    "detr": PreprocessPreset(
+        Preprocess("stretch", mean=_IMAGENET_MEAN, std=_IMAGENET_STD, interpolation="bilinear"),
+        "DETR, Deformable DETR, DINO and RF-DETR at a fixed size",
+        "rf-detr, predict(); facebookresearch/detr, make_coco_transforms (there by shorter side)",
+    ),
+    "rtdetr": PreprocessPreset(
+        Preprocess("stretch", interpolation="bilinear"),
+        "RT-DETR, RT-DETRv2 and D-FINE of their authors: 0 to 1",
+        "lyuwenyu/RT-DETR, references/deploy; Peterande/D-FINE, tools/inference/torch_inf.py",
+    ),
+    "none": PreprocessPreset(
+        Preprocess("stretch", scale=1.0),
+        "networks that contain their normalization: pixels from 0 to 255",
+        "",
+    ),
+}
+ALIASES: Mapping[str, str] = {
+    "identity": "none",
+    "torchvision": "imagenet",
+    "timm": "inception",
+    "ultralytics": DEFAULT,
+    "rf-detr": "detr",
+    "d-fine": "rtdetr",
+}
+_TASKS = {"classify": "ultralytics-classify"}
+
+
+@dataclass(frozen=True)
+class PreprocessChoice:
+    """The preprocessing of a run, and who chose it.
+
+    Attributes:
+        preprocess: The preprocessing or a function of the user.
+        origin: ``option``, ``model`` (recorded by qdqtool), ``metadata`` (of Ultralytics),
+            ``default``, or ``function``: the default, although the model was calibrated with a
+            function.
+    """
+
+    preprocess: Preprocess | ImageFunction
+    origin: str
+
+
+def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | ImageFunction:
+    """Return the preprocessing of a name; others are returned as they are.
+
+    Raises:
+        DataError: No preset has the name, or the value is neither a preprocessing nor a function.
+    """
+    if isinstance(value, str):
+        preset = PRESETS.get(ALIASES.get(value, value))
+        if preset is None:
+            raise DataError(
+                f"`preprocess` {brief_repr(value)}: is not known; use one of {', '.join(PRESETS)}",
+                code="unknown-choice",
+                parameter="preprocess",
+            )
+        return preset.preprocess
+    if isinstance(value, Preprocess) or callable(value):
+        return value
+    raise DataError(
+        f"`preprocess`: {type(value).__name__} is neither a name, a Preprocess nor a function",
+        code="wrong-type",
+        parameter="preprocess",
+    )
+
+
+def choose_preprocess(
+    metadata: Mapping[str, str], value: Preprocess | str | ImageFunction | None
+) -> PreprocessChoice:
+    """Return the user's preprocessing, else that of a model's metadata, else YOLO's."""
+    if value is not None:
+        return PreprocessChoice(find_preprocess(value), "option")
+    recorded = _read_recorded(metadata.get(PREPROCESS, ""))
+    if recorded is not None:
+        return recorded
+    stated = _read_ultralytics(metadata)
+    if stated is not None:
+        return PreprocessChoice(stated, "metadata")
+    return PreprocessChoice(YOLO_PREPROCESS, "default")
+
+
+def _read_recorded(text: str) -> PreprocessChoice | None:
+    """Return the preprocessing that qdqtool recorded, None if the text holds none."""
+    names = {f.name for f in fields(Preprocess)}
+    try:
+        values = json.loads(text)
+        settings = {k: v for k, v in values.items() if k in names}
+        if not settings:
+            return PreprocessChoice(YOLO_PREPROCESS, "function")
+        origin = "default" if values.get("origin") == "default" else "model"
+        return PreprocessChoice(Preprocess(**settings), origin)
+    except (ValueError, TypeError, AttributeError, RecursionError, DataError):
+        return None
+
+
+def _read_ultralytics(metadata: Mapping[str, str]) -> Preprocess | None:
+    if "task" not in metadata:
+        return None
+    is_rtdetr = metadata.get("head") == "RTDETRDecoder" or "RT-DETR" in metadata.get(
+        "description", ""
+    )
+    name = "ultralytics-rtdetr" if is_rtdetr else _TASKS.get(metadata["task"], DEFAULT)
+    return PRESETS[name].preprocess
+
+
+def name_preprocess(preprocess: object) -> str:
+    """Return the name of the preset with this preprocessing, else ``custom`` or the function's."""
+    if not isinstance(preprocess, Preprocess):
+        kind = type(preprocess)
+        return str(getattr(preprocess, "__name__", None) or kind.__name__)
+    for name, preset in PRESETS.items():
+        if preset.preprocess == preprocess:
+            return name
+    return "custom"
+
+
+def without_normalization(preprocess: Preprocess) -> Preprocess:
+    """Return the preprocessing for a network with integer inputs, which normalizes pixels itself.
+
+    Values from 0 to 1, less a mean, would be rounded to a handful of integers.
+    """
+    if preprocess.scale != YOLO_PREPROCESS.scale:
+        return preprocess
+    plain = YOLO_PREPROCESS
+    return replace(preprocess, scale=1.0, mean=plain.mean, std=plain.std)
+
+
+_ORIGINS = {
+    "option": "",
+    "model": ", recorded in the model",
+    "metadata": ", by the model's metadata",
+    "default": ", the default",
+    "function": ", the default",
+}
+
+
+def describe_use(used: Mapping[str, Any]) -> Note:
+    """Return a sentence about the preprocessing of a run, from its JSON."""
+    height, width = used["size"]
+    origin = _ORIGINS.get(used.get("origin", "option"), "")
+    text = f"images prepared as {used['name']} ({used['text']}, {height}x{width}){origin}"
+    return Note(text, code="preprocess", name=used["name"], origin=used.get("origin"))

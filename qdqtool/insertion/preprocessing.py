@@ -1,0 +1,37 @@
+"""The preprocessing of images: chosen once for a run, and recorded in the model."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from qdqtool.insertion.options import ImageOptions
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import PREPROCESS
+from qdqtool.types import Json
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def resolve_images(model: Model, images: ImageOptions) -> tuple[ImageOptions, str]:
+    """Return options with a preprocessing and a size, and who chose the preprocessing.
+
+    See :class:`calibration.presets.PreprocessChoice`.
+
+    Raises:
+        DataError: The preprocessing is not known, or the size does not fit the model.
+    """
+    from calibration.presets import choose_preprocess
+    from calibration.session import choose_size
+
+    choice = choose_preprocess(model.metadata, images.preprocess)
+    return ImageOptions(choice.preprocess, choose_size(model, images.size)), choice.origin
+
+
+def record_preprocess(proto: onnx.ModelProto, used: Json) -> None:
+    """Write the preprocessing into a model's metadata, so that later runs use it."""
+    kept = [entry for entry in proto.metadata_props if entry.key != PREPROCESS]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    proto.metadata_props.add(key=PREPROCESS, value=json.dumps(used))

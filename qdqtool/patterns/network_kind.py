@@ -1,0 +1,89 @@
+"""Signs that a network is no detector of YOLO's kind, which takes other inputs than YOLO."""
+
+from __future__ import annotations
+
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_dfl
+from qdqtool.patterns.layernorm import find_decomposed_layer_norms
+from qdqtool.util.notes import Note
+
+_NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
+_MIN_NORMS = 2  # one normalization may be part of any head
+_SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
+_DENSE_STRIDE = 4  # heads of detectors have strides of 8 and more
+_ULTRALYTICS = ("names", "stride", "imgsz")  # in the metadata of its exports, next to `task`
+_MAPS = 4  # rank of images and feature maps
+
+
+def describe_other_kind(model: Model) -> str | None:
+    """Return why a network is probably no detector of YOLO's kind, None if it may be one."""
+    task = model.metadata.get("task", "")
+    if task == "classify":
+        return "the model's metadata say task=classify"
+    if "task" in model.metadata or find_dfl(model):
+        return None
+    ops = {node.op for node in model.nodes}
+    if not ops.isdisjoint(_SUPPRESSION):
+        return None
+    first = f"the network's output '{model.outputs[0]}'" if model.outputs else ""
+    shapes = [model.shape(name) for name in model.outputs]
+    if any(shape is None for shape in shapes):
+        return _describe_transformer(model)
+    known = [shape for shape in shapes if shape is not None]
+    if known and all(_has_no_positions(shape) for shape in known):
+        shape = ", ".join("?" if size is None else str(size) for size in known[0])
+        return f"{first} [{shape}] has no positions, as in a classifier"
+    if known and all(_is_dense(model, shape) for shape in known):
+        return f"{first} is a dense map, as in segmentation"
+    return _describe_transformer(model)
+
+
+def _has_no_positions(shape: tuple[int | None, ...]) -> bool:
+    """Return whether an output is one vector of each image, such as [1, 1000] or [1, 512, 1, 1]."""
+    return len(shape) <= 2 or (len(shape) == _MAPS and shape[2:] == (1, 1))
+
+
+def _is_dense(model: Model, shape: tuple[int | None, ...]) -> bool:
+    """Return whether an output has a value for each block of 4 x 4 pixels, or finer."""
+    inputs = [model.shape(name) for name in model.inputs]
+    sides = [s[2] for s in inputs if s is not None and len(s) == _MAPS and s[2]]
+    if not sides or len(shape) not in (3, _MAPS) or not shape[-2] or not shape[-1]:
+        return False
+    is_map = len(shape) == _MAPS or shape[-1] > sides[0] // _DENSE_STRIDE
+    return is_map and sides[0] // _DENSE_STRIDE <= shape[-2] <= 4 * sides[0]
+
+
+def _describe_transformer(model: Model) -> str | None:
+    norms = [node for node in model.nodes if node.op in _NORMS]
+    count = len(norms) or len(find_decomposed_layer_norms(model))
+    if count < _MIN_NORMS:
+        return None
+    return f"the network has {count} layer normalizations, as in a transformer"
+
+
+def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
+    """Return a warning if images of another kind of network were prepared as for YOLO.
+
+    Args:
+        model: The network.
+        origin: Who chose the preprocessing, see :class:`calibration.presets.PreprocessChoice`.
+    """
+    metadata = model.metadata
+    kind = describe_other_kind(model)
+    if origin == "function":
+        kind = "the model was calibrated with a function of the caller"
+    is_ultralytics = origin == "metadata" and not metadata.keys().isdisjoint(_ULTRALYTICS)
+    if origin in ("option", "model") or is_ultralytics or kind is None:
+        return []
+    used = "`preprocess='yolo'` (letterbox, RGB, divided by 255) is the default"
+    if origin == "metadata":
+        used = "`preprocess='ultralytics-classify'` (center crop, divided by 255) was assumed"
+    return [
+        Note(
+            f"preprocessing: {used}, but {kind}. The ranges fit only images that are prepared as "
+            "in the deployment: give its preprocessing, such as `preprocess='imagenet'` (resize, "
+            "center crop, mean and std; docs/insert.md has the list)",
+            code="default-preprocess",
+            kind=kind,
+        )
+    ]

@@ -1,0 +1,218 @@
+"""Preprocessing by name: values against Pillow and arithmetic by hand; choice by metadata."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+import calibration
+from calibration.arrays import open_data
+from calibration.dataset import InputSpec
+from calibration.images import prepare
+from calibration.options import INTERPOLATIONS, RESIZES, YOLO_PREPROCESS, Preprocess
+from calibration.presets import ALIASES, PRESETS, choose_preprocess, find_preprocess
+from qdqtool.commands.options import PREPROCESS_NAMES
+from qdqtool.errors import DataError
+from tests.calibration.nets import write_pictures
+from tests.errors import has
+
+IMAGENET = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+HALF = np.full((2, 3), 0.5)
+CLIP = np.array([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]])
+BILINEAR, BICUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+
+
+def picture(width: int, height: int) -> Image.Image:
+    """Return a smooth image with some noise, so that antialiasing and offsets show."""
+    rng = np.random.default_rng(width)
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    waves = np.stack([x * 0.4, y * 0.3, x + y], -1) % 256
+    return Image.fromarray((0.7 * waves + rng.integers(0, 70, waves.shape)).astype(np.uint8))
+
+
+def crop_center(image: Image.Image, shorter: int, side: int, method: Any) -> npt.NDArray[Any]:
+    """Resize the shorter side and take the center, with Pillow alone."""
+    width, height = image.size
+    longer = int(shorter * max(image.size) / min(image.size))
+    size = (shorter, longer) if width < height else (longer, shorter)
+    left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
+    return np.asarray(image.resize(size, method).crop((left, top, left + side, top + side)))
+
+
+def normalize(pixels: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    mean, std = numbers
+    return ((pixels / 255.0 - mean) / std).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("size", [(400, 300), (301, 517), (224, 224), (90, 120)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "shorter", "side", "method", "numbers"),
+    [
+        ("imagenet", 256, 224, BILINEAR, IMAGENET),
+        ("ultralytics-classify", 224, 224, BILINEAR, np.array([[0.0] * 3, [1.0] * 3])),
+        ("clip", 224, 224, BICUBIC, CLIP),
+        ("inception", 341, 299, BICUBIC, HALF),
+        ("vit", 248, 224, BICUBIC, HALF),
+    ],
+)
+def test_classification_presets(
+    name: str,
+    shorter: int,
+    side: int,
+    method: Any,
+    numbers: npt.NDArray[Any],
+    size: tuple[int, int],
+) -> None:
+    image = picture(*size)
+    expected = normalize(crop_center(image, shorter, side, method), numbers)
+    prepared = prepare(image, side, side, PRESETS[name].preprocess)[0]
+    np.testing.assert_allclose(prepared, expected, atol=1e-5)
+
+
+def test_caffe_subtracts_the_mean_of_blue_green_red() -> None:
+    image = picture(400, 300)
+    pixels = crop_center(image, 256, 224, BILINEAR)[..., ::-1]
+    prepared = prepare(image, 224, 224, PRESETS["caffe"].preprocess)[0]
+    expected = (pixels - np.array([103.939, 116.779, 123.68])).transpose(2, 0, 1)
+    np.testing.assert_allclose(prepared, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("detr", IMAGENET), ("imagenet-stretch", IMAGENET), ("rtdetr", np.array([[0.0], [1.0]]))],
+)
+def test_presets_that_stretch(name: str, numbers: npt.NDArray[Any]) -> None:
+    image = picture(300, 200)
+    expected = normalize(np.asarray(image.resize((64, 96), BILINEAR)), numbers)
+    np.testing.assert_allclose(
+        prepare(image, 96, 64, PRESETS[name].preprocess)[0], expected, atol=1e-5
+    )
+
+
+def test_yolox_pads_right_and_bottom_and_keeps_pixels() -> None:
+    image = Image.new("RGB", (40, 20), (10, 20, 30))
+    prepared = prepare(image, 32, 32, PRESETS["yolox"].preprocess)[0]
+    assert (prepared[:, :16, :] == np.array([30, 20, 10])[:, None, None]).all()
+    assert (prepared[:, 16:, :] == 114).all()
+
+
+def test_none_leaves_pixels() -> None:
+    image = picture(16, 16)
+    prepared = prepare(image, 16, 16, PRESETS["none"].preprocess)[0]
+    assert (prepared == np.asarray(image).transpose(2, 0, 1)).all()
+
+
+def test_crop_of_an_input_that_is_not_square_resizes_both_sides() -> None:
+    image = picture(300, 200)
+    expected = np.asarray(image.resize((64, 32), BILINEAR)).transpose(2, 0, 1) / 255
+    prepared = prepare(image, 32, 64, PRESETS["ultralytics-classify"].preprocess)[0]
+    np.testing.assert_allclose(prepared, expected, atol=1e-6)
+
+
+def test_crop_of_an_extreme_shape_is_bounded() -> None:
+    image = Image.new("RGB", (60_000, 1))
+    with pytest.raises(DataError, check=has("image-too-large")):
+        prepare(image, 224, 224, PRESETS["imagenet"].preprocess)
+
+
+# Names
+
+
+def test_names_of_the_command_line_are_the_presets() -> None:
+    assert tuple(PRESETS) == PREPROCESS_NAMES
+    assert set(ALIASES.values()) <= set(PRESETS)
+    assert calibration.PRESETS is PRESETS
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *ALIASES])
+def test_presets_are_complete(name: str) -> None:
+    preset = PRESETS[ALIASES.get(name, name)]
+    assert find_preprocess(name) == preset.preprocess and preset.networks
+    assert preset.preprocess.resize in RESIZES
+    assert preset.preprocess.interpolation in INTERPOLATIONS
+
+
+@pytest.mark.parametrize(
+    ("value", "code"), [("imagnet", "unknown-choice"), (3, "wrong-type"), ([], "wrong-type")]
+)
+def test_other_names_are_refused(value: Any, code: str) -> None:
+    with pytest.raises(DataError, check=has(code, parameter="preprocess")):
+        find_preprocess(value)
+
+
+# Functions
+
+
+def to_input(image: Image.Image) -> npt.NDArray[Any]:
+    pixels = np.asarray(image.resize((16, 16)), np.float32)
+    return pixels.transpose(2, 0, 1) / 127.5 - 1
+
+
+def test_function_prepares_images(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 3)
+    spec = InputSpec("images", (1, 3, 16, 16))
+    data = open_data(tmp_path, [spec], to_input)
+    samples = [sample["images"] for sample in data]
+    with Image.open(min(tmp_path.iterdir())) as image:
+        np.testing.assert_allclose(samples[0][0], to_input(image), atol=1e-6)
+    assert data.source.preprocessing["name"] == "to_input"
+    others = [open_data(tmp_path, [spec], f) for f in (to_input, lambda image: to_input(image) / 2)]
+    assert [data.fingerprint == other.fingerprint for other in others] == [True, False]
+
+
+# Choice by the model's metadata
+
+ULTRALYTICS = {"names": "{0: 'a'}", "stride": "32", "imgsz": "[64, 64]"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "name", "origin"),
+    [
+        ({}, "yolo", "default"),
+        ({**ULTRALYTICS, "task": "detect"}, "yolo", "metadata"),
+        ({**ULTRALYTICS, "task": "segment"}, "yolo", "metadata"),
+        ({**ULTRALYTICS, "task": "classify"}, "ultralytics-classify", "metadata"),
+        (
+            {**ULTRALYTICS, "task": "detect", "description": "Ultralytics RT-DETR-l model"},
+            "ultralytics-rtdetr",
+            "metadata",
+        ),
+        ({"task": "detect", "head": "RTDETRDecoder"}, "ultralytics-rtdetr", "metadata"),
+        ({"qdqtool.preprocess": "[1]"}, "yolo", "default"),
+        ({"qdqtool.preprocess": '{"resize": "cut"}'}, "yolo", "default"),
+        ({"qdqtool.preprocess": "[" * 10_000}, "yolo", "default"),
+        ({"qdqtool.preprocess": '{"name": "to_input"}'}, "yolo", "function"),
+    ],
+    ids=str,
+)
+def test_choice_by_metadata(metadata: dict[str, str], name: str, origin: str) -> None:
+    choice = choose_preprocess(metadata, None)
+    assert (choice.preprocess, choice.origin) == (PRESETS[name].preprocess, origin)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_recorded_preprocessing_is_read_again(name: str) -> None:
+    preprocess = PRESETS[name].preprocess
+    recorded = json.dumps({"name": name, "origin": "option", **preprocess.as_json()})
+    choice = choose_preprocess({"qdqtool.preprocess": recorded, "task": "classify"}, None)
+    assert (choice.preprocess, choice.origin) == (preprocess, "model")
+
+
+def test_choice_of_the_user_comes_first() -> None:
+    metadata = {**ULTRALYTICS, "task": "classify"}
+    custom = Preprocess(scale=0.5)
+    assert choose_preprocess(metadata, custom).preprocess is custom
+    assert choose_preprocess(metadata, "yolo").preprocess is YOLO_PREPROCESS
+    assert choose_preprocess(metadata, to_input).preprocess is to_input
+
+
+@pytest.mark.parametrize("name", ["imagenet", "detr", "rtdetr", "yolo"])
+def test_network_with_integer_inputs_normalizes_pixels_itself(tmp_path: Path, name: str) -> None:
+    """Values from 0 to 1, less a mean, would be rounded to a handful of integers."""
+    write_pictures(tmp_path, 1)
+    (sample,) = open_data(tmp_path, [InputSpec("images", (1, 3, 16, 16), "uint8")], name)
+    assert sample["images"].max() > 100 and sample["images"].dtype == np.uint8

@@ -1,0 +1,75 @@
+"""QuantizedReluFusion: ResNet-50 with onnxruntime's default placement on 10.3 and 10.16.1."""
+
+import pytest
+
+from qdqtool.prediction import predict
+from qdqtool.trt.passes.quantized_relu_fusion import QuantizedReluFusion
+from tests.trt.builder import Graph
+from tests.trt.passes.step import PassResult, run_pass
+
+
+def quantized_relu(g: Graph, op: str = "Conv") -> str:
+    """Build a convolution, Q/DQ, Relu, and the Q/DQ before the end."""
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    if op == "Conv":
+        y = g.conv(x, "c", 8)
+    else:
+        y = g.conv(x, "c", 8, k=2, stride=2, op="ConvTranspose", weights="qdq", scale=0.1)
+    y = g.relu(g.pair(y, "inner", 0.1), "r")
+    return g.op("Softmax", g.pair(y, "outer", 0.2), "end")
+
+
+def quantized_sum(g: Graph) -> str:
+    """Build a sum of two quantized tensors, Q/DQ, Relu, Q/DQ."""
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    y = g.add(g.pair(g.conv(x, "c", 8), "left", 0.1), g.pair(x, "right", 0.2), "sum")
+    return g.op("Softmax", g.pair(g.relu(g.pair(y, "inner", 0.3), "r"), "outer", 0.4), "end")
+
+
+GRAPHS = {
+    "QuantizedReluFusion/convolution": (quantized_relu, "trt10"),
+    "QuantizedReluFusion/sum": (quantized_sum, "trt10"),
+    "QuantizedReluFusion/deconvolution": (lambda g: quantized_relu(g, "ConvTranspose"), "trt10"),
+}
+
+
+def run(g: Graph, end: str, target: str = "trt10") -> PassResult:
+    return run_pass(g.model(end), QuantizedReluFusion, target)
+
+
+def test_relu_between_pairs_is_fused_on_10(g: Graph) -> None:
+    result = run(g, quantized_relu(g))
+    layer = result.layer("c.weight + c.w.Q + c + PWN(r)")
+    assert layer.int8 and layer.int8_out and layer.fusion.has_activation
+    assert {"r", "outer.Q"} <= {*layer.nodes}
+
+
+def test_relu_between_pairs_remains_on_8(g: Graph) -> None:
+    # No build of 8.x with such a Relu is published.
+    assert run(g, quantized_relu(g), "trt8.6").has_layer("r")
+
+
+def test_relu_after_quantized_sum_is_fused(g: Graph) -> None:
+    assert run(g, quantized_sum(g)).has_layer("sum + r")
+
+
+def test_relu_that_writes_float_remains(g: Graph) -> None:
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    y = g.relu(g.pair(g.conv(x, "c", 8), "inner", 0.1), "r")
+    assert run(g, g.op("Softmax", y, "end")).has_layer("r")
+
+
+def test_relu_after_other_consumer_of_dq_remains(g: Graph) -> None:
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    inner = g.pair(g.conv(x, "c", 8), "inner", 0.1)
+    outer = g.op("Softmax", g.pair(g.relu(inner, "r"), "outer", 0.2), "end")
+    result = run_pass(g.model(outer, g.op("Neg", inner, "n")), QuantizedReluFusion, "trt10")
+    assert result.has_layer("r")
+
+
+@pytest.mark.parametrize(("target", "is_reported"), [("trt8.6", True), ("trt10", False)])
+def test_pair_before_relu_is_reported_where_the_relu_remains(
+    g: Graph, target: str, is_reported: bool
+) -> None:
+    findings = predict(g.model(quantized_relu(g)), target).findings
+    assert any(f.code == "ACT-INNER-Q" for f in findings) == is_reported
