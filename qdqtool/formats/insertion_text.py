@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from calibration.presets import describe_use
 from qdqtool.formats.output import TextPage, as_options
 from qdqtool.formats.predict_text import verdict
-from qdqtool.insertion.losses import SMALL_ERROR
+from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 # Limits of lists, unless everything is printed.
 _MAX_NAMES, _MAX_GROUPS, _MAX_CONVERSIONS, _MAX_FIXES = 3, 3, 8, 4
 _MIN_BITS_LOST = 1.5  # from which a group is listed
-_MIN_GAIN = 0.1  # share of the error that an activation left float has to remove
 # Effect on detections of an error below each limit; measured, see docs/accuracy.md.
 _ERROR_RATINGS = (
     (SMALL_ERROR, "little"),
-    (0.2, "more than usual, so compare detections (qdqtool tune does)"),
-    (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
+    (0.2, "more than usual"),
+    (math.inf, "much"),
 )
 
 
@@ -145,49 +144,63 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 
 
 def _add_losses(page: TextPage, insertion: Insertion) -> None:
-    """Add the effect of INT8 on the outputs, and the activations that contribute most to it."""
+    """Add the output error, and the activations that contribute most to it."""
     losses = insertion.losses
-    if losses is None or (losses.tried and not losses.tensors):
+    if losses is None:
         return
-    ratings = [text for limit, text in _ERROR_RATINGS if losses.error < limit]
-    intro = (
-        f"Limit of accuracy: {_title(insertion)} activations change the head's outputs by "
-        f"{losses.error:.1%} of their standard deviation "
-        f"({format_count(losses.samples, 'sample')}): "
-        f"{ratings[0] if ratings else _ERROR_RATINGS[-1][1]}."
+    rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "much")
+    advice = "" if losses.error < SMALL_ERROR else ". Measure the results: qdqtool compare --calib"
+    page.add_heading(
+        f"Output error on {format_count(losses.samples, 'image')}: {losses.error:.1%} of the "
+        f"outputs' standard deviation ({rating}){advice}"
     )
     if not losses.tried:
-        page.add_heading(
-            f"{intro} Single activations were not tried (--losses {losses.samples} tries them)"
-        )
-        return
-    is_small = losses.tensors[0].gain < _MIN_GAIN
-    if is_small and not page.everything:
-        page.add_heading(
-            f"{intro} No single activation in float reduces that by {_MIN_GAIN:.0%} "
-            f"({losses.tried} tried; --all lists them)"
-        )
-        return
-    page.add_heading(
-        f"{intro} Reduction if one activation is float ({losses.tried} tried), and its cost"
-    )
-    for loss in losses.tensors:
-        price = ""
-        if loss.convolutions is not None:
-            layers = format_count(loss.convolutions, f"{_title(insertion)} layer")
-            price = f"; costs {layers}"
-            if loss.conversions is not None:
-                price += f", {_format_conversions(loss.conversions)}"
-        page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")
-    if is_small:
         page.fill(
-            f"none takes off {_MIN_GAIN:.0%}: leaving single layers float helps little", 4, "    "
+            f"single activations were not tried (--losses {losses.samples} tries them)", 2, "  "
         )
         return
-    # The option on one line, to be pasted.
-    names = [re.escape(name).replace(r"\-", "-") for name in losses.tensors[0].readers]
+    confirmed = [loss for loss in losses.tensors if loss.confirmed]
+    if not confirmed:
+        page.fill(_describe_unconfirmed(losses), 2, "  ")
+    title = _title(insertion)
+    for loss in losses.tensors if page.everything else confirmed:
+        page.fill(f"{_describe_loss(loss)}{_describe_price(loss, title)}", 4, "  - ")
+    for loss in confirmed[:1]:
+        # The option on one line, to be pasted.
+        page.add_lines(f"    the first one float: --exclude {_exclude_pattern(loss)}")
+
+
+def _describe_unconfirmed(losses: ActivationLosses) -> str:
+    """Describe why no activation is proposed to be float."""
+    tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
+    seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
+    if not seen or any(loss.confirmed_on for loss in seen):
+        return f"no single activation in FP16 reliably reduces it by {MIN_GAIN:.0%} ({tried})"
+    return f"too few images to say which activation costs most ({tried}; --losses 16 tries more)"
+
+
+def _describe_loss(loss: TensorLoss) -> str:
+    nodes = ", ".join(loss.readers)
+    if loss.confirmed_gain is None:
+        return f"input of {nodes} float: {-loss.gain:+.0%} error, not confirmed"
+    reliable = "" if loss.confirmed else ", which may be chance"
+    images = format_count(loss.confirmed_on, "image")
+    return f"input of {nodes} float: {-loss.confirmed_gain:+.0%} error on {images}{reliable}"
+
+
+def _describe_price(loss: TensorLoss, title: str) -> str:
+    if loss.convolutions is None:
+        return ""
+    price = f"; costs {format_count(loss.convolutions, f'{title} layer')}"
+    return (
+        price if loss.conversions is None else f"{price}, {_format_conversions(loss.conversions)}"
+    )
+
+
+def _exclude_pattern(loss: TensorLoss) -> str:
+    names = [re.escape(name).replace(r"\-", "-") for name in loss.readers]
     pattern = f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
-    page.add_lines(f"    the first one float: --exclude {shlex.quote(pattern)}")
+    return shlex.quote(pattern)
 
 
 def _format_conversions(change: int) -> str:

@@ -1,8 +1,10 @@
 """Accuracy that quantized activations cost, measured at the outputs of a Q/DQ model.
 
-On a few calibration samples the network runs with all activations float, with all quantized, and
-with all but one quantized (:mod:`qdqtool.insertion.switchable_network`). The error inside the
-tensors decides which activations are left out.
+On a few calibration samples the network runs with all activations float and with all quantized. If
+the error is not small, it also runs with all but one quantized
+(:mod:`qdqtool.insertion.switchable_network`). The error inside the tensors decides which
+activations are left out. The best of them are confirmed on samples that did not select them: on two
+samples, the largest of eight gains is mostly chance.
 
 The error of an output is the root of the squared difference to the run with float activations, over
 the variance of that run, at the positions of objects (at all positions if these are unknown). The
@@ -11,7 +13,7 @@ mean over the outputs is reported. The outputs are the last convolutions before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +40,13 @@ if TYPE_CHECKING:
     from calibration import Dataset, FocusMap, TensorStatistics
 
 CANDIDATES = 8
-SAMPLES = 2
+SAMPLES = 8  # for the error of all activations
+TRIAL_SAMPLES = 2  # of these, for each candidate
 REPORTED = 5
+MIN_GAIN = 0.1  # part of the error that an activation left float has to remove
+_MIN_CONFIRMING = 4  # samples that confirm a gain
+_MAX_CONFIRMED = 2  # activations
+_MIN_DEVIATIONS = 2.0  # standard errors that a confirmed gain is above 0
 # Part of the outputs' standard deviation: if INT8 moves them by less, detections hardly suffer
 # (docs/accuracy.md).
 SMALL_ERROR = 0.1
@@ -52,9 +59,14 @@ class TensorLoss:
     Attributes:
         tensor: Its name.
         readers: Nodes that read it dequantized.
-        gain: Part of the output error that disappears if this tensor alone is float.
+        gain: Part of the output error that disappears if this tensor alone is float, on the samples
+            of the trial.
         convolutions: Number of convolutions that would be float then; None if not predicted.
         conversions: Number of conversions that would be added; None if not predicted.
+        confirmed_gain: The gain on the confirming samples; None if these are too few, or if it was
+            not measured there.
+        confirmed_on: Number of the confirming samples.
+        confirmed: Whether that gain is large enough, and not chance.
     """
 
     tensor: str
@@ -62,6 +74,9 @@ class TensorLoss:
     gain: float
     convolutions: int | None = None
     conversions: int | None = None
+    confirmed_gain: float | None = None
+    confirmed_on: int = 0
+    confirmed: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -71,6 +86,11 @@ class TensorLoss:
             "gain": round(self.gain, 4),
             "convolutions": self.convolutions,
             "conversions": self.conversions,
+            "confirmed_gain": None
+            if self.confirmed_gain is None
+            else round(self.confirmed_gain, 4),
+            "confirmed_on": self.confirmed_on,
+            "confirmed": self.confirmed,
         }
 
 
@@ -82,14 +102,16 @@ class ActivationLosses:
         error: Output error of all quantized activations together, as a part of the outputs'
             standard deviation.
         tensors: The worst activations, worst first.
-        samples: Number of calibration samples.
+        samples: Number of calibration samples that the error is of.
         tried: Number of activations that were left out alone.
+        trial_samples: Number of samples on which each of them was left out.
     """
 
     error: float
     tensors: list[TensorLoss]
     samples: int
     tried: int
+    trial_samples: int = 0
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -97,6 +119,7 @@ class ActivationLosses:
             "error": round(self.error, 5),
             "samples": self.samples,
             "tried": self.tried,
+            "trial_samples": self.trial_samples,
             "tensors": [t.as_json() for t in self.tensors],
         }
 
@@ -154,8 +177,9 @@ def measure_losses(
         data: The calibration data.
         activations: All quantized activations.
         images: How images become inputs.
-        samples: Number of samples, spread evenly over the data. None: :data:`SAMPLES`, and the
-            candidates are left out only if the error of all activations is not small.
+        samples: Number of samples, spread evenly over the data, for the error and each candidate.
+            None: :data:`SAMPLES` for the error; if it is not small, :data:`TRIAL_SAMPLES` of them
+            for each candidate and the rest to confirm the best.
         reported: Number of the worst activations to return.
 
     Returns:
@@ -179,24 +203,79 @@ def measure_losses(
     measurement = _ErrorMeasurement(model, activations, dataset, first, count)
     names = [entry.tensor for entry in candidates]
     if samples is None:
-        errors = measurement.sum_errors([], [None])
+        network = measurement.open_network([])
+        errors = measurement.measure(network, [None])
     else:
-        errors = measurement.sum_errors(candidates, [None, *names])
-    total, used = errors[None], len(measurement.references)
-    if total <= 0.0:
+        network = measurement.open_network(candidates)
+        errors = measurement.measure(network, [None, *names])
+    total = errors[None]
+    trial = list(total)
+    error = float(np.mean(list(total.values())))
+    if error <= 0.0:
         return None
-    if samples is None and total >= SMALL_ERROR * used:
-        errors |= measurement.sum_errors(candidates, names)
-    tried = [entry for entry in candidates if entry.tensor in errors]
-    without = np.array([errors[entry.tensor] for entry in tried])
-    losses = [
-        TensorLoss(
-            tried[i].tensor, _find_consumers(model, tried[i]), float(1.0 - without[i] / total)
-        )
-        for i in np.argsort(without, kind="stable")[:reported]
-        if without[i] < total
-    ]
-    return ActivationLosses(float(total / used), losses, used, len(tried))
+    if samples is None:
+        if error < SMALL_ERROR:
+            return ActivationLosses(error, [], len(total), 0)
+        trial = trial if len(trial) <= TRIAL_SAMPLES else [trial[0], trial[-1]]
+        network = measurement.open_network(candidates)
+        errors |= measurement.measure(network, names, trial)
+    losses = _rank_losses(measurement, network, errors, candidates, trial)[:reported]
+    return ActivationLosses(error, losses, len(total), len(candidates), len(trial))
+
+
+def _rank_losses(
+    measurement: _ErrorMeasurement,
+    network: SwitchableNetwork,
+    errors: Mapping[str | None, Mapping[int, float]],
+    candidates: Sequence[QuantizedTensor],
+    trial: Sequence[int],
+) -> list[TensorLoss]:
+    """Return the losses of candidates, largest first, the best confirmed on other samples.
+
+    If the trial has all samples, these confirm as well.
+
+    Args:
+        measurement: Runs of the samples.
+        network: Network in which the candidates can be left out.
+        errors: Error of each sample without each activation; None without none of them.
+        candidates: Activations that were left out alone on the samples of the trial.
+        trial: Numbers of these samples.
+    """
+    total = errors[None]
+    others = [number for number in total if number not in trial]
+    confirming = others or list(trial)
+    before = sum(total[number] for number in trial)
+    gains = {
+        entry.tensor: 1.0 - sum(errors[entry.tensor].values()) / before for entry in candidates
+    }
+    ordered = sorted(candidates, key=lambda entry: -gains[entry.tensor])
+    best = [entry.tensor for entry in ordered if gains[entry.tensor] >= MIN_GAIN][:_MAX_CONFIRMED]
+    if len(confirming) < _MIN_CONFIRMING:
+        best = []
+    confirmed = measurement.measure(network, best, others) if others and best else errors
+    losses = []
+    for entry in ordered:
+        name = entry.tensor
+        if gains[name] > 0.0:
+            loss = TensorLoss(name, measurement.find_consumers(entry), gains[name])
+            is_best = name in best
+            losses.append(_confirm(loss, total, confirmed[name], confirming) if is_best else loss)
+    return losses
+
+
+def _confirm(
+    loss: TensorLoss,
+    total: Mapping[int, float],
+    without: Mapping[int, float],
+    numbers: Sequence[int],
+) -> TensorLoss:
+    """Return a loss with its gain on some samples, and whether that is more than chance."""
+    before = np.array([total[number] for number in numbers])
+    gains = before - np.array([without[number] for number in numbers])
+    gain = float(gains.sum() / before.sum())
+    deviation = float(gains.std(ddof=1) / np.sqrt(len(gains)))
+    is_confirmed = gain >= MIN_GAIN and float(gains.mean()) > _MIN_DEVIATIONS * deviation
+    return replace(loss, confirmed_gain=gain, confirmed_on=len(numbers), confirmed=is_confirmed)
 
 
 class _ErrorMeasurement:
@@ -230,15 +309,8 @@ class _ErrorMeasurement:
         )
         self._workers = max(1, min(samples, worker_count(run_bytes, core_count())))
 
-    def sum_errors(
-        self, alone: Sequence[QuantizedTensor], left_out: Sequence[str | None]
-    ) -> dict[str | None, float]:
-        """Return the sums over the samples of the output errors without one activation.
-
-        Args:
-            alone: Activations that are left out.
-            left_out: Their names; None leaves none out.
-        """
+    def open_network(self, alone: Sequence[QuantizedTensor]) -> SwitchableNetwork:
+        """Open sessions in which these activations can be left out alone."""
         from calibration.session import return_freed_memory
 
         network = SwitchableNetwork(
@@ -249,7 +321,23 @@ class _ErrorMeasurement:
             max(1, core_count() // self._workers),
         )
         return_freed_memory()
-        tasks = SharedTasks(self._dataset.tasks())
+        return network
+
+    def measure(
+        self,
+        network: SwitchableNetwork,
+        left_out: Sequence[str | None],
+        numbers: Collection[int] | None = None,
+    ) -> dict[str | None, dict[int, float]]:
+        """Return the output error of each sample without one activation.
+
+        Args:
+            network: Network in which the activations can be left out.
+            left_out: Names of the activations; None leaves none out.
+            numbers: Numbers of the samples; None for all.
+        """
+        skipped = set() if numbers is None else set(range(len(self._dataset))) - set(numbers)
+        tasks = SharedTasks(self._dataset.tasks(skipped))
 
         def work(put: Callable[[tuple[int, dict[str | None, float]]], None]) -> None:
             for number, load in tasks:
@@ -262,8 +350,14 @@ class _ErrorMeasurement:
                         errors[run[0]] = reference.error(run[1])
                     put((number, errors))
 
-        results = [errors for _, errors in sorted(run_threads(tasks, [work] * self._workers))]
-        return {name: float(np.sum([errors[name] for errors in results])) for name in left_out}
+        results = sorted(run_threads(tasks, [work] * self._workers), key=lambda result: result[0])
+        return {
+            name: {number: float(errors[name]) for number, errors in results} for name in left_out
+        }
+
+    def find_consumers(self, entry: QuantizedTensor) -> tuple[str, ...]:
+        """Return the nodes that read an activation dequantized."""
+        return _find_consumers(self._model, entry)
 
     def _find_reference(
         self, network: SwitchableNetwork, number: int, sample: Feeds

@@ -98,7 +98,9 @@ def test_measure_switches_two_dequantizers_of_quantizer_together(opset: int, ir:
     next(n for n in model.graph.node if n.name == "e").input[0] = second.output[0]
     model.graph.node.insert(list(model.graph.node).index(first) + 1, second)
     check(model)
-    losses = measure_losses(Model(model), result.activations, data, activations=result.activations)
+    losses = measure_losses(
+        Model(model), result.activations, data, activations=result.activations, samples=2
+    )
     total = mean_error(remove_pairs(model, *result.activations), model, data)
     assert losses is not None and losses.error == pytest.approx(total, rel=2e-3)
     assert type(losses.error) is float
@@ -183,7 +185,7 @@ def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: Segme
     data = images(2)
     runs.failing = float(data[0]["x"].flat[0])
     with pytest.raises(ModelError, match="broken sample"):
-        measure_all(chain_insertion, data)
+        measure_all(chain_insertion, data, samples=2)
     # The other sample finishes the run that it is at, of four segments, and begins no other.
     assert len(runs.samples) == 1 + 4
 
@@ -191,22 +193,78 @@ def test_measure_ends_runs_after_failure(chain_insertion: Insertion, runs: Segme
 @pytest.mark.parametrize(
     ("percentile", "tried", "segments"),
     [
-        (99.5, 0, 2 * (1 + 1)),
-        (98.0, 4, 2 * (1 + 1) + 2 * (3 + 4 + 3 + 2 + 1)),
+        (99.5, 0, 3 * (1 + 1)),
+        (98.0, 4, 3 * (1 + 1) + 2 * (3 + 4 + 3 + 2 + 1)),
     ],
     ids=["small error", "large error"],
 )
 def test_measure_tries_activations_only_for_large_error(
     percentile: float, tried: int, segments: int, runs: SegmentRuns
 ) -> None:
-    """Two samples run with all activations float, with all quantized, and with each float."""
+    """Three samples run with all activations float and quantized, two of them with each float."""
     result = qdqtool.insert(
         chain(), images(3), predict=False, method="percentile", percentile=percentile
     )
     losses = result.losses = measure_all(result, images(3), samples=None)
     assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
-    assert (losses.samples, losses.tried, len(runs.samples)) == (2, tried, segments)
-    assert ("--losses 2 tries them" in render(result, 400)) == (not tried)
+    assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, segments)
+    assert ("--losses 3 tries them" in render(result, 400)) == (not tried)
+
+
+@pytest.fixture(scope="module")
+def clipping() -> Insertion:
+    """An insertion with one activation that is clipped on every image."""
+    return qdqtool.insert(
+        chain(), images(8), predict=False, method_for=[("b/relu", "percentile")], percentile=60.0
+    )
+
+
+def test_measure_confirms_gain_on_other_images(clipping: Insertion) -> None:
+    """Gains are 1 minus the ratio of the summed errors: of two images, and of the other six."""
+    data = images(8)
+    losses = measure_all(clipping, data, samples=None)
+    assert losses is not None
+    assert (losses.samples, losses.trial_samples) == (8, 2)
+    worst = losses.tensors[0]
+    assert (worst.tensor, worst.confirmed, worst.confirmed_on) == ("b/relu.out", True, 6)
+    entry = next(a for a in clipping.activations if a.tensor == worst.tensor)
+    floats = remove_pairs(clipping.model, *clipping.activations)
+    other = remove_pairs(clipping.model, entry)
+    trial, rest = [data[0], data[7]], data[1:7]
+    for gain, part in ((worst.gain, trial), (worst.confirmed_gain, rest)):
+        ratio = mean_error(floats, other, part) / mean_error(floats, clipping.model, part)
+        assert gain == pytest.approx(1 - ratio, abs=5e-3)
+
+
+@pytest.mark.parametrize(("count", "confirmed_on"), [(3, 0), (5, 0), (6, 4)])
+def test_measure_confirms_on_four_images_or_more(
+    clipping: Insertion, count: int, confirmed_on: int
+) -> None:
+    losses = measure_all(clipping, images(count), samples=None)
+    assert losses is not None
+    assert losses.tensors[0].confirmed_on == confirmed_on
+    assert losses.tensors[0].confirmed == bool(confirmed_on)
+
+
+def test_measure_confirms_on_all_requested_images(clipping: Insertion) -> None:
+    losses = measure_all(clipping, images(8), samples=5)
+    assert losses is not None
+    assert (losses.tensors[0].confirmed_on, losses.trial_samples) == (5, 5)
+    assert losses.tensors[0].confirmed_gain == pytest.approx(losses.tensors[0].gain)
+
+
+def test_measure_does_not_confirm_gain_of_single_images() -> None:
+    """Only the first and the last image exceed the input's range, and these select it."""
+    data = images(8)
+    result = qdqtool.insert(chain(), data, predict=False, method="max")
+    quantizer = next(n for n in result.model.graph.node if n.input[0] == "x")
+    set_value(result.model, quantizer.input[1], np.float32(0.2 / 127))
+    data[1:7] = [{"x": sample["x"] * np.float32(0.2)} for sample in data[1:7]]
+    losses = measure_all(result, data, samples=None)
+    assert losses is not None
+    worst = losses.tensors[0]
+    assert (worst.tensor, worst.confirmed_on, worst.confirmed) == ("x", 6, False)
+    assert worst.confirmed_gain is not None and worst.confirmed_gain < 0.1 < worst.gain
 
 
 def test_measure_returns_none_if_no_image_can_be_read(tmp_path: Path) -> None:
@@ -228,7 +286,7 @@ def test_losses_leave_out_activation_without_error(
     result, data = exact_insertion
     assert result.activations[0].tensor == "x"
     assert result.activations[0].scale == float(np.float32(1 / 127))
-    losses = measure_all(result, data)
+    losses = measure_all(result, data, samples=2)
     assert losses is not None and (losses.samples, losses.tried) == (2, 4)
     assert "x" not in [loss.tensor for loss in losses.tensors] and len(losses.tensors) == 3
 
@@ -253,7 +311,7 @@ def test_losses_name_clipped_tensor_and_consumers_first() -> None:
     result = qdqtool.insert(
         chain(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0
     )
-    losses = measure_all(result, data)
+    losses = measure_all(result, data, samples=2)
     assert losses is not None
     assert (losses.tensors[0].tensor, losses.tensors[0].readers) == ("b/relu.out", ("c",))
 
@@ -425,22 +483,26 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
 def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
     assert yolov8.losses is not None
     text = render(yolov8, 80)
-    assert "Limit of accuracy" in text
+    assert "1 image" in text
     assert yolov8.losses.tensors[0].tensor in render(yolov8, 80, everything=True)
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-@pytest.mark.parametrize(("gain", "suggestions"), [(0.01, 0), (0.4, 1)])
-def test_text_suggests_exclusion_for_large_gain(
-    yolov8: Insertion, gain: float, suggestions: int
-) -> None:
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed: bool) -> None:
     """The suggested pattern leaves the tensor float."""
     assert yolov8.losses is not None
-    worst = replace(yolov8.losses.tensors[0], gain=gain)
+    worst = replace(
+        yolov8.losses.tensors[0],
+        gain=0.4,
+        confirmed_gain=0.4 if confirmed else 0.05,
+        confirmed_on=6,
+        confirmed=confirmed,
+    )
     losses = replace(yolov8.losses, tensors=[worst, *yolov8.losses.tensors[1:]])
     text = render(replace(yolov8, losses=losses), 80)
     lines = [line for line in text.splitlines() if "--exclude" in line]
-    assert len(lines) == suggestions
+    assert len(lines) == int(confirmed)
     for line in lines:
         exclude = shlex.split(line.partition("--exclude ")[2])
         other = qdqtool.insert(
