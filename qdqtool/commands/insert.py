@@ -150,19 +150,25 @@ def command(
                 render(result, width, everything=everything),
                 *gain,
                 f"wrote {path}",
-                *_suggest_next(target_named(result.target), path, gpu, width),
+                *_suggest_next(target_named(result.target), path, gpu, width, result.model),
             ]
         ),
     )
     return 0
 
 
-def _suggest_next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
+def _suggest_next(
+    target: Target, path: str, gpu: str | None, width: int, model: onnx.ModelProto
+) -> list[str]:
     from qdqtool.formats.predict_text import format_build_command
+    from qdqtool.ir.graph import Model
+    from qdqtool.ir.input_shapes import describe_model
 
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
     command = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
-    return [command] if target.is_rtx else [command, format_build_command(target, path, width)]
+    if target.is_rtx:
+        return [command]
+    return [command, format_build_command(target, path, width, describe_model(Model(model)))]
 
 
 def _estimate_gain(

@@ -159,6 +159,7 @@ def command(
                 release,
                 width,
                 half=not request.no_fp16,
+                batch=request.batch,
                 everything=everything,
                 layers=layers,
                 trace=trace,
@@ -265,7 +266,13 @@ def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target:
 
 
 def _render_text(
-    results: list[ModelReview], target: Target, width: int, *, half: bool, **settings: Any
+    results: list[ModelReview],
+    target: Target,
+    width: int,
+    *,
+    half: bool,
+    batch: int | None,
+    **settings: Any,
 ) -> str:
     from qdqtool.formats.predict_text import format_build_command, has_int8, render
 
@@ -275,8 +282,8 @@ def _render_text(
             continue
         text = render(result.prediction, width, time=result.time, **settings)
         if settings["way"] is None and not target.is_rtx and has_int8(result.prediction):
-            text = (
-                f"{text.rstrip()}\n\n{format_build_command(target, result.path, width, half=half)}"
+            text = f"{text.rstrip()}\n\n" + format_build_command(
+                target, result.path, width, result.prediction.model, half=half, batch=batch
             )
         if len(results) > 1:
             text = f"{as_line(result.path)}\n{text.rstrip()}\n"

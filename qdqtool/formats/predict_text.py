@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
     from qdqtool.trt.targets import Target
-    from qdqtool.types import Assumption
+    from qdqtool.types import Assumption, ModelInfo
 
 # Limits of lists, unless everything is printed.
 _MAX_PLACES = 3  # findings of one code, and names in a line
@@ -265,15 +265,34 @@ def has_int8(prediction: Prediction) -> bool:
     )
 
 
-def format_build_command(target: Target, model: str, width: int, *, half: bool = True) -> str:
+def format_build_command(
+    target: Target,
+    path: str,
+    width: int,
+    model: ModelInfo,
+    *,
+    half: bool = True,
+    batch: int | None = None,
+) -> str:
     """Return the command that builds a model, on one line, with advice below it."""
     from qdqtool.findings.ways import trtexec_advice, trtexec_command
 
     page = TextPage(width)
-    page.add_lines(f"build: {trtexec_command(target, model, half=half)}")
+    shapes = {
+        name: (batch or 1, *shape[1:]) if shape[0] == -1 else shape
+        for name, shape in model.open_inputs.items()
+    }
+    page.add_lines(f"build: {trtexec_command(target, path, half=half, open_inputs=shapes)}")
     advice = trtexec_advice(target)
     if advice:
         page.fill(advice, 2, "  ")
+    if shapes:
+        page.fill(
+            "The model leaves dimensions open. For a range of sizes, replace --shapes by "
+            "--minShapes, --optShapes and --maxShapes.",
+            2,
+            "  ",
+        )
     return str(page).rstrip()
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Case
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import describe_model
 from qdqtool.ir.operators import LayerKind
 from qdqtool.ir.qdq import is_dq, is_qdq
 from qdqtool.ir.sizes import is_multiplication
@@ -30,7 +31,6 @@ from qdqtool.types import (
     ConvOutcome,
     EngineLayer,
     Evidence,
-    ModelInfo,
     MyelinRegion,
     Precision,
     Prediction,
@@ -123,7 +123,7 @@ def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]
     cases = (case for layer in network.layers.values() for case in layer.cases)
     rules = describe_rules(cases, target)
     prediction = Prediction(
-        ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
+        describe_model(model),
         target.name,
         convolutions=outcome.convolutions,
         layers=outcome.layers,

@@ -38,6 +38,7 @@ from qdqtool.insertion.rules import choose_fp8_target, choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.patterns.network_kind import warn_default_preprocess
 from qdqtool.reasons.placement import nothing_to_quantize
@@ -245,6 +246,7 @@ class _TuningRun:
             model, self.target, placing.weights, network.high_precision, self.source, self.format
         )
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
+        remember_size(self.model, options.images.size)
         rules, placement = choose_rules(self.model, placing, self.target)
         self.metric = metric_for(self.model, options.goal.metric, timeout)
         self.images, self.origin = resolve_images(self.model, options.images)
