@@ -32,6 +32,12 @@ from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, ones, weighted
 from tests.findings.lint import test_api as lint
 from tests.findings.lint.test_operators import conv3d
+from tests.findings.lint.test_quantizers import (
+    channel,
+    with_half_scale,
+    with_integers,
+    with_weights,
+)
 from tests.findings.test_causes import residual
 from tests.findings.test_refusals import TARGETS
 from tests.fixing.test_places import detector
@@ -70,6 +76,16 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "unsigned": lint.simple(zero=0, integer=np.uint8),
         "scale of 0": lint.simple(scale=0.0),
         "scale of NaN": lint.simple(scale=float("nan")),
+        "scale below 0": lint.simple(scale=-0.1),
+        "scale of 1e22": lint.simple(scale=1e22),
+        "scale of 1e-30": lint.simple(scale=1e-30),
+        "weight scale of NaN": with_weights(channel(1, float("nan"))),
+        "weight scale of 0": with_weights(channel(1, 0.0)),
+        "NaN weights": with_weights(
+            channel(1, float("nan")), np.full((4, 4, 1, 1), np.nan, np.float32)
+        ),
+        "integers with scale of NaN": with_integers(channel(1, float("nan"))),
+        "float16 scale of 0": with_half_scale(0.0),
         "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1),
         "bare weights": lint.weights_model("float"),
         "axis": lint.weights_model(axis=1),

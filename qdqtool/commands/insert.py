@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     "--calib-table",
     type=click.Path(),
     metavar="FILE",
-    help="Take ranges from a TensorRT calibration table.",
+    help="Take ranges from a TensorRT calibration table, AIMET encodings, JSON of PPQ or "
+    "onnxruntime, or Paddle's max_range.txt.",
 )
 @click.option(
     "--losses",
