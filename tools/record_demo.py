@@ -15,8 +15,8 @@ from typing import Any
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.demo.recording import RECORDING, hash_structure
-from qdqtool.quantization.api import insert
 from qdqtool.ir.modelfile import load, save
+from qdqtool.quantization.api import insert
 from qdqtool.types import Precision
 from qdqtool.verification.local_build import build_model
 
