@@ -22,6 +22,8 @@ DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and prediction
 _FIRST_FP8 = (10, 0)
 # NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
 _FIRST_FP8_CONVOLUTIONS = (10, 2)
+# Release notes of 10.6: attention, and scales for each column of products
+_FIRST_FP8_ATTENTION = (10, 6)
 
 # Evidence about Conv + activation + Add, by version. No log of either is published.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
@@ -169,8 +171,28 @@ class Target:
     @property
     def fp8_convolutions(self) -> bool:
         """Whether it computes convolutions in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`)."""
-        numbers = version_numbers(self.requested_version) if self.requested_version else None
-        return self.is_rtx or numbers is None or numbers >= _FIRST_FP8_CONVOLUTIONS
+        return self.is_rtx or self._minor_version >= _FIRST_FP8_CONVOLUTIONS
+
+    @property
+    def fp8_product_channels(self) -> bool:
+        """Whether FP8 weights of a matrix product may have a scale for each column."""
+        return self.is_rtx or self._minor_version >= _FIRST_FP8_ATTENTION
+
+    @property
+    def fp8_head(self) -> int:
+        """Largest head size of an attention that it is known to fuse in FP8; 0 for none.
+
+        Release notes of 10.6: up to 64 on compute capability 8.9. TensorRT-RTX 1.7.1 fuses 32, 64
+        and 80.
+        """
+        if self.is_rtx:
+            return 80
+        return 64 if self._minor_version >= _FIRST_FP8_ATTENTION else 0
+
+    @property
+    def _minor_version(self) -> tuple[int, int]:
+        """Version that the user named; without a minor number, a recent one."""
+        return version_numbers(self.requested_version) or (self.version[0], MAX_MAJOR)
 
     @property
     def capability_names(self) -> list[str]:
