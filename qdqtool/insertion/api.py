@@ -150,7 +150,9 @@ def insert(
             N processes on this machine, or a ``distributed.Client``. Default: this process. The
             result is the same, bit for bit.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
-        calib_table: TensorRT calibration table with the ranges, instead of `data`.
+        calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
+            encodings, JSON of PPQ or onnxruntime, or lines of Paddle; see
+            :mod:`calibration.range_tables`.
         losses: Number of samples to measure on how far INT8 moves the outputs, which activations
             cost most (:mod:`qdqtool.insertion.losses`), and how far an FP16 model is from the
             float model. The network runs up to ten times for each sample. 0 measures nothing.
@@ -262,8 +264,7 @@ class _Inserter:
         methods = MethodChoice.from_options(options.ranges)
         methods.check([t for g in groups for t in g.tensors])
         if options.calib_table is not None:
-            scales = read_table_scales(options.calib_table, groups)
-            result.calibration = {"table": os.fspath(options.calib_table), "images": 0}
+            scales, result.calibration = read_table_scales(options.calib_table, groups, self._model)
         else:
             scales = self._calibrate(groups, methods)
         methods_used = Counter(s.method for s in scales for _ in s.group.quantized)

@@ -154,7 +154,7 @@ class InsertOptions:
         placement: Which tensors are quantized.
         network: Changes of the network around the pairs.
         cluster: Workers that run the network.
-        calib_table: TensorRT calibration table with ranges, instead of data.
+        calib_table: Table with ranges of TensorRT or another tool, instead of data.
         losses: Samples to measure the error on; None for the default, 0 for none.
         predict: Whether to predict the result.
         progress: Whether to draw progress.
