@@ -184,7 +184,7 @@ def _prefix_pattern(head: bytes) -> bytes:
 def is_marked(line: bytes) -> bool:
     """Return whether the beginning of a line names TensorRT, or a tool that logs for it."""
     head = line[:160]
-    return any(mark in head for mark in (b"[TRT]", b"TensorRT", b"[TRTorch", b":onnxruntime"))
+    return b"[TRT" in head or b"TensorRT" in head or b":onnxruntime" in head
 
 
 def parse_stamp(stamp: bytes) -> int | None:
