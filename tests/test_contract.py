@@ -174,7 +174,9 @@ def broken_options(promised: Description, now: Description) -> list[str]:
             breaks.append(f"{name} is required now")
         if other["type"] != option["type"] and not {other["type"], option["type"]} <= texts:
             breaks.append(f"{name} was a {option['type']}, is a {other['type']}")
-        for key in ("nargs", "multiple", "flag", "default", "value alone", "range"):
+        if option.get("multiple") and not other["multiple"]:
+            breaks.append(f"{name} can be given once only")
+        for key in ("nargs", "flag", "default", "value alone", "range"):
             if key in option and other[key] != option[key]:
                 breaks.append(f"{key} of {name} was {option[key]}, is {other[key]}")
     breaks += [

@@ -312,7 +312,7 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
             for node in compared.as_json()["nodes"]
             if node["changes"]
         ]
-        text = render_comparison(compared).splitlines()
+        text = render_comparison(compared).lines
         lines[f"{a} {b}"] = [*text, json.dumps(compared.summary(), sort_keys=True), *nodes]
     return lines
 

@@ -21,6 +21,7 @@ from qdqtool.ir.file_types import model_stem
 from qdqtool.util.files import reserve_output
 
 if TYPE_CHECKING:
+    from qdqtool.formats.output import TextPage
     from qdqtool.trt.targets import Target
 
 Command = Callable[..., int]
@@ -34,11 +35,13 @@ class HelpCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
+        from qdqtool.formats.output import wrap_command
         from qdqtool.util.tables import read_sections
 
         with formatter.section("Examples"):
             for example in read_sections(Path(__file__).with_name("examples.toml"))[str(self.name)]:
-                formatter.write(f"  # {example['says']}\n  {example['run']}\n")
+                lines = [f"  # {example['says']}", *wrap_command(example["run"], 80, "  ")]
+                formatter.write("".join(f"{line}\n" for line in lines))
 
 
 def group(*options: Callable[[Any], Any]) -> Decorator:
@@ -216,7 +219,7 @@ class AnswerWriter:
     form: str
     output: str | None = None
 
-    def write(self, data: Callable[[], Any], text: Callable[[int], str]) -> None:
+    def write(self, data: Callable[[], Any], text: Callable[[int], str | TextPage]) -> None:
         """Write the answer: `data` returns it as JSON, `text` for a width in columns.
 
         Raises:
@@ -341,9 +344,10 @@ def choose_target(name: str | None, strongly_typed: bool = False) -> Target:
 
 def gpu_option(
     text: str = "Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).",
+    **more: Any,
 ) -> Decorator:
     """Return ``--gpu`` with a help text."""
-    return click.option("--gpu", metavar="NAME", help=text)
+    return click.option("--gpu", metavar="NAME", help=text, **more)
 
 
 clock_option = click.option(

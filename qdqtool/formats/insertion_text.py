@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from calibration.presets import describe_use
 from qdqtool.formats.output import TextPage, as_options
-from qdqtool.formats.predict_text import verdict
+from qdqtool.formats.verdicts import verdict
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
@@ -35,7 +35,7 @@ _ERROR_RATINGS = (
 )
 
 
-def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
+def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``insert``; ``everything`` names every node, group and scale."""
     page = TextPage(width, everything)
     _add_counts(page, insertion)
@@ -64,7 +64,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
             page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     if insertion.prediction is not None:
         _add_prediction(page, insertion.prediction)
-    return str(page)
+    return page
 
 
 def _add_counts(page: TextPage, insertion: Insertion) -> None:
@@ -210,7 +210,7 @@ def _add_prediction(page: TextPage, prediction: Prediction) -> None:
         page.add_lines(f"  - conversion at {name}")
 
 
-def render_fixed(fixed: Fixed, output: str, width: int) -> str:
+def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
     """Return the text of ``fix``: verdicts before and after, applied and refused changes."""
     page = TextPage(width)
     count = len(fixed.applied)
@@ -227,7 +227,7 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> str:
     if serious:
         remaining = ", ".join(f"{code} ({counts[code]})" for code in serious)
         page.add_heading(f"left: {remaining}; see qdqtool predict {output}")
-    return str(page)
+    return page
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:

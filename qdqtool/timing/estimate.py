@@ -537,9 +537,9 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
         slowdown = 1 / share
         notes.append(
             Note(
-                f"at {gpu.power:g} W the GPU may not hold {gpu.clock:.0f} MHz under load: the "
-                f"upper end of the range is for {gpu.clock * share:.0f} MHz; set `clock` if you "
-                "know it",
+                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): "
+                f"the upper end of the range is for {gpu.clock * share:.0f} MHz. Pass yours with "
+                "`clock`.",
                 code="slowed",
             )
         )

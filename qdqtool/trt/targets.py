@@ -135,6 +135,14 @@ class Target:
         return f"{self.requested_version}{suffix}"
 
     @property
+    def title(self) -> str:
+        """Product and version in words: ``TensorRT 10``, ``TensorRT-RTX 1.7``."""
+        base, suffix = self.name.removesuffix(STRONGLY_TYPED), ", strongly typed"
+        version = self.requested_version or base.removeprefix("rtx").removeprefix("trt")
+        product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
+        return f"{product} {version}{suffix if base != self.name else ''}"
+
+    @property
     def assumes_8x_cases(self) -> bool:
         """Whether cases that only builds of 8.x show are assumed on it."""
         return self.version >= (9, 0)
