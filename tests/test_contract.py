@@ -30,6 +30,10 @@ CHANGES = {
     # FP16 if the file's types decide, so that TensorRT 11 does not run the remainder in FP32.
     "insert: default of high_precision was 'fp32', is None",
     "default of --high-precision was fp32, is None",
+    # auto is float for INT8, the only precision of these versions.
+    "insert: default of attention was 'float', is 'auto'",
+    "tune: default of attention was 'float', is 'auto'",
+    "default of --attention was float, is auto",
     # predict accepts several models.
     "nargs of model was 1, is -1",
     # The method of each tensor that was used, each with a count.

@@ -347,6 +347,7 @@ def left_float_reasons() -> dict[str, list[str]]:
         placement_reasons.WeightsType: [("double",)],
         placement_reasons.WeightsRank: [(3,)],
         placement_reasons.SmallConvolution: [(3, 8, (3, 1))],
+        placement_reasons.NoFastFp8: [(why,) for why in placement_reasons.Fp8Obstacle],
         placement_reasons.SubgraphLayers: [(2,)],
         placement_reasons.EinsumProduct: [(why,) for why in placement_reasons.EinsumObstacle],
         placement_reasons.FloatResult: [(True,), (False,)],

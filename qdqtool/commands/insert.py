@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @options.calib_option()
 @options.quantized_output_option
 @options.target_options
+@options.precision_option("int8", "fp8")
 @options.range_options
 @options.image_options
 @options.cache_options
@@ -128,8 +129,9 @@ def command(
     from qdqtool.formats.insertion_text import render
     from qdqtool.formats.output import Style, use_option_names
     from qdqtool.formats.time_text import add_speed
-    from qdqtool.insertion.api import insert
     from qdqtool.insertion.ranges import write_table as save_table
+    from qdqtool.insertion.rules import choose_fp8_target
+    from qdqtool.quantization.api import insert
 
     result = insert(
         model,
@@ -146,7 +148,8 @@ def command(
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    time = _estimate_time(result.model, gpu, release) if gpu else None
+    built = choose_fp8_target(release) if result.precision == "fp8" else release
+    time = _estimate_time(result.model, gpu, built) if gpu else None
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
@@ -156,7 +159,7 @@ def command(
             add_speed(page, [time])
         page.add_gap()
         page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
-        page.add_page(_suggest_next(release, path, gpu, width, result.model))
+        page.add_page(_suggest_next(built, path, gpu, width, result.model))
         return page
 
     answer.write(

@@ -587,6 +587,19 @@ def check_cluster(cluster: str | None, mixed_cpus: bool) -> None:
 
 # Placement
 
+
+def precision_option(*choices: str) -> Decorator:
+    """Return ``--precision`` with its choices."""
+    return click.option(
+        "--precision",
+        type=click.Choice(choices),
+        default="int8",
+        show_default=True,
+        help="Format of quantized tensors. fp8 (E4M3) needs compute capability 8.9 or newer and "
+        "a strongly typed network (TensorRT 10.3 or newer).",
+    )
+
+
 placement_options = group(
     click.option(
         "--head",
@@ -605,10 +618,11 @@ placement_options = group(
     ),
     click.option(
         "--attention",
-        type=click.Choice(("float", "int8")),
-        default="float",
+        type=click.Choice(("auto", "float", "int8", "fp8")),
+        default="auto",
         show_default=True,
-        help="Type of the products of attention. Users measured INT8 to be slower (800 us instead "
+        help="Type of the products of attention. auto: float for INT8; FP8 where TensorRT fuses "
+        "it. Users measured INT8 to be slower (800 us instead "
         "of 200 on an Orin with 8.6, NVIDIA/TensorRT#3243; 111 ms instead of 43 for Stable "
         "Diffusion's UNet on an A10, #2905): measure.",
     ),
@@ -631,10 +645,10 @@ placement_options = group(
     ),
     click.option(
         "--weights",
-        type=click.Choice(("float", "int8")),
+        type=click.Choice(("float", "int8", "fp8")),
         default="float",
         show_default=True,
-        help="Store weights as float with Q and DQ, or as int8 with DQ alone.",
+        help="Store weights as float with Q and DQ, or as int8 or fp8 with DQ alone.",
     ),
 )
 
@@ -643,7 +657,7 @@ network_options = group(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),
         help="Type of everything that is not quantized. [default: fp16 if the types of the file "
-        "decide (trt11, rtx1.7), else fp32]",
+        "decide (trt11, rtx1.7, fp8), else fp32]",
     ),
     click.option(
         "--smooth",

@@ -101,6 +101,7 @@ from qdqtool.commands.usage import UsageError
 @click.option("--no-state", is_flag=True, help="Do not keep what was measured.")
 @options.cluster_options
 @options.target_option
+@options.precision_option("int8", "fp8")
 @options.range_options
 @options.image_options
 @options.placement_options

@@ -18,8 +18,8 @@ from qdqtool.demo.recording import verify_recorded
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.insertion_text import render
 from qdqtool.formats.output import TextPage, terminal_width, wrap
-from qdqtool.insertion.api import insert
 from qdqtool.ir.modelfile import save
+from qdqtool.quantization.api import insert
 from qdqtool.runtime.sessions import open_session
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits

@@ -204,9 +204,9 @@ _PARAMETERS = """
     check_timeout clock cluster data dot effort evaluation exclude exclude_op finding gpu head
     high_precision hops include input_type inputs issue keep layers limit losses max_images mean
     method method_for metric minimize mixed_cpus node other output outputs overwrite_cache
-    percentile power predict preprocess private profile require_gain required residual resize
-    save_calibration scale says shapes size sm smooth state std strongly_typed target time_limit
-    timeout tuning unify weights workers
+    percentile power precision predict preprocess private profile require_gain required residual
+    resize save_calibration scale says shapes size sm smooth state std strongly_typed target
+    time_limit timeout tuning unify weights workers
 """.split()
 _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 

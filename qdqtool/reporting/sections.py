@@ -16,7 +16,8 @@ from qdqtool.formats.build_text import verdict
 from qdqtool.formats.output import as_options
 from qdqtool.formats.time_text import describe_times
 from qdqtool.formats.verdicts import speed_verdict
-from qdqtool.insertion.scales import LEVELS, find_scale_groups
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, output_axis
 from qdqtool.ir.qdq import is_qdq

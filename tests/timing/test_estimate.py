@@ -133,7 +133,7 @@ def test_allowed_fp16_is_never_slower(name: str, typed: bool, gpu: str) -> None:
 
 @pytest.mark.parametrize(("name", "typed"), slow_after(7, TARGETS_TYPED[::-1]))
 def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: bool) -> None:
-    from qdqtool.insertion.api import insert
+    from qdqtool.quantization.api import insert
 
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
     network = convolution_chain(size=28, quantized=False)
