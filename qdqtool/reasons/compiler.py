@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from qdqtool.reasons.faults import FloatDeconvolution
-from qdqtool.reasons.fp8 import LargeFp8Kernel, NonzeroFp8ZeroPoint
+from qdqtool.reasons.fp8 import FloatFp8Column, LargeFp8Kernel, NonzeroFp8ZeroPoint
 from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message
@@ -54,6 +54,7 @@ class FaultKind(StrEnum):
     FLOAT_TYPES = "data and weights of different types"
     INTEGERS = "a convolution of integers"
     INT4_WEIGHTS = "an int8 input with int4 weights"
+    MIXED_TYPES = "data and weights of INT8 and FP8"
     HALF_SHAPE1 = "float16 weights with one scale of shape [1]"
     HARDWARE_TYPE = "a type that the GPU lacks"
 
@@ -217,6 +218,11 @@ _FAULTS: dict[FaultKind, Message] = {
     FaultKind.INTEGERS: (
         "{node}: its input is {0}; a convolution needs float inputs.",
         "Put a DequantizeLinear before it.",
+    ),
+    FaultKind.MIXED_TYPES: (
+        '{node}: one input is {0}, the other {1}; "CHECK(dtype == W.type()) failed" or a similar '
+        "check.",
+        "Quantize both inputs to one type.",
     ),
     FaultKind.INT4_WEIGHTS: (
         '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".',
@@ -409,5 +415,6 @@ _FLOAT_REASONS = (
     WeightsNotDequantized,
     FloatDeconvolution,
     LargeFp8Kernel,
+    FloatFp8Column,
     NonzeroFp8ZeroPoint,
 )

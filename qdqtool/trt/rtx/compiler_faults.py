@@ -381,8 +381,10 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
         yield fault_checks.nonzero_zero_point(COMPILER, name, name, zeros, unsigned)
 
 
-def find_half_scale_fault(states: GraphStates, node: Node) -> CompilerFault | None:
-    """Return the fault of an INT8 Conv of float16 whose weights have one scale of shape [1].
+def find_half_scale_fault(
+    states: GraphStates, node: Node, capabilities: tuple[int, ...]
+) -> CompilerFault | None:
+    """Return the fault of a quantized float16 Conv whose weights have one scale of shape [1].
 
     The compiler accepts one scale for one output channel, and float32.
     """
@@ -393,7 +395,7 @@ def find_half_scale_fault(states: GraphStates, node: Node) -> CompilerFault | No
     is_half = states.types.get(node.input(0)) == onnx.TensorProto.FLOAT16
     if right.scalar or right.axes or not is_half or shape is None or shape[0] == 1:
         return None
-    if resolve_precision(states.model, node, left, right) != Precision.INT8:
+    if isinstance(resolve_precision(states.model, node, left, right, capabilities), Refusal):
         return None
     return _fault(node, FaultKind.HALF_SHAPE1, right.dq.name)
 

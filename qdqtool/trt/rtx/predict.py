@@ -31,6 +31,8 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
         target: TensorRT-RTX, and the compute capabilities that it builds for. 75 among them
             disables INT8 for all.
     """
+    if qdq.uses_fp8(model):
+        target = target.for_fp8()
     states = GraphStates(model)
     view = View(model)
     prediction = Prediction(
@@ -42,7 +44,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     prediction.refusals = list(find_compiler_faults(states, target.capabilities))
     for node in model.nodes:
         if node.op == "Conv":
-            fault = find_half_scale_fault(states, node)
+            fault = find_half_scale_fault(states, node, target.capabilities)
             if fault is not None:
                 prediction.refusals.append(fault)
         if not is_multiplication(model, node):
@@ -115,7 +117,7 @@ def _predict_node(
     is_plain = node.op == "Einsum" or (node.op == "MatMul" and not is_constant)
     if is_plain and not any(_has_quantizer(state) for state in (left, right)):
         return None, None
-    verdict = resolve_precision(states.model, node, left, right)
+    verdict = resolve_precision(states.model, node, left, right, target.capabilities)
     if verdict == Precision.INT8 and not target.has_int8:
         verdict = integer_loss(node, LossCause.TURING, None, None)
     float_type = precision_of(states.types.get(node.input(0), 0))
