@@ -119,7 +119,8 @@ def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[s
 def load_samples(model: str | Path, data: str | Path) -> Images:
     """The images of a folder as the model takes them (letterbox, RGB, 0 to 1), or an npy file of them: [n, 3, h, w]."""
     from calibration.arrays import open_data
-    from calibration.session import input_specs, metadata_size
+    from calibration.session import input_specs
+    from qdqtool.ir.input_shapes import metadata_size
     from qdqtool.ir.modelfile import load
 
     if Path(data).suffix == ".npy":

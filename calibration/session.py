@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import difflib
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,8 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec, Sample
 from qdqtool.errors import DataError, ModelError
 from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import metadata_size
+from qdqtool.ir.qdq import has_fp8
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import all_tensors, read_location
 from qdqtool.proto.slim import strip_data
@@ -27,8 +28,6 @@ from qdqtool.util import limits
 
 Size = tuple[int, int]
 _MAX_STRIDE = 1024  # in the metadata; networks have 8 to 64
-# "[640, 640]", "(640, 640)", "640x640" or "640".
-_IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
 
 
 def input_specs(model: Model) -> list[InputSpec]:
@@ -64,15 +63,6 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
     # Some exporters write 0 or -1 for an open dimension.
     shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
     return InputSpec(value.name, shape, dtype.name)
-
-
-def metadata_size(model: Model) -> Size | None:
-    """Return height and width from Ultralytics' metadata `imgsz` (`[640, 640]`), or None."""
-    match = _IMAGE_SIZE.fullmatch(model.metadata.get("imgsz", "").strip())
-    if match is None:
-        return None
-    height, width = int(match[1] or match[3]), int(match[2] or match[3])
-    return (height, width) if min(height, width) > 0 and max(height, width) <= 1 << 16 else None
 
 
 def choose_size(model: Model, size: Size | None) -> Size | None:
@@ -241,6 +231,7 @@ def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: 
     """
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
+    fold_qdq = not has_fp8(model)  # onnxruntime up to 1.31 makes integer kernels of FP8 as well
     try:
         try:
             return open_proto(

@@ -565,16 +565,32 @@ class ConvOutcome:
 
 @dataclass(slots=True)
 class ModelInfo:
-    """The model that a result refers to."""
+    """The model that a result refers to.
+
+    Attributes:
+        path: Path of the file, empty for a model in memory.
+        sha256: Hash of the file.
+        opset: Version of the operators.
+        nodes: Number of nodes.
+        open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
+            build for elsewhere.
+    """
 
     path: str
     sha256: str
     opset: int
     nodes: int
+    open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
-        return {"path": self.path, "sha256": self.sha256, "opset": self.opset, "nodes": self.nodes}
+        return {
+            "path": self.path,
+            "sha256": self.sha256,
+            "opset": self.opset,
+            "nodes": self.nodes,
+            "open_inputs": {name: list(shape) for name, shape in self.open_inputs.items()},
+        }
 
 
 @dataclass(slots=True, repr=False)

@@ -17,7 +17,7 @@ from qdqtool.comparison.build_side import (
     pair_layers,
     summarize_build,
 )
-from qdqtool.comparison.matching import MIN_LIKENESS, NodeMatching, match
+from qdqtool.comparison.matching import NodeMatching, is_same_network, match
 from qdqtool.comparison.model_side import ModelSide, summarize_model
 from qdqtool.comparison.result import (
     NO_LISTING,
@@ -273,9 +273,7 @@ def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:
     """Reject models of different networks, and models without layers to compare."""
-    has_weights = bool(a.view.nodes_with_weights or b.view.nodes_with_weights)
-    has_pairs = any(n.index in matching.pairs for n in a.view.nodes_with_weights)
-    if matching.likeness >= MIN_LIKENESS and (has_pairs or not has_weights):
+    if is_same_network(a.view, b.view, matching):
         return
     for side in (a, b):
         findings = side.prediction.findings if side.prediction is not None else []
@@ -285,8 +283,8 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
                 code="unsupported",
             )
     reason = "no layer in common"
-    if has_pairs:
-        reason = f"only {matching.likeness:.0%} of the layers have their like"
+    if any(n.index in matching.pairs for n in a.view.nodes_with_weights):
+        reason = f"only {matching.likeness:.0%} of the layers match"
     raise QdqtoolError(
         f"{a.title} and {b.title} are models of different networks: {reason}",
         code="different-models",

@@ -47,6 +47,13 @@ class NodeMatching:
     likeness: float = 1.0
 
 
+def is_same_network(first: View, second: View, matching: NodeMatching) -> bool:
+    """Return whether two graphs are versions of one network, by their matched nodes."""
+    has_weights = bool(first.nodes_with_weights or second.nodes_with_weights)
+    has_pairs = any(n.index in matching.pairs for n in first.nodes_with_weights)
+    return matching.likeness >= MIN_LIKENESS and (has_pairs or not has_weights)
+
+
 @dataclass(slots=True)
 class AnchorGraph:
     """A graph of anchors, the nodes with weights, without its Q and DQ.

@@ -7,7 +7,7 @@ read it. The flags of other tools are named there only.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
@@ -95,42 +95,57 @@ def find_build_method(name: str) -> BuildMethod:
 _JETPACK = ("10.3", "10.7")  # of JetPack 6, whose trtexec is not on the path
 
 
-def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
+def trtexec_command(
+    target: Target,
+    model: str,
+    *,
+    half: bool = True,
+    open_inputs: Mapping[str, Sequence[int]] | None = None,
+) -> str:
     """Return the trtexec command that builds a model and writes a log for ``qdqtool verify``.
 
     Strongly typed networks, and TensorRT 11 and later, have no precision flags. Weakly typed
     networks of TensorRT 8 to 10 need ``--int8``, and ``--fp16`` for the unquantized part. Both
     flags are deprecated since 10.12 (release notes), and 10.15 runs Q/DQ in INT8 without
-    ``--int8``. trtexec lists the layers from 8.2 on.
+    ``--int8``. trtexec lists the layers from 8.2 on. Without ``--shapes`` it builds for 1 in each
+    open dimension.
 
     Args:
         target: The TensorRT version.
         model: Path of the model.
         half: Whether the unquantized part may run in FP16.
+        open_inputs: Shapes to build for, by the input's name; -1 is batch 1.
     """
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
         words += ["--int8", "--fp16"] if half else ["--int8"]
     elif target.trtexec.precision_flags:
         words.append("--stronglyTyped")
+    if open_inputs:
+        words.append(shlex.quote(f"--shapes={','.join(map(_format_shape, open_inputs.items()))}"))
     words.append("--verbose")
     if target.trtexec.lists_layers:
         words.append("--profilingVerbosity=detailed")
     return " ".join([*words, "> build.log 2>&1"])
 
 
+def _format_shape(entry: tuple[str, Sequence[int]]) -> str:
+    """Return ``images:1x3x640x640``. trtexec wants names with separators in quotes."""
+    name, shape = entry
+    label = f"'{name}'" if set(name) & set(":,") else name
+    return f"{label}:{'x'.join(str(1 if d == -1 else d) for d in shape)}"
+
+
 def trtexec_advice(target: Target) -> str:
     """Return advice about the trtexec command of a target; empty if there is none."""
-    version = version_numbers(target.requested_version) or target.version
+    version = version_numbers(target.requested_version)
     if target.requested_version.startswith(_JETPACK):
         return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
-    if (
-        not target.strongly_typed
-        and version[0] == 10
-        and (version[1] >= 12 or not target.requested_version)
-    ):
-        since = "" if target.requested_version else "10.12 and later: "
-        return f"{since}deprecated flags; insert --strongly-typed needs none"
+    if version and not target.strongly_typed and version[0] == 10 and version[1] >= 12:
+        return (
+            "trtexec warns that --int8 and --fp16 are deprecated. To do without: qdqtool insert "
+            "--strongly-typed, then trtexec --stronglyTyped"
+        )
     return ""
 
 

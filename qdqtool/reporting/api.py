@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqtool.buildlog.types import Build
+from qdqtool.comparison.matching import is_same_network, match
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource
-from qdqtool.ir.operators import WEIGHTED
 from qdqtool.reporting import data, sections
 from qdqtool.reporting.graphs import draw
 from qdqtool.reporting.nodes import ModelCollector, ReportSubject, analyze_model, choose_gpu
@@ -169,33 +168,21 @@ def _collect_model(collector: ModelCollector) -> data.ModelContents:
 
 
 def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
-    """Compare the shapes of both models' weights; names of nodes may differ.
+    """Check that two models are versions of one network, as ``compare`` does.
 
     Raises:
-        DataError: Fewer than half of the larger model's weights have a shape that the other has.
+        DataError: They are not.
     """
-    shapes, earlier_shapes = _weight_shapes(after), _weight_shapes(before)
-    common = (shapes & earlier_shapes).total()
-    larger = max(shapes.total(), earlier_shapes.total())
-    if 2 * common < larger:
+    matching = match(before.view, after.view)
+    if not is_same_network(before.view, after.view, matching):
         raise DataError(
-            f"it is another network: {common} of {larger} convolutions have weights of a shape "
-            f"that is also in {after.model.path or 'the model'}; give the model before Q/DQ",
+            f"{matching.likeness:.0%} of its layers match those of "
+            f"{after.model.path or 'the model'}, so this is another network. Give the model before "
+            "Q/DQ",
             before.model.path or "the model before",
             code="different-models",
             parameter="before",
         )
-
-
-def _weight_shapes(subject: ReportSubject) -> Counter[tuple[int, ...]]:
-    """Count the shapes of weights, their dimensions in ascending order."""
-    shapes: Counter[tuple[int, ...]] = Counter()
-    for node in subject.model.nodes:
-        if node.op in WEIGHTED:
-            shape = subject.model.constant_shape(subject.view.weights(node).source)
-            if shape:
-                shapes[tuple(sorted(shape))] += 1
-    return shapes
 
 
 def _add_outcomes_before(model: data.ModelContents, before: data.ModelContents) -> None:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import complete_shapes
 from qdqtool.ir.qdq import FLOATS, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.proto.external_data import has_data
@@ -120,23 +121,17 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     """Return the model with fixed input shapes, and a note for each input that was open.
 
-    The first dimension becomes ``batch``. Height and width of four dimensions become those of
-    the ``imgsz`` metadata, else 640.
+    The shapes are those of :func:`complete_shapes`.
     """
-    notes: list[Note] = []
-    shapes: dict[str, list[int]] = {}
-    for name in model.inputs:
-        shape = model.shape(name)
-        if shape is None or all(d is not None and d > 0 for d in shape):
-            continue
-        defaults = [batch, *([1] * (len(shape) - 1))]
-        if len(shape) == 4:
-            defaults[2:] = _image_size(model)
-        shapes[name] = [d or default for d, default in zip(shape, defaults, strict=True)]
-        text = "x".join(map(str, shapes[name]))
-        notes.append(
-            Note(f"input '{name}': shape {text} assumed", code="input-taken", shape=shapes[name])
+    shapes = complete_shapes(model, batch)
+    notes = [
+        Note(
+            f"input '{name}': shape {'x'.join(map(str, shape))} assumed",
+            code="input-taken",
+            shape=list(shape),
         )
+        for name, shape in shapes.items()
+    ]
     if not shapes:
         return model, notes
     proto = strip_large_constants(model)
@@ -152,13 +147,6 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     return Model(proto, model.path, sha256=model.sha256), notes
-
-
-def _image_size(model: Model) -> tuple[int, int]:
-    text = model.metadata.get("imgsz", "")[:100]
-    digits = "".join(c if c.isdigit() else " " for c in text).split()
-    sizes = [int(d) for d in digits if 0 < int(d) <= 65536]
-    return (sizes[0], sizes[-1]) if sizes else (640, 640)
 
 
 # Shapes that depend on computed values --------------------------------------------------------

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Case
+from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import describe_model
 from qdqtool.ir.operators import LayerKind
 from qdqtool.ir.qdq import is_dq, is_qdq
 from qdqtool.ir.sizes import is_multiplication
@@ -30,7 +32,6 @@ from qdqtool.types import (
     ConvOutcome,
     EngineLayer,
     Evidence,
-    ModelInfo,
     MyelinRegion,
     Precision,
     Prediction,
@@ -117,13 +118,14 @@ def _with_silu_add(target: Target, value: SiluAdd) -> Target:
 
 def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
     """Return the prediction, and the Adds whose fusion the target's choice decided."""
-    network = importer.build(model)
+    folded = fold_constants(model)
+    network = importer.build(folded)
     run = pipeline.run(network, target)
-    outcome = Outcome(model, network, target)
+    outcome = Outcome(folded, network, target)
     cases = (case for layer in network.layers.values() for case in layer.cases)
     rules = describe_rules(cases, target)
     prediction = Prediction(
-        ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
+        describe_model(model),
         target.name,
         convolutions=outcome.convolutions,
         layers=outcome.layers,

@@ -20,7 +20,6 @@ from calibration.session import (
     check_tensors,
     external_folder,
     input_specs,
-    metadata_size,
     open_packed_session,
     open_session,
     pack_model,
@@ -282,40 +281,6 @@ def test_inputs_that_cannot_be_fed_are_rejected(
 ) -> None:
     with pytest.raises(ModelError, check=reports(code, text, path=path or "model", node="in")):
         input_specs(with_inputs(value, path=path))
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        (None, None),
-        ("640", (640, 640)),
-        ("[1, 65536]", (1, 65536)),
-        ("[65536, 1]", (65536, 1)),
-        ("[1, 65537]", None),
-        ("[65537, 1]", None),
-        ("[0, 5]", None),
-        ("[5, 0]", None),
-        ("[-1, 5]", None),
-        ("[5]", None),
-        ("[5, 6, 7]", None),
-        ("[5.5, 6]", None),
-        ('["5", 6]', None),
-        ("0", None),
-        ("(5, 6)", (5, 6)),
-        ("(5, 6, 7)", None),
-        ("5x6", (5, 6)),
-        ("(5,)", None),
-        ("{}", None),
-        ("null", None),
-        pytest.param("[" * 100_000, None, id="nested"),
-        ("-", None),
-    ],
-)
-def test_metadata_size(text: str | None, size: tuple[int, int] | None) -> None:
-    model = conv_net()
-    if text is not None:
-        model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value=text))
-    assert metadata_size(Model(model)) == size
 
 
 @pytest.mark.parametrize(

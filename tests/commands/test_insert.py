@@ -86,6 +86,24 @@ def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, t
     assert next_command(text)[-2:] == ["--target", target]
 
 
+def test_build_command_has_the_size_of_insert(folder: Path, cli: Cli) -> None:
+    """A builder would use 1 for each open dimension. `predict` finds the size in the metadata."""
+    proto = onnx.load("m.onnx")
+    for number, dim in enumerate(proto.graph.input[0].type.tensor_type.shape.dim):
+        if number != 1:
+            dim.Clear()
+    del proto.graph.value_info[:]
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, "open.onnx")
+    text = cli("insert", "open.onnx", "--calib", "images", "--size", "64")
+    name = proto.graph.input[0].name
+    assert f" --shapes={name}:1x3x64x64 " in text
+    assert f" --shapes={name}:1x3x64x64 " in cli("predict", "open_qdq.onnx")
+    text = cli("predict", "open_qdq.onnx", "--gpu", "T4", "--batch", "8")
+    assert f" --shapes={name}:8x3x64x64 " in text
+    assert cli.json("predict", "open_qdq.onnx")["model"]["open_inputs"] == {name: [-1, 3, 64, 64]}
+
+
 def test_insert_next_command_names_the_gpu(folder: Path, cli: Cli) -> None:
     arguments = ["--gpu", "Tesla T4", "--target", "rtx1.7", *QUICK]
     _, *command = next_command(cli("insert", "small.onnx", "--calib", "images", *arguments))

@@ -20,7 +20,7 @@ from calibration.methods import METHODS, amax_of
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.demo.network import yolov8n
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import is_qdq, read_params
@@ -315,7 +315,7 @@ def test_build_times_come_before_estimates(
     if gpu is not None:  # verify and report subtract what profiling adds
         times = qdqtool.verify(files.model, layers, profile, gpu=gpu).times
         assert times is not None and times["built_ms"] == page.agreement.measured_ms < total
-        assert page.model.time is not None and "INT8 as placed" in page.model.time.decision[0]
+        assert page.model.time is not None and "FP16" in page.model.time.decision[0]
     html = render_page(page)
     text = re.sub(r"<[^>]+>", " ", html)
     assert "Time, measured" in text and "Time, estimated" not in text
@@ -325,32 +325,40 @@ def test_build_times_come_before_estimates(
         assert re.findall(r"(Measured|Est\.) ms", head) == columns
 
 
-@pytest.mark.parametrize(
-    ("cin", "cout", "count", "fits"),
-    [
-        (16, 16, 3, True),
-        (16, 16, 4, True),
-        (16, 16, 5, False),
-        (16, 8, 3, False),
-        (16, 16, 0, False),
-    ],
-)
-def test_before_refuses_another_network(
-    files: NetworkFiles, tmp_path: Path, cin: int, cout: int, count: int, fits: bool
+@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("names", ["c", "renamed"])
+def test_before_is_refused_if_compare_refuses_it(
+    files: NetworkFiles, tmp_path: Path, width: int, names: str
 ) -> None:
-    """The model has weights of 16x16x3x3 twice and of 16x32x3x3 once."""
-    net, tensor = Net(cin, 16), "x"
-    for i in range(count):
-        tensor = net.conv(f"c{i}", tensor, cin=cin if i == 0 else cout, cout=cout)
+    """A network of another width is another one, a network with other names is not."""
+    net = Net(width, 16)
+    tensor = "x"
+    for i in range(4):
+        tensor = net.conv(f"{names}{i}", tensor, cin=width, cout=width)
     net.output(net.op("Relu", "end", tensor))
     other = tmp_path / "other.onnx"
     onnx.save(net.model(), other)
-    if fits:
-        assert collect(files.model, before=other).before is not None
+    model = chain(tmp_path)
+    if width == 16:
+        assert qdqtool.compare(other, model) and collect(model, before=other).before is not None
         return
+    with pytest.raises(QdqtoolError, check=has("different-models")):
+        qdqtool.compare(other, model)
     expected = has("different-models", path=str(other), parameter="before")
     with pytest.raises(DataError, check=expected):
-        collect(files.model, before=other)
+        collect(model, before=other)
+
+
+def chain(folder: Path) -> Path:
+    """Write four convolutions of 16 channels with Q/DQ."""
+    net, tensor = Net(16, 16), "x"
+    for i in range(4):
+        tensor = net.conv(f"c{i}", tensor, cin=16, cout=16)
+    net.output(net.op("Relu", "end", tensor))
+    data = np.random.default_rng(0).normal(0, 1, (2, 16, 16, 16)).astype(np.float32)
+    path = folder / "chain_qdq.onnx"
+    qdqtool.insert(net.model(), data, predict=False).save(path)
+    return path
 
 
 def relus(names: list[str]) -> onnx.ModelProto:
@@ -381,7 +389,7 @@ def test_report_for_tensorrt_rtx_has_no_layers(files: NetworkFiles) -> None:
 
 @pytest.mark.parametrize("names", [[], ["r"]], ids=["empty", "relu"])
 def test_report_without_convolutions_says_so(names: list[str]) -> None:
-    assert "nothing to run in INT8" in qdqtool.report(relus(names)).html
+    assert "no convolution, no matrix product" in qdqtool.report(relus(names)).html
 
 
 @pytest.mark.parametrize(

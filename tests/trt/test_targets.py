@@ -1,5 +1,7 @@
 """Targets: names and versions, properties, and their effect on predictions."""
 
+import shlex
+
 import numpy as np
 import pytest
 
@@ -265,7 +267,7 @@ def test_trtexec_options_of_unknown_version() -> None:
     [
         ("trt8.0", {"--fp16", "--int8"}, ""),
         ("8.6.1", {"--fp16", "--int8"}, ""),
-        ("trt10", {"--fp16", "--int8"}, "10.12 and later"),
+        ("trt10", {"--fp16", "--int8"}, ""),
         ("10.3", {"--fp16", "--int8"}, "on a Jetson"),
         ("10.11", {"--fp16", "--int8"}, ""),
         ("10.12", {"--fp16", "--int8"}, "deprecated"),
@@ -282,6 +284,22 @@ def test_trtexec_command_has_flags_of_version(target: str, flags: set[str], rema
     assert command.endswith("> build.log 2>&1")
     printed = trtexec_advice(target_named(target))
     assert remark in printed and bool(remark) == bool(printed)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "flag"),
+    [
+        ("images", (1, 3, 64, 96), "--shapes=images:1x3x64x96"),
+        ("images", (-1, 3, 64, 96), "--shapes=images:1x3x64x96"),
+        ("x:0", (2, 3), "--shapes='x:0':2x3"),  # trtexec --help: names in quotes
+    ],
+)
+def test_trtexec_command_has_shapes_of_open_inputs(
+    name: str, shape: tuple[int, ...], flag: str
+) -> None:
+    command = trtexec_command(target_named("trt10"), "m.onnx", open_inputs={name: shape})
+    assert flag in shlex.split(command)
+    assert "--shapes" not in trtexec_command(target_named("trt10"), "m.onnx", open_inputs={})
 
 
 @pytest.mark.parametrize(

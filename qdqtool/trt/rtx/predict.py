@@ -4,6 +4,7 @@ from typing import Literal
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.input_shapes import describe_model
 from qdqtool.ir.qdq import precision_of
 from qdqtool.ir.sizes import is_multiplication
 from qdqtool.patterns.heads import find_attentions
@@ -14,7 +15,7 @@ from qdqtool.trt.rtx.compiler_faults import find_compiler_faults, find_half_scal
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
-from qdqtool.types import ConvOutcome, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
+from qdqtool.types import ConvOutcome, MyelinRegion, Precision, Prediction, Refusal
 
 
 def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
@@ -33,7 +34,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     states = GraphStates(model)
     view = View(model)
     prediction = Prediction(
-        ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
+        describe_model(model),
         target.name,
         target_evidence=f"{target.evidence}: {target.proof}",
         compute_capabilities=target.capability_names,

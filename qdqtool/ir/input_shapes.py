@@ -1,0 +1,72 @@
+"""Shapes of inputs whose dimensions a model leaves open."""
+
+from __future__ import annotations
+
+import re
+
+from qdqtool.ir.graph import Model
+from qdqtool.types import ModelInfo
+
+_DEFAULT_SIZE = (640, 640)
+_SIZE = "qdqtool.size"  # metadata: height and width that `insert` or `tune` was given
+_SIZE_KEYS = (_SIZE, "imgsz")  # the second one is of Ultralytics
+_IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
+_MAX_SIDE = 1 << 16
+
+
+def metadata_size(model: Model) -> tuple[int, int] | None:
+    """Return height and width from the metadata (``[640, 640]``), None if they are not there."""
+    for key in _SIZE_KEYS:
+        match = _IMAGE_SIZE.fullmatch(model.metadata.get(key, "").strip())
+        if match is None:
+            continue
+        height, width = int(match[1] or match[3]), int(match[2] or match[3])
+        if min(height, width) > 0 and max(height, width) <= _MAX_SIDE:
+            return height, width
+    return None
+
+
+def remember_size(model: Model, size: tuple[int, int] | None) -> None:
+    """Write height and width into the metadata if an input leaves a dimension open."""
+    if size is None or not complete_shapes(model):
+        return
+    entries = model.proto.metadata_props
+    for index in reversed(range(len(entries))):
+        if entries[index].key == _SIZE:
+            del entries[index]
+    entries.add(key=_SIZE, value=str(list(size)))
+
+
+def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
+    """Return a complete shape for each input that leaves dimensions open.
+
+    An open first dimension becomes `batch`. Height and width of four dimensions become those of the
+    metadata, else 640. Others become 1.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in model.inputs:
+        shape = model.shape(name)
+        if shape is None or all(d is not None and d > 0 for d in shape):
+            continue
+        defaults = [batch, *([1] * (len(shape) - 1))]
+        if len(shape) == 4:
+            is_channels_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
+            first = 1 if is_channels_last else 2
+            defaults[first : first + 2] = metadata_size(model) or _DEFAULT_SIZE
+        # Some exporters write 0 or -1 for an open dimension.
+        shapes[name] = tuple(
+            d if d is not None and d > 0 else default
+            for d, default in zip(shape, defaults, strict=True)
+        )
+    return shapes
+
+
+def describe_model(model: Model) -> ModelInfo:
+    """Return the facts about a model that results contain."""
+    return ModelInfo(
+        model.path,
+        model.sha256,
+        model.opset,
+        len(model.nodes),
+        complete_shapes(model, batch=-1),
+    )

@@ -1,0 +1,88 @@
+"""Shapes of open inputs, and the size in the metadata."""
+
+import onnx
+import pytest
+
+from qdqtool.ir.graph import Model
+from qdqtool.ir.input_shapes import complete_shapes, metadata_size, remember_size
+from tests.calibration.nets import conv_net
+
+
+def network(*shape: int | None) -> onnx.ModelProto:
+    """Return a network with one input of a shape; None is an open dimension."""
+    x = onnx.helper.make_tensor_value_info("in0", onnx.TensorProto.FLOAT, shape)
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    node = onnx.helper.make_node("Relu", ["in0"], ["y"])
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (None, None),
+        ("640", (640, 640)),
+        ("[1, 65536]", (1, 65536)),
+        ("[65536, 1]", (65536, 1)),
+        ("[1, 65537]", None),
+        ("[65537, 1]", None),
+        ("[0, 5]", None),
+        ("[5, 0]", None),
+        ("[-1, 5]", None),
+        ("[5]", None),
+        ("[5, 6, 7]", None),
+        ("[5.5, 6]", None),
+        ('["5", 6]', None),
+        ("0", None),
+        ("(5, 6)", (5, 6)),
+        ("(5, 6, 7)", None),
+        ("5x6", (5, 6)),
+        ("(5,)", None),
+        ("{}", None),
+        ("null", None),
+        pytest.param("[" * 100_000, None, id="nested"),
+        ("-", None),
+    ],
+)
+def test_metadata_size(text: str | None, size: tuple[int, int] | None) -> None:
+    model = conv_net()
+    if text is not None:
+        model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value=text))
+    assert metadata_size(Model(model)) == size
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "complete"),
+    [
+        ((1, 3, 64, 64), 1, None),
+        ((None, 3, 64, 64), 8, (8, 3, 64, 64)),
+        ((None, 3, None, None), -1, (-1, 3, 320, 480)),
+        ((1, None, 32, None), 8, (1, 1, 32, 480)),
+        ((1, None, None, 3), 1, (1, 320, 480, 3)),
+        ((None, None, 7), 1, (1, 1, 7)),
+    ],
+)
+def test_open_dimensions_get_sizes(
+    shape: tuple[int | None, ...], batch: int, complete: tuple[int, ...] | None
+) -> None:
+    model = Model(network(*shape))
+    model.proto.metadata_props.add(key="imgsz", value="[320, 480]")
+    assert complete_shapes(model, batch) == ({} if complete is None else {"in0": complete})
+
+
+def test_size_without_metadata_is_640() -> None:
+    assert complete_shapes(Model(network(1, 3, None, None))) == {"in0": (1, 3, 640, 640)}
+
+
+def test_remembered_size_comes_before_that_of_the_exporter() -> None:
+    model = Model(network(1, 3, None, None))
+    model.proto.metadata_props.add(key="imgsz", value="[320, 480]")
+    for size in ((96, 96), (64, 128)):
+        remember_size(model, size)
+        assert metadata_size(model) == size
+    assert model.metadata["imgsz"] == "[320, 480]" and len(model.metadata) == 2
+
+
+def test_size_of_fixed_inputs_is_not_remembered() -> None:
+    model = Model(network(1, 3, 64, 64))
+    remember_size(model, (96, 96))
+    assert not model.metadata
