@@ -201,7 +201,7 @@ ONLY_COMMAND = {
     "verify": {"from_log", "allow_partial"},
     "compare": {"more_a", "more_b", "fail_on", "page", "calib", "min_agreement"},
     "report": set(),
-    "fix": {"calib"},
+    "fix": {"calib", "dla_cache"},
     "extract": {"issue", "verification"},
     "build": set(),
 }

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     "--write-table",
     type=click.Path(),
     metavar="FILE",
-    help="Write a TensorRT calibration table as well.",
+    help="Write a TensorRT calibration table for the float model as well, with a scale for every "
+    "tensor, and print the build for DLA.",
 )
 @options.placement_options
 @options.network_options
@@ -139,16 +140,20 @@ def command(
         **settings,
     )
     result.save(path)
-    if write_table is not None:
-        save_table(result, write_table)
+    cache = None if write_table is None else save_table(result, write_table)
     gain, time = _estimate_gain(result.model, gpu, release, terminal_width()) if gpu else ([], None)
     answer.write(
-        lambda: use_option_names(result.as_json()) | ({"time": time} if time else {}),
+        lambda: (
+            use_option_names(result.as_json())
+            | ({"time": time} if time else {})
+            | ({"table": cache.as_json()} if cache else {})
+        ),
         lambda width: "\n".join(
             [
                 render(result, width, everything=everything),
                 *gain,
                 f"wrote {path}",
+                *(cache.lines() if cache else ()),
                 *_suggest_next(release, path, gpu, width, result.model),
             ]
         ),
