@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from qdqtool.errors import ModelError
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write_cache
-from qdqtool.insertion.scales import LEVELS
+from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.tensor_scales import (
     LayerPrecisions,
     TensorScales,

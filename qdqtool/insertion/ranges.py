@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import DataError, brief
+from qdqtool.insertion.number_formats import INT8, LEVELS, NumberFormat, find_number_format
 from qdqtool.insertion.options import CacheOptions, ClusterOptions, ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES
 from qdqtool.insertion.scales import (
-    LEVELS,
     GroupMember,
     GroupScale,
     ScaleGroup,
@@ -96,11 +96,15 @@ def collect_statistics(
 
 
 def read_table_scales(
-    path: str | os.PathLike[str], groups: Sequence[ScaleGroup], model: Model
+    path: str | os.PathLike[str],
+    groups: Sequence[ScaleGroup],
+    model: Model,
+    number_format: NumberFormat = INT8,
 ) -> tuple[list[GroupScale], Json]:
     """Return the scales of all groups from a table, and what the result reports of it.
 
-    A group takes the largest of its tensors' scales. See :mod:`calibration.range_tables`.
+    A group takes the largest of its tensors' scales. See :mod:`calibration.range_tables`. The
+    table has scales of INT8; those of FP8 cover the same ranges.
 
     Raises:
         DataError: The table cannot be read, or has no entry for a group.
@@ -113,7 +117,7 @@ def read_table_scales(
     missing = []
     for group in groups:
         if group.largest is not None:
-            result.append(constant_scale(group, group.largest))
+            result.append(constant_scale(group, group.largest, number_format))
             continue
         scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         if not scales:
@@ -122,7 +126,8 @@ def read_table_scales(
         members = tuple(
             GroupMember(t, scale * LEVELS, 0.0) for t, scale in scales.items() if t in group.sources
         )
-        result.append(GroupScale(group, clamp_scale(max(scales.values())), "table", members))
+        scale = clamp_scale(max(scales.values()) * LEVELS / number_format.largest)
+        result.append(GroupScale(group, scale, "table", members))
     if missing:
         raise DataError(
             f"has no scale for tensor '{brief(missing[0])}' ({len(missing)} of {len(groups)} are "
@@ -193,8 +198,9 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     cache_header(target)  # before the tensors are measured
     quantized = Model(insertion.model)
     smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}
+    factor = find_number_format(insertion.precision).largest / LEVELS
     known = {
-        q.tensor: q.scale
+        q.tensor: q.scale * factor
         for q in insertion.activations
         if not isinstance(q.scale, list) and q.tensor not in smoothed
     }

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import TensorProto
 
-from qdqtool.insertion.scales import LEVELS
+from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import (
     WEIGHTED,
