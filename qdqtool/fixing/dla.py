@@ -38,7 +38,6 @@ from qdqtool.util.text import format_count
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_UNARY = (8, 6)  # JetPack 6 and DRIVE OS 6.0.7 have DLA 3.13 or later
 _WEIGHT_TOLERANCE = 0.01  # of a weight's scale and the largest weight of its channel
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
@@ -108,7 +107,7 @@ def translate_for_dla(
         constants = _dequantize_constants(view)
         floats = remove_quantizers(model.copy(), weights=True, constants=constants)
         _check_removed(floats)
-    scales = complete_scales(floats, known, unary=version.version >= _UNARY)
+    scales = complete_scales(floats, known, unary=version.recovers_scales_on_dla)
     precisions = choose_precisions(floats, scales, int8)
     return DlaTranslation(floats.proto, scales, precisions, version, model.path, notes, read)
 

@@ -13,11 +13,6 @@ from qdqtool.insertion.tensor_scales import LayerPrecisions, TensorScales, forma
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json
 
-# Patch of the newest release of JetPack with each version; other versions have patch 0.
-_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}
-_JETPACK_6 = (10, 3)  # stands for TensorRT 10 without a minor version
-_NO_CALIBRATORS = (11, 0)
-_LAYER_PRECISIONS = (8, 4)  # trtexec before has no --layerPrecisions
 _MAX_NAMES = 4
 
 
@@ -30,23 +25,14 @@ def cache_header(target: Target) -> str:
     Raises:
         QdqtoolError: The target reads no calibration cache.
     """
-    if target.is_rtx or target.version >= _NO_CALIBRATORS:
+    if not target.has_calibrators:
         raise QdqtoolError(
             f"`target` {target.display_name}: has no calibrators and reads no calibration cache; "
             "build the Q/DQ model itself",
             code="unsupported",
             parameter="target",
         )
-    numbers = [int(n) for n in target.requested_version.split(".") if n.isdigit()][:3]
-    if not numbers:
-        numbers = list(_JETPACK_6 if target.version == (10, 0) else target.version)
-    if len(numbers) == 2:
-        numbers.append(_PATCHES.get((numbers[0], numbers[1]), 0))
-    major, minor, patch = (numbers + [0, 0])[:3]
-    number = major * 1000 + minor * 100 + patch
-    if major >= 10:
-        number = major * 10000 + minor * 100 + patch
-    return f"TRT-{number}-EntropyCalibration2"
+    return f"TRT-{target.table_number}-EntropyCalibration2"
 
 
 @dataclass
@@ -140,12 +126,11 @@ def write_cache(
 
     header = cache_header(target)
     write_tensorrt_cache(path, scales.scales, header)
-    version = target.version
     return CacheReport(
         os.fspath(path),
         os.fspath(model) or Path("float.onnx").name,
         header,
         scales,
         precisions,
-        version >= _LAYER_PRECISIONS,
+        target.trtexec.layer_types,
     )
