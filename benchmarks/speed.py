@@ -128,7 +128,7 @@ def _quantized(path: Path) -> None:
     import numpy as np
 
     from qdqtool.demo.network import yolov8n
-    from qdqtool.insertion.api import insert
+    from qdqtool.quantization.api import insert
 
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 640, 640)).astype(np.float32)
     insert(yolov8n(), data, method="max", predict=False).save(path)

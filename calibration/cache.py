@@ -402,11 +402,21 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
     """
     name = os.fspath(path)
     try:
-        lines = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8").splitlines()
+        text = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             "cannot be read as a TensorRT calibration table: not text", name, code="wrong-encoding"
         ) from error
+    return parse_tensorrt_cache(text, name)
+
+
+def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
+    """Parse the text of a file `name`; see :func:`read_tensorrt_cache`.
+
+    Raises:
+        DataError: It is not such a table.
+    """
+    lines = text.splitlines()
     if not lines or not lines[0].startswith("TRT-"):
         raise DataError(
             "is not a TensorRT calibration table (its first line should start with 'TRT-')",

@@ -17,6 +17,7 @@ from qdqtool.errors import brief
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 INT8_LEVELS = 127
+_FP8_MAX, _FP8_MANTISSA_BITS, _FP8_MIN_EXPONENT = 448.0, 3, -6
 FOCUS_WEIGHT = 0.9  # weight of the error in focus; the error of all values has the rest
 # Share of a tensor that is in focus, and the power of the error for it; see `focus_power`.
 _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)
@@ -142,6 +143,28 @@ def squared_error(
     else:
         errors = np.zeros(len(ranges))
     return errors if isinstance(amax, np.ndarray) and amax.ndim else float(errors[0])
+
+
+def fp8_error(stats: TensorStatistics, amax: float) -> float:
+    """Return the expected squared error of one element in FP8 (E4M3) with the scale ``amax / 448``.
+
+    The values of a bin count as its middle. Distances of numbers follow the exponent of the value
+    down to 2**-6 scales, and are constant below.
+
+    Args:
+        stats: Statistics of the tensor.
+        amax: Range above zero, in units of the tensor.
+    """
+    if not stats.count:
+        return 0.0
+    histogram = stats.coarse(SEARCH_BITS)
+    middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2.0
+    scale = amax / _FP8_MAX
+    exponents = np.maximum(np.frexp(middles / scale)[1] - 1, _FP8_MIN_EXPONENT)
+    steps = np.ldexp(scale, exponents - _FP8_MANTISSA_BITS)
+    errors = np.where(middles < steps / 2.0, middles**2, steps**2 / 12.0)
+    clipped = np.maximum(middles - amax, 0.0) ** 2
+    return float(np.maximum(errors, clipped) @ histogram.counts / stats.count)
 
 
 def _as_ranges(amax: float | npt.NDArray[np.float64]) -> Floats:

@@ -17,6 +17,7 @@ from calibration.dataset import InputSpec, Sample
 from qdqtool.errors import DataError, ModelError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import image_shapes, metadata_size
+from qdqtool.ir.qdq import has_fp8
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import all_tensors, read_location
 from qdqtool.proto.slim import strip_data
@@ -249,6 +250,7 @@ def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: 
     """
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
+    fold_qdq = not has_fp8(model)  # onnxruntime up to 1.31 makes integer kernels of FP8 as well
     try:
         try:
             return open_proto(

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import Extraction
     from qdqtool.fixing.api import Fixed, fix
-    from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
+    from qdqtool.quantization.api import insert
     from qdqtool.reporting.api import Report, report
     from qdqtool.tuning.api import tune
     from qdqtool.tuning.result import Tuning
@@ -47,7 +47,7 @@ _MODULES = {
     "Extraction": "qdqtool.extraction.result",
     "fix": "qdqtool.fixing.api",
     "Fixed": "qdqtool.fixing.api",
-    "insert": "qdqtool.insertion.api",
+    "insert": "qdqtool.quantization.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
     "report": "qdqtool.reporting.api",

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.ir.qdq import float_tensor
@@ -76,7 +77,7 @@ def _predict(
         else:
             prediction = simulate(index, target, assume)
         if advice:
-            prediction.findings = advise(index, prediction, way, target)
+            prediction.findings = advise(fold_constants(index), prediction, way, target)
     return prediction
 
 

@@ -30,6 +30,10 @@ CHANGES = {
     # FP16 if the file's types decide, so that TensorRT 11 does not run the remainder in FP32.
     "insert: default of high_precision was 'fp32', is None",
     "default of --high-precision was fp32, is None",
+    # auto is float for INT8, the only precision of these versions.
+    "insert: default of attention was 'float', is 'auto'",
+    "tune: default of attention was 'float', is 'auto'",
+    "default of --attention was float, is auto",
     # predict accepts several models.
     "nargs of model was 1, is -1",
     # The method of each tensor that was used, each with a count.
@@ -174,7 +178,9 @@ def broken_options(promised: Description, now: Description) -> list[str]:
             breaks.append(f"{name} is required now")
         if other["type"] != option["type"] and not {other["type"], option["type"]} <= texts:
             breaks.append(f"{name} was a {option['type']}, is a {other['type']}")
-        for key in ("nargs", "multiple", "flag", "default", "value alone", "range"):
+        if option.get("multiple") and not other["multiple"]:
+            breaks.append(f"{name} can be given once only")
+        for key in ("nargs", "flag", "default", "value alone", "range"):
             if key in option and other[key] != option[key]:
                 breaks.append(f"{key} of {name} was {option[key]}, is {other[key]}")
     breaks += [

@@ -32,6 +32,12 @@ from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, ones, weighted
 from tests.findings.lint import test_api as lint
 from tests.findings.lint.test_operators import conv3d
+from tests.findings.lint.test_quantizers import (
+    channel,
+    with_half_scale,
+    with_integers,
+    with_weights,
+)
 from tests.findings.test_causes import residual
 from tests.findings.test_refusals import TARGETS
 from tests.fixing.test_places import detector
@@ -70,6 +76,16 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "unsigned": lint.simple(zero=0, integer=np.uint8),
         "scale of 0": lint.simple(scale=0.0),
         "scale of NaN": lint.simple(scale=float("nan")),
+        "scale below 0": lint.simple(scale=-0.1),
+        "scale of 1e22": lint.simple(scale=1e22),
+        "scale of 1e-30": lint.simple(scale=1e-30),
+        "weight scale of NaN": with_weights(channel(1, float("nan"))),
+        "weight scale of 0": with_weights(channel(1, 0.0)),
+        "NaN weights": with_weights(
+            channel(1, float("nan")), np.full((4, 4, 1, 1), np.nan, np.float32)
+        ),
+        "integers with scale of NaN": with_integers(channel(1, float("nan"))),
+        "float16 scale of 0": with_half_scale(0.0),
         "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1),
         "bare weights": lint.weights_model("float"),
         "axis": lint.weights_model(axis=1),
@@ -296,7 +312,7 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
             for node in compared.as_json()["nodes"]
             if node["changes"]
         ]
-        text = render_comparison(compared).splitlines()
+        text = render_comparison(compared).lines
         lines[f"{a} {b}"] = [*text, json.dumps(compared.summary(), sort_keys=True), *nodes]
     return lines
 
@@ -331,6 +347,7 @@ def left_float_reasons() -> dict[str, list[str]]:
         placement_reasons.WeightsType: [("double",)],
         placement_reasons.WeightsRank: [(3,)],
         placement_reasons.SmallConvolution: [(3, 8, (3, 1))],
+        placement_reasons.NoFastFp8: [(why,) for why in placement_reasons.Fp8Obstacle],
         placement_reasons.SubgraphLayers: [(2,)],
         placement_reasons.EinsumProduct: [(why,) for why in placement_reasons.EinsumObstacle],
         placement_reasons.FloatResult: [(True,), (False,)],

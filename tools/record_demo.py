@@ -15,8 +15,8 @@ from typing import Any
 from qdqtool.demo.images import write_images
 from qdqtool.demo.network import yolov8n
 from qdqtool.demo.recording import RECORDING, hash_structure
-from qdqtool.insertion.api import insert
 from qdqtool.ir.modelfile import load, save
+from qdqtool.quantization.api import insert
 from qdqtool.types import Precision
 from qdqtool.verification.local_build import build_model
 
@@ -26,7 +26,7 @@ SIZE = 320  # the demo's default
 def quantized_demo(folder: Path, images: int, **others: Any) -> Path:
     """Return the path of the demo's default model with Q/DQ, calibrated with its first images.
 
-    ``others`` are further options of :func:`qdqtool.insertion.api.insert`.
+    ``others`` are further options of :func:`qdqtool.quantization.api.insert`.
     """
     model, quantized = folder / "demo.onnx", folder / "demo_qdq.onnx"
     (folder / "images").mkdir()

@@ -34,6 +34,7 @@ def command(
         list_text,
         way_text,
     )
+    from qdqtool.formats.output import TextPage
 
     build_method = find_build_method(way) if way is not None else None
     if listing and (what or way is not None):
@@ -48,13 +49,16 @@ def command(
         answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
         return 0
 
-    def describe_method(width: int) -> str:
-        return "" if build_method is None else "\n" + way_text(build_method, width)
+    def with_method(page: TextPage) -> TextPage:
+        if build_method is not None:
+            page.add_gap()
+            page.add_page(way_text(build_method, page.width))
+        return page
 
     extra = {} if build_method is None else {"for": to_json_fields(build_method)}
     text = " ".join(what).strip()
     if not text and build_method is not None:
-        answer.write(lambda: extra, lambda width: describe_method(width).lstrip())
+        answer.write(lambda: extra, lambda width: with_method(TextPage(width)))
         return 0
     if not text:
         raise UsageError(
@@ -66,7 +70,7 @@ def command(
     if entry is not None:
         answer.write(
             lambda: code_json(entry) | extra,
-            lambda width: code_text(entry, width) + describe_method(width),
+            lambda width: with_method(code_text(entry, width)),
         )
         return 0
     from qdqtool.findings.lines import explain_line
@@ -87,6 +91,6 @@ def command(
         )
     answer.write(
         lambda: to_json_fields(error) | extra,
-        lambda width: error_text(error, width) + describe_method(width),
+        lambda width: with_method(error_text(error, width)),
     )
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,8 @@ from qdqtool.commands.usage import UsageError
 if TYPE_CHECKING:
     import onnx
 
+    from qdqtool.formats.output import TextPage
+    from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
 
 
@@ -33,6 +36,7 @@ _CALIBRATION_PARAMETERS = (
 @options.calib_option()
 @options.quantized_output_option
 @options.target_options
+@options.precision_option("int8", "fp8")
 @options.range_options
 @options.image_options
 @options.cache_options
@@ -41,7 +45,8 @@ _CALIBRATION_PARAMETERS = (
     "--calib-table",
     type=click.Path(),
     metavar="FILE",
-    help="Take ranges from a TensorRT calibration table.",
+    help="Take ranges from a TensorRT calibration table, AIMET encodings, JSON of PPQ or "
+    "onnxruntime, or Paddle's max_range.txt.",
 )
 @click.option(
     "--losses",
@@ -98,6 +103,7 @@ def command(
 
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
+    started = perf_counter()
     if calib is None and calib_table is None:
         raise UsageError(
             "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
@@ -129,9 +135,11 @@ def command(
     ):
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
-    from qdqtool.formats.output import terminal_width, use_option_names
-    from qdqtool.insertion.api import insert
+    from qdqtool.formats.output import Style, use_option_names
+    from qdqtool.formats.time_text import add_speed
     from qdqtool.insertion.ranges import write_table as save_table
+    from qdqtool.insertion.rules import choose_fp8_target
+    from qdqtool.quantization.api import insert
 
     result = insert(
         model,
@@ -148,43 +156,48 @@ def command(
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    gain, time = _estimate_gain(result.model, gpu, release, terminal_width()) if gpu else ([], None)
+    built = choose_fp8_target(release) if result.precision == "fp8" else release
+    time = _estimate_time(result.model, gpu, built) if gpu else None
+    seconds = perf_counter() - started
+
+    def render_text(width: int) -> TextPage:
+        page = render(result, width, everything=everything)
+        if time is not None:
+            page.add_heading(f"Estimated on {time.gpu.name}")
+            add_speed(page, [time])
+        page.add_gap()
+        page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
+        page.add_page(_suggest_next(built, path, gpu, width, result.model))
+        return page
+
     answer.write(
-        lambda: use_option_names(result.as_json()) | ({"time": time} if time else {}),
-        lambda width: "\n".join(
-            [
-                render(result, width, everything=everything),
-                *gain,
-                f"wrote {path}",
-                *_suggest_next(release, path, gpu, width, result.model),
-            ]
-        ),
+        lambda: use_option_names(result.as_json()) | ({"time": time.as_json()} if time else {}),
+        render_text,
     )
     return 0
 
 
 def _suggest_next(
     target: Target, path: str, gpu: str | None, width: int, model: onnx.ModelProto
-) -> list[str]:
-    from qdqtool.formats.predict_text import format_build_command
+) -> TextPage:
+    from qdqtool.formats.output import TextPage
+    from qdqtool.formats.predict_text import build_commands
     from qdqtool.ir.graph import Model
     from qdqtool.ir.input_shapes import describe_model
 
+    page = TextPage(width)
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
-    command = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
-    if target.is_rtx:
-        return [command]
-    return [command, format_build_command(target, path, width, describe_model(Model(model)))]
+    page.add_command(
+        "Next:",
+        f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}",
+    )
+    if not target.is_rtx:
+        page.add_page(build_commands(target, path, width, describe_model(Model(model))))
+    return page
 
 
-def _estimate_gain(
-    model: onnx.ModelProto, gpu: str, target: Target, width: int
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the expected speed compared with float, as lines and as JSON."""
-    from qdqtool.formats.predict_text import describe_gain
+def _estimate_time(model: onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
-    prediction, time = predict_on_gpu(model, target, TimingOptions(gpu=gpu))
-    assert time is not None
-    return ["", *describe_gain(time, prediction, width)], time.as_json()
+    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[1]

@@ -21,6 +21,7 @@ from qdqtool.ir.file_types import model_stem
 from qdqtool.util.files import reserve_output
 
 if TYPE_CHECKING:
+    from qdqtool.formats.output import TextPage
     from qdqtool.trt.targets import Target
 
 Command = Callable[..., int]
@@ -34,11 +35,13 @@ class HelpCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
+        from qdqtool.formats.output import wrap_command
         from qdqtool.util.tables import read_sections
 
         with formatter.section("Examples"):
             for example in read_sections(Path(__file__).with_name("examples.toml"))[str(self.name)]:
-                formatter.write(f"  # {example['says']}\n  {example['run']}\n")
+                lines = [f"  # {example['says']}", *wrap_command(example["run"], 80, "  ")]
+                formatter.write("".join(f"{line}\n" for line in lines))
 
 
 def group(*options: Callable[[Any], Any]) -> Decorator:
@@ -242,7 +245,7 @@ class AnswerWriter:
     form: str
     output: str | None = None
 
-    def write(self, data: Callable[[], Any], text: Callable[[int], str]) -> None:
+    def write(self, data: Callable[[], Any], text: Callable[[int], str | TextPage]) -> None:
         """Write the answer: `data` returns it as JSON, `text` for a width in columns.
 
         Raises:
@@ -367,9 +370,10 @@ def choose_target(name: str | None, strongly_typed: bool = False) -> Target:
 
 def gpu_option(
     text: str = "Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).",
+    **more: Any,
 ) -> Decorator:
     """Return ``--gpu`` with a help text."""
-    return click.option("--gpu", metavar="NAME", help=text)
+    return click.option("--gpu", metavar="NAME", help=text, **more)
 
 
 clock_option = click.option(
@@ -614,6 +618,19 @@ def check_cluster(cluster: str | None, mixed_cpus: bool) -> None:
 
 # Placement
 
+
+def precision_option(*choices: str) -> Decorator:
+    """Return ``--precision`` with its choices."""
+    return click.option(
+        "--precision",
+        type=click.Choice(choices),
+        default="int8",
+        show_default=True,
+        help="Format of quantized tensors. fp8 (E4M3) needs compute capability 8.9 or newer and "
+        "a strongly typed network (TensorRT 10.3 or newer).",
+    )
+
+
 placement_options = group(
     click.option(
         "--head",
@@ -632,10 +649,11 @@ placement_options = group(
     ),
     click.option(
         "--attention",
-        type=click.Choice(("float", "int8")),
-        default="float",
+        type=click.Choice(("auto", "float", "int8", "fp8")),
+        default="auto",
         show_default=True,
-        help="Type of the products of attention. Users measured INT8 to be slower (800 us instead "
+        help="Type of the products of attention. auto: float for INT8; FP8 where TensorRT fuses "
+        "it. Users measured INT8 to be slower (800 us instead "
         "of 200 on an Orin with 8.6, NVIDIA/TensorRT#3243; 111 ms instead of 43 for Stable "
         "Diffusion's UNet on an A10, #2905): measure.",
     ),
@@ -658,10 +676,10 @@ placement_options = group(
     ),
     click.option(
         "--weights",
-        type=click.Choice(("float", "int8")),
+        type=click.Choice(("float", "int8", "fp8")),
         default="float",
         show_default=True,
-        help="Store weights as float with Q and DQ, or as int8 with DQ alone.",
+        help="Store weights as float with Q and DQ, or as int8 or fp8 with DQ alone.",
     ),
 )
 
@@ -670,7 +688,7 @@ network_options = group(
         "--high-precision",
         type=click.Choice(("fp32", "fp16")),
         help="Type of everything that is not quantized. [default: fp16 if the types of the file "
-        "decide (trt11, rtx1.7), else fp32]",
+        "decide (trt11, rtx1.7, fp8), else fp32]",
     ),
     click.option(
         "--smooth",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,11 +14,12 @@ import click
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import Prediction
+from qdqtool.types import Json, Prediction
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
     from qdqtool.formats.annotations import ModelReview
+    from qdqtool.formats.output import TextPage
     from qdqtool.ir.graph import Model
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.options import TimingOptions
@@ -31,7 +34,7 @@ _SEVERITIES = ("error", "warning")
 @options.all_option("Show every convolution and every finding in full.")
 @click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
 @click.option("--layers", is_flag=True, help="List the engine's layers.")
-@options.gpu_option()
+@options.gpu_option(multiple=True)
 @options.clock_option
 @options.power_option
 @click.option(
@@ -100,6 +103,7 @@ def command(
     required: tuple[str, ...],
     fail_on: tuple[str, ...],
     calib: str | None,
+    gpu: tuple[str, ...],
     images: options.ImageArguments,
     answer: options.AnswerWriter,
     **timing: Any,
@@ -115,32 +119,26 @@ def command(
     patterns = [_compile_pattern(text) for text in required]
     codes = [_find_code(text) for text in fail_on]
     from qdqtool.findings.ways import find_build_method
-    from qdqtool.formats.output import as_options, emit, to_json
+    from qdqtool.formats.output import emit, to_json
     from qdqtool.timing.options import TimingOptions
 
     release = options.choose_target(target, strongly_typed)
-    request = TimingOptions(**timing)
-    _check_options(request, require_gain, answer.form, len(paths))
+    requests = [TimingOptions(gpu=name, **timing) for name in dict.fromkeys(gpu or (None,))]
+    request = requests[0]
+    _check_options(requests, require_gain, answer.form, len(paths))
     build_method = find_build_method(way) if way is not None else None
     _check_request(request, release)
     from qdqtool.formats import annotations
 
-    results: list[ModelReview] = []
-    for path in paths:
-        try:
-            prediction, time = _predict(path, release, request, assume=assume, way=way)
-            if calib is not None:
-                _check_activations(path, prediction, calib, images)
-        except QdqtoolError as error:
-            if len(paths) == 1:
-                raise
-            results.append(
-                annotations.ModelReview(path, release.name, None, [as_options(str(error))])
-            )
-            continue
+    def review(path: str) -> ModelReview:
+        prediction, times = _predict(path, release, requests, assume=assume, way=way)
+        if calib is not None:
+            _check_activations(path, prediction, calib, images)
         unmet = _unmet_patterns(prediction, patterns) + _unmet_findings(prediction, codes)
-        unmet += _unmet_gain(time, require_gain)
-        results.append(annotations.ModelReview(path, release.name, prediction, unmet, time))
+        unmet += [line for time in times for line in _unmet_gain(time, require_gain)]
+        return annotations.ModelReview(path, release.name, prediction, unmet, times)
+
+    results = _review_models(paths, review, release)
     predictions = [result.prediction for result in results if result.prediction is not None]
     if len(predictions) == len(results):
         _require_matches(patterns, predictions)
@@ -151,7 +149,9 @@ def command(
     elif answer.form == "markdown":
         emit(annotations.to_markdown(results), answer.output)
     elif predictions:
-        extra = {} if build_method is None else {"for": build_method.as_json(release.name)}
+        extra: Json = {} if build_method is None else {"for": build_method.as_json(release.name)}
+        if len(requests) > 1:
+            extra |= {"times": [time.as_json() for time in results[0].times]}
         answer.write(
             lambda: predictions[0].as_json() | extra,
             lambda width: _render_text(
@@ -167,6 +167,24 @@ def command(
             ),
         )
     return _print_failures(results)
+
+
+def _review_models(
+    paths: list[str], review: Callable[[str], ModelReview], release: Target
+) -> list[ModelReview]:
+    """Return the result of each model; of several, an unusable one is a result, too."""
+    if len(paths) == 1:
+        return [review(paths[0])]
+    from qdqtool.formats.annotations import ModelReview
+    from qdqtool.formats.output import as_options
+
+    results = []
+    for path in paths:
+        try:
+            results.append(review(path))
+        except QdqtoolError as error:
+            results.append(ModelReview(path, release.name, None, [as_options(str(error))]))
+    return results
 
 
 def _check_request(request: TimingOptions, release: Target) -> None:
@@ -196,7 +214,7 @@ def _print_note(text: str) -> None:
 
 
 def _check_options(
-    request: TimingOptions, require_gain: float | None, form: str, models: int
+    requests: list[TimingOptions], require_gain: float | None, form: str, models: int
 ) -> None:
     """Check options that need a GPU, or a single model.
 
@@ -204,6 +222,7 @@ def _check_options(
         UsageError: An option has no effect or is for a single model.
         click.BadParameter: The gain is not a finite number.
     """
+    request = requests[0]
     needing_gpu = (
         request.clock,
         request.power,
@@ -222,6 +241,14 @@ def _check_options(
     if request.gpu is None and require_gain is not None:
         raise UsageError(
             "--require-gain needs --gpu", code="option-without-effect", parameter="require_gain"
+        )
+    for_one_gpu = (request.clock, request.power, request.calibrate, request.save_calibration)
+    if len(requests) > 1 and any(option is not None for option in for_one_gpu):
+        raise UsageError(
+            "--clock, --power, --calibrate and --save-calibration take one --gpu; call predict "
+            "once for each",
+            code="option-conflict",
+            parameter="gpu",
         )
     if models > 1 and (form == "json" or request.save_calibration is not None):
         raise UsageError(
@@ -246,15 +273,24 @@ def _check_capability(sm: str, target: Target) -> None:
 
 
 def _predict(
-    path: str, target: Target, request: TimingOptions, **settings: Any
-) -> tuple[Prediction, TimeEstimate | None]:
-    if request.gpu is None and request.sm is None:
+    path: str, target: Target, requests: list[TimingOptions], **settings: Any
+) -> tuple[Prediction, list[TimeEstimate]]:
+    """Predict a model, with the times and the findings of each GPU."""
+    if requests[0].gpu is None and requests[0].sm is None:
         from qdqtool.prediction import predict
 
-        return predict(path, target, **settings), None
+        return predict(path, target, **settings), []
     from qdqtool.timing.estimate import predict_on_gpu
 
-    return predict_on_gpu(path, target, request, extend=_add_fixes, **settings)
+    results = [
+        predict_on_gpu(path, target, request, extend=_add_fixes, **settings) for request in requests
+    ]
+    prediction = results[0][0]
+    places = {(f.code, f.node) for f in prediction.findings}
+    for other, _ in results[1:]:
+        prediction.findings += [f for f in other.findings if (f.code, f.node) not in places]
+        places |= {(f.code, f.node) for f in other.findings}
+    return prediction, [time for _, time in results if time is not None]
 
 
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
@@ -273,22 +309,28 @@ def _render_text(
     half: bool,
     batch: int | None,
     **settings: Any,
-) -> str:
-    from qdqtool.formats.predict_text import format_build_command, has_int8, render
+) -> TextPage:
+    """Return the text of all models, each with the commands that come next."""
+    from qdqtool.formats.output import TextPage
+    from qdqtool.formats.predict_text import build_commands, builds_int8, render
 
-    texts = []
+    page = TextPage(width)
     for result in results:
-        if result.prediction is None:
+        prediction = result.prediction
+        if prediction is None:
             continue
-        text = render(result.prediction, width, time=result.time, **settings)
-        if settings["way"] is None and not target.is_rtx and has_int8(result.prediction):
-            text = f"{text.rstrip()}\n\n" + format_build_command(
-                target, result.path, width, result.prediction.model, half=half, batch=batch
+        page.add_gap()
+        page.add_page(render(prediction, width, times=result.times, half=half, **settings))
+        if settings["way"] is None and not target.is_rtx and builds_int8(prediction):
+            page.add_gap()
+            page.add_page(
+                build_commands(target, result.path, width, prediction.model, half=half, batch=batch)
             )
-        if len(results) > 1:
-            text = f"{as_line(result.path)}\n{text.rstrip()}\n"
-        texts.append(text)
-    return "\n".join(texts)
+            if not result.times:
+                page.add_command(
+                    "Times:", f"qdqtool predict {shlex.quote(result.path)} --gpu 'RTX 4090'"
+                )
+    return page
 
 
 def _print_failures(results: list[ModelReview]) -> int:
@@ -377,9 +419,9 @@ def _unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
     return lines
 
 
-def _unmet_gain(time: TimeEstimate | None, required: float | None) -> list[str]:
+def _unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
     """Return a line if the low end of the gain is below the required one, or unknown."""
-    if required is None or time is None:
+    if required is None:
         return []
     gain = time.gain_range
     if gain is None:

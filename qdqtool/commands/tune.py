@@ -101,6 +101,7 @@ from qdqtool.commands.usage import UsageError
 @click.option("--no-state", is_flag=True, help="Do not keep what was measured.")
 @options.cluster_options
 @options.target_option
+@options.precision_option("int8", "fp8")
 @options.range_options
 @options.image_options
 @options.placement_options
@@ -153,7 +154,7 @@ def command(
 
     for output_path, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(output_path, option)
-    from qdqtool.formats.output import as_options, use_option_names
+    from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
     from qdqtool.formats.tuning_text import render_tuning
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
@@ -178,14 +179,18 @@ def command(
     tuning.save(path)
     if result is not None:
         tuning.save_result(result)
-    notes = [f"wrote the float model unchanged to {path}" if tuning.unchanged else f"wrote {path}"]
-    if state is not None:
-        notes.append(
-            f"kept the measurements in {state}: another --keep then takes seconds. Delete it when "
-            "you are done"
-        )
-    answer.write(
-        lambda: use_option_names(tuning.as_json()),
-        lambda width: "\n".join([render_tuning(tuning, width, everything=everything), *notes]),
-    )
+
+    def render_text(width: int) -> TextPage:
+        page = render_tuning(tuning, width, everything=everything)
+        page.add_gap()
+        what = "the float model unchanged to " if tuning.unchanged else ""
+        page.fill(f"Wrote {what}{path}", style=Style.BOLD)
+        if state is not None:
+            page.fill(
+                f"Measurements saved in {state}: a rerun with another --keep takes seconds. "
+                "Delete it when done."
+            )
+        return page
+
+    answer.write(lambda: use_option_names(tuning.as_json()), render_text)
     return 0 if tuning.reached else 1

@@ -17,9 +17,9 @@ from qdqtool.demo.network import yolov8n
 from qdqtool.demo.recording import verify_recorded
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.insertion_text import render
-from qdqtool.formats.output import terminal_width, wrap
-from qdqtool.insertion.api import insert
+from qdqtool.formats.output import TextPage, terminal_width, wrap
 from qdqtool.ir.modelfile import save
+from qdqtool.quantization.api import insert
 from qdqtool.runtime.sessions import open_session
 from qdqtool.trt.targets import Target
 from qdqtool.util import limits
@@ -102,8 +102,8 @@ def _create_folder(image_folder: Path, folder: Path) -> None:
             path.unlink()
 
 
-def _indent(text: str) -> str:
-    return textwrap.indent(text.rstrip(), "   ")
+def _indent(text: TextPage) -> str:
+    return textwrap.indent(str(text).rstrip(), "   ")
 
 
 def _compare_outputs(

@@ -57,6 +57,7 @@ class FindingCodeEntry:
         log: Trace in a build log, with TensorRT's own words if known.
         fix: Advice.
         holds: Targets to which it applies, with evidence.
+        builds: Whether the engine builds in spite of an error, with wrong results.
         passes: Whether it comes from the simulated passes, whose evidence then limits its own.
         error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
             specific first. ``log`` names them in braces in place of the text.
@@ -70,6 +71,7 @@ class FindingCodeEntry:
     log: str
     fix: str
     holds: tuple[CodeScope, ...]
+    builds: bool = False
     passes: bool = False
     error: tuple[tuple[str, str], ...] = ()
 

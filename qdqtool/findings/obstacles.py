@@ -29,30 +29,25 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:
-    """Return the quantization formats of a model that TensorRT does not accept; empty if none.
-
-    The text says what to do.
-    """
+    """Return the quantization formats of a model that TensorRT does not accept; empty if none."""
     reasons: dict[FindingCode, list[Refusal]] = defaultdict(list)
-    head: list[str] = []
     for finding in findings:
-        if finding.code == "HEAD-QUANT":
-            head.append(finding.node)
         if finding.code in _REJECTED_FORMS:
             reasons[finding.code] += [cause.refusal for cause in finding.causes]
     if not reasons:
         return ""
     forms = " and ".join(_describe_form(code, group) for code, group in reasons.items())
-    consequence = "so this model does not build"
     if set(reasons) == {"ZP-UINT8"}:
-        consequence = "and rejects this or clips every value above 127"
-    fix = "" if "QOPERATOR" in reasons else "'qdqtool fix' converts it, or "
-    recipe = onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
-    return (
-        f"{forms}: TensorRT supports only Q/DQ with symmetric INT8, {consequence}; {fix}quantize "
-        "the float model: qdqtool insert FLOAT.onnx --calib images/ (or onnxruntime's "
-        f"{recipe} and then qdqtool fix)"
-    )
+        return f"{forms}: TensorRT rejects this or clips every value above 127"
+    return f"{forms}: TensorRT rejects this, because it supports only symmetric INT8"
+
+
+def suggest_recipe(findings: Sequence[Finding]) -> str:
+    """Return onnxruntime's recipe for a model in a form that TensorRT does not accept, else ""."""
+    if all(finding.code not in _REJECTED_FORMS for finding in findings):
+        return ""
+    head = [finding.node for finding in findings if finding.code == "HEAD-QUANT"]
+    return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
 
 
 def _describe_form(code: FindingCode, reasons: Sequence[Refusal]) -> str:

@@ -50,7 +50,10 @@ def attempted_reasons(finding: Finding) -> list[Refusal]:
         reason
         for cause in finding.causes
         for reason in (cause.refusal, *cause.also)
-        if finding.code in attempted_codes((type(reason),))
+        if any(
+            rule.is_attempted and rule.code == finding.code and rule.applies(reason)
+            for rule in reason.rules
+        )
     ]
 
 

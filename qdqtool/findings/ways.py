@@ -138,16 +138,14 @@ def _format_shape(entry: tuple[str, Sequence[int]]) -> str:
 
 def trtexec_advice(target: Target) -> str:
     """Return advice about the trtexec command of a target; empty if there is none."""
-    version = version_numbers(target.requested_version) or target.version
+    version = version_numbers(target.requested_version)
     if target.requested_version.startswith(_JETPACK):
         return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
-    if (
-        not target.strongly_typed
-        and version[0] == 10
-        and (version[1] >= 12 or not target.requested_version)
-    ):
-        since = "" if target.requested_version else "10.12 and later: "
-        return f"{since}deprecated flags; insert --strongly-typed needs none"
+    if version and not target.strongly_typed and version[0] == 10 and version[1] >= 12:
+        return (
+            "trtexec warns that --int8 and --fp16 are deprecated. To do without: qdqtool insert "
+            "--strongly-typed, then trtexec --stronglyTyped"
+        )
     return ""
 
 

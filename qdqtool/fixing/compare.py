@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -298,13 +299,13 @@ def measure_noise(
     )
 
 
-def check_finite(reference: Arrays) -> None:
-    """Check that outputs of the float network can be compared with.
+def check_finite(reference: Sequence[Arrays]) -> None:
+    """Check that outputs of the float network can be compared with, for each sample.
 
     Raises:
         NotFiniteError: An output holds an infinity or a NaN.
     """
-    for name, values in reference.items():
+    for name, values in itertools.chain.from_iterable(outputs.items() for outputs in reference):
         if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):
             raise NotFiniteError(
                 f"output '{name}' of the float network is not finite for these inputs",

@@ -152,10 +152,7 @@ class OutputJudge:
             self._inputs = [compare.random_inputs(part)]
         else:
             self._inputs = [compare.check_inputs(part, sample) for sample in self._samples]
-        floats = remove_quantizers(part.copy())
-        reference = self._run(floats.proto)
-        for outputs in reference:
-            compare.check_finite(outputs)
+        floats, reference = self._run_float_network(part)
         self._parts = find_output_parts(floats, self._inputs[0], self._runner.run)
         self.noise = self.first_noise = self._measure(proto, reference)
         self._reference = reference
@@ -177,6 +174,24 @@ class OutputJudge:
                     nodes=cut[:3],
                 )
             )
+
+    def _run_float_network(self, part: Model) -> tuple[Model, list[Arrays]]:
+        """Return the network without quantizers of activations, and its outputs.
+
+        If scales of weights make its outputs NaN or infinite, their quantizers are removed as well.
+
+        Raises:
+            RunError: onnxruntime cannot run it, or its outputs are not finite.
+        """
+        floats = remove_quantizers(part.copy())
+        reference = self._run(floats.proto)
+        try:
+            compare.check_finite(reference)
+        except compare.NotFiniteError:
+            floats = remove_quantizers(part.copy(), weights=True)
+            reference = self._run(floats.proto)
+            compare.check_finite(reference)
+        return floats, reference
 
 
 def _describe_growth(

@@ -19,7 +19,8 @@ from qdqtool.fixing.site import (
     select_refusals,
 )
 from qdqtool.fixing.weights import make_dequantizer
-from qdqtool.insertion.scales import LEVELS, find_scale_groups
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor

@@ -26,7 +26,7 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import ScaleDead
+from qdqtool.reasons.faults import ScaleDead, ScaleNotPositive
 from qdqtool.reasons.text import format_number
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
@@ -178,15 +178,19 @@ def find_nonpositive_scales(
 ) -> list[FixSite]:
     """Return sites that make scales positive.
 
-    The scale of weights follows from their largest value. Another scale becomes its absolute value
-    or 1.
+    The scale of weights follows from their largest value. A negative scale becomes its absolute
+    value. Other scales of activations need data.
     """
     sites = []
+    recomputable = {
+        r.node for r in select_refusals(ScaleNotPositive, refusals) if r.is_recomputable
+    }
     for q, dqs in _find_quantizer_groups(view, refusals):
         head = q or dqs[0]
         old = view.params(head).scale
-        if old is not None:
-            apply, names = _make_scale_change(view, q, dqs, old), [n.name for n in dqs]
+        names = [n.name for n in dqs]
+        if old is not None and not recomputable.isdisjoint([head.name, *names]):
+            apply = _make_scale_change(view, q, dqs, old)
             sites.append(FixSite(head.name, f"{head.name}: scales made positive", apply, names))
     return sites
 

@@ -36,7 +36,12 @@ STEPS = (
         _ONE_BIT,
         find=quantizers.find_asymmetric_quantizers,
     ),
-    FixStep((faults.ScaleNotPositive,), _EXACT, find=quantizers.find_nonpositive_scales),
+    FixStep(
+        (faults.ScaleNotPositive,),
+        _EXACT,
+        requantizes_weights=True,
+        find=quantizers.find_nonpositive_scales,
+    ),
     FixStep(
         (IntegersLost, simulation.ActivationPerChannel),
         _ONE_BIT,

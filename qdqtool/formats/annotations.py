@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qdqtool.findings import codes
-from qdqtool.formats.predict_text import decision, remarks, time_summary, verdict
+from qdqtool.formats.time_text import describe_times
+from qdqtool.formats.verdicts import remarks, speed_verdict, verdict
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction
 from qdqtool.util.text import one_line
 
@@ -36,14 +37,14 @@ class ModelReview:
         target: The target's name.
         prediction: The prediction, None if the model cannot be used.
         unmet: Requirements that are not met, or the reason why the model cannot be used.
-        time: Estimated time on a GPU, None without a GPU.
+        times: Estimated time on each GPU.
     """
 
     path: str
     target: str
     prediction: Prediction | None
     unmet: list[str]
-    time: TimeEstimate | None = None
+    times: Sequence[TimeEstimate] = ()
 
 
 def to_sarif(reviews: Iterable[ModelReview]) -> Json:
@@ -148,10 +149,9 @@ def _section(review: ModelReview) -> list[str]:
         problems = [f"❌ **Not predicted:** {_escape_markdown(line)}" for line in review.unmet]
         return [title, "", *problems, ""]
     lines = [f"{title} on {review.target}", ""]
-    if review.time is not None:
-        gain = _escape_markdown(" ".join(decision(review.time)))
-        time = time_summary(review.time)
-        lines += [f"**{gain}** {_escape_markdown(time[0].upper() + time[1:])}.", ""]
+    for time in review.times:
+        gain, details = speed_verdict(time).text, describe_times(time)
+        lines += [f"**{_escape_markdown(gain)}** {_escape_markdown(details)}.", ""]
     lines += [f"**{_escape_markdown(verdict(review.prediction))}**", ""]
     for line in review.unmet:
         lines += [f"❌ **Not met:** {_escape_markdown(one_line(line))}", ""]

@@ -46,7 +46,9 @@ _MISMATCH_TITLES = {
 _SLOW_RATIO = 1.5  # to the usual time, above which a layer is listed as slow
 
 
-def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool = False) -> str:
+def render(
+    report: EngineReport, sort: str, width: int = 80, *, everything: bool = False
+) -> TextPage:
     """Return the layers of an engine, and totals by kind, precision and type.
 
     ``everything`` lists more than the first layers.
@@ -71,7 +73,7 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
     if report.unmatched:
         names = ", ".join(report.unmatched[:10])
         page.add_heading(f"in the profile and not in the listing: {names}")
-    return str(page)
+    return page
 
 
 def _add_layer(page: TextPage, row: LayerCost) -> None:
@@ -135,7 +137,9 @@ def _add_totals(page: TextPage, key: str, totals: dict[str, LayerTotals], *, tim
 # Two builds or models -----------------------------------------------------------------------------
 
 
-def render_comparison(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
+def render_comparison(
+    comparison: Comparison, width: int = 80, *, everything: bool = False
+) -> TextPage:
     """Return the text of ``compare``: the summary, then the changes of each node.
 
     ``everything`` lists every node and layer.
@@ -164,7 +168,7 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
     if comparison.engines is not None:
         page.add_gap()
         add_engines(page, comparison.engines)
-    return str(page)
+    return page
 
 
 def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
@@ -296,7 +300,7 @@ def _describe_time_mismatch(result: Verification) -> str:
     )
 
 
-def render_verification(result: Verification, width: int = 80) -> str:
+def render_verification(result: Verification, width: int = 80) -> TextPage:
     """Return the text of ``verify``: verdict, compared numbers, then each mismatch."""
     page = TextPage(width)
     page.fill(verdict(result))
@@ -330,7 +334,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
             f"Time: {time_mismatch} ms, the range of four in five measured times; far outside "
             "means another GPU or clock (name them with --gpu and --clock), or load."
         )
-    return str(page)
+    return page
 
 
 def _add_build(page: TextPage, result: Verification) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from calibration.presets import describe_use
 from qdqtool.formats.output import TextPage, as_options
-from qdqtool.formats.predict_text import verdict
+from qdqtool.formats.verdicts import verdict
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
+from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.reasons.placement import SkippedNode
 from qdqtool.types import Prediction
 from qdqtool.util.text import format_count
@@ -35,12 +36,12 @@ _ERROR_RATINGS = (
 )
 
 
-def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> str:
+def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``insert``; ``everything`` names every node, group and scale."""
     page = TextPage(width, everything)
     _add_counts(page, insertion)
     _add_skipped(page, insertion.skipped)
-    _add_groups(page, insertion.groups)
+    _add_groups(page, insertion.groups, insertion.precision == "fp8")
     _add_losses(page, insertion)
     agreement = insertion.agreement
     if agreement is not None:
@@ -48,8 +49,8 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         if math.isfinite(agreement.error):
             change = f"by {agreement.error:.1%} of their standard deviation"
         page.add_heading(
-            "Agreement with the float model: INT8 and FP16 together change the outputs "
-            f"{change} ({format_count(agreement.samples, 'sample')})"
+            f"Agreement with the float model: {_title(insertion)} and FP16 together change the "
+            f"outputs {change} ({format_count(agreement.samples, 'sample')})"
         )
     calibration = insertion.calibration
     _add_remarks(
@@ -64,7 +65,12 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
             page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
     if insertion.prediction is not None:
         _add_prediction(page, insertion.prediction)
-    return str(page)
+    return page
+
+
+def _title(insertion: Insertion) -> str:
+    """Return the format of an insertion's pairs, as texts name it."""
+    return find_number_format(insertion.precision).title
 
 
 def _add_counts(page: TextPage, insertion: Insertion) -> None:
@@ -98,9 +104,12 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode]) -> None:
         page.fill(f"{as_options(reason)}: {', '.join(listed)}{more}", 4, "  - ")
 
 
-def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
+def _add_groups(page: TextPage, groups: list[GroupScale], is_fp8: bool) -> None:
     if not groups:
         page.add_heading("No tensors share a scale")
+        return
+    if is_fp8:
+        page.add_heading(f"Scale groups: {len(groups)}; sharing a scale costs FP8 no precision")
         return
     ranked = sorted(groups, key=lambda group: -_max_loss([group]))
     listed = ranked
@@ -135,7 +144,7 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
 
 
 def _add_losses(page: TextPage, insertion: Insertion) -> None:
-    """Add the effect of INT8 on the outputs, and the activations that contribute most to it."""
+    """Add the output error, and the activations that contribute most to it."""
     losses = insertion.losses
     if losses is None:
         return
@@ -153,8 +162,9 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     if not confirmed:
         page.fill(_describe_unconfirmed(losses), 2, "  ")
+    title = _title(insertion)
     for loss in losses.tensors if page.everything else confirmed:
-        page.fill(f"{_describe_loss(loss)}{_describe_price(loss)}", 4, "  - ")
+        page.fill(f"{_describe_loss(loss)}{_describe_price(loss, title)}", 4, "  - ")
     for loss in confirmed[:1]:
         # The option on one line, to be pasted.
         page.add_lines(f"    the first one float: --exclude {_exclude_pattern(loss)}")
@@ -178,10 +188,10 @@ def _describe_loss(loss: TensorLoss) -> str:
     return f"input of {nodes} float: {-loss.confirmed_gain:+.0%} error on {images}{reliable}"
 
 
-def _describe_price(loss: TensorLoss) -> str:
+def _describe_price(loss: TensorLoss, title: str) -> str:
     if loss.convolutions is None:
         return ""
-    price = f"; costs {format_count(loss.convolutions, 'INT8 layer')}"
+    price = f"; costs {format_count(loss.convolutions, f'{title} layer')}"
     return (
         price if loss.conversions is None else f"{price}, {_format_conversions(loss.conversions)}"
     )
@@ -210,7 +220,7 @@ def _add_prediction(page: TextPage, prediction: Prediction) -> None:
         page.add_lines(f"  - conversion at {name}")
 
 
-def render_fixed(fixed: Fixed, output: str, width: int) -> str:
+def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
     """Return the text of ``fix``: verdicts before and after, applied and refused changes."""
     page = TextPage(width)
     count = len(fixed.applied)
@@ -227,7 +237,7 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> str:
     if serious:
         remaining = ", ".join(f"{code} ({counts[code]})" for code in serious)
         page.add_heading(f"left: {remaining}; see qdqtool predict {output}")
-    return str(page)
+    return page
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from qdqtool.findings.codes import ALL_TARGETS, FindingCodeEntry
 from qdqtool.findings.rules import PROMISED_CODES
-from qdqtool.formats.output import TextPage
+from qdqtool.formats.output import Style, TextPage
 from qdqtool.types import Json
 from qdqtool.util.records import to_json_fields
-from qdqtool.util.text import as_text, cut_middle, format_count
+from qdqtool.util.text import cut_middle, format_count
 
 if TYPE_CHECKING:
     from qdqtool.findings.errors import KnownError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_ROWS = 12  # rows of a list, unless everything is printed
 
 
-def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
+def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``log`` from the result of ``summarize``.
 
     ``everything`` lists every conversion, reformat and merge.
@@ -42,11 +42,12 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
         _add_profile,
         _add_rest,
     ):
-        before = len(page.lines)
-        write(page, facts)
-        if len(page.lines) > before:
-            page.lines.insert(before, "")
-    return str(page)
+        section = TextPage(width, everything)
+        write(section, facts)
+        if section.lines:
+            page.add_gap()
+            page.add_page(section)
+    return page
 
 
 def _add_fact(page: TextPage, label: str, text: str) -> None:
@@ -291,9 +292,11 @@ def _add_rest(page: TextPage, facts: Json) -> None:
         page.add_lines(f"{lines['unexplained']} of {lines['total']} lines were not understood")
 
 
-def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
+def pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
     """Return the lines of one pass with their line numbers in the log."""
-    return as_text(f"{line:>7}: {text}" for line, text in rows)
+    page = TextPage()
+    page.add_lines(*(f"{line:>7}: {text}" for line, text in rows))
+    return page
 
 
 # Codes, errors and lines --------------------------------------------------------------------------
@@ -303,14 +306,14 @@ def _add_sections(page: TextPage, **texts: str) -> None:
     """Add a heading and a paragraph for each text that is not empty."""
     for heading, text in texts.items():
         if text:
-            page.add_lines("", heading.replace("_", " "))
+            page.add_heading(heading.replace("_", " "))
             page.fill(text, 2, "  ")
 
 
-def code_text(entry: FindingCodeEntry, width: int) -> str:
+def code_text(entry: FindingCodeEntry, width: int) -> TextPage:
     """Return the explanation of a finding code."""
     page = TextPage(width)
-    page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
+    page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ", Style.BOLD)
     _add_sections(
         page,
         Cause=entry.cause,
@@ -325,7 +328,7 @@ def code_text(entry: FindingCodeEntry, width: int) -> str:
             2,
             "  ",
         )
-    page.add_lines("", "Where it holds")
+    page.add_heading("Where it holds")
     for holds in entry.holds:
         evidence = str(holds.evidence)
         if holds.severity not in (None, entry.severity):
@@ -334,7 +337,7 @@ def code_text(entry: FindingCodeEntry, width: int) -> str:
     other = [t for t in ALL_TARGETS if entry.on(t) is None]
     if other:
         page.fill(f"not on {', '.join(other)}", 2, "  ")
-    return str(page)
+    return page
 
 
 def code_json(entry: FindingCodeEntry) -> Json:
@@ -351,20 +354,20 @@ def code_json(entry: FindingCodeEntry) -> Json:
     }
 
 
-def list_text(entries: Iterable[FindingCodeEntry], width: int) -> str:
+def list_text(entries: Iterable[FindingCodeEntry], width: int) -> TextPage:
     """Return every code with its title, by severity."""
     page = TextPage(width)
     rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
     column = max(len(c.code) for c in rows)
     for entry in rows:
         page.fill(entry.title, column + 11, f"{entry.code:<{column}}  {entry.severity.word:<7}  ")
-    return str(page)
+    return page
 
 
-def error_text(error: KnownError, width: int) -> str:
+def error_text(error: KnownError, width: int) -> TextPage:
     """Return the explanation of a known error message."""
     page = TextPage(width)
-    page.fill(f"{error.title} ({error.severity})")
+    page.fill(f"{error.title} ({error.severity})", style=Style.BOLD)
     _add_sections(
         page,
         Cause=error.cause,
@@ -379,13 +382,13 @@ def error_text(error: KnownError, width: int) -> str:
             f"'qdqtool predict' reports it before the build: {', '.join(error.codes)} "
             f"(qdqtool explain {error.codes[0]})"
         )
-    return str(page)
+    return page
 
 
-def way_text(way: BuildMethod, width: int) -> str:
+def way_text(way: BuildMethod, width: int) -> TextPage:
     """Return the flags of a build method, and the way to its log."""
     page = TextPage(width)
-    page.add_lines(f"With {way.title}")
+    page.add_heading(f"With {way.title}")
     for heading, text in (
         ("flags, up to TensorRT 10", way.weak),
         ("flags, TensorRT 11", way.strong),
@@ -394,20 +397,20 @@ def way_text(way: BuildMethod, width: int) -> str:
         ("source", way.source),
     ):
         page.fill(f"{heading}: {text}", 4, "  ")
-    return str(page)
+    return page
 
 
-def line_text(answer: LineAnswer, width: int) -> str:
+def line_text(answer: LineAnswer, width: int) -> TextPage:
     """Return the explanation of a log line, the likeliest pass first."""
     page = TextPage(width)
-    page.fill(answer.line, 2, "  ")
+    page.fill(answer.line, 2, "  ", Style.BOLD)
     if answer.note:
         page.add_gap()
         page.fill(answer.note, 0)
     for rule in answer.rules:
         page.add_gap()
         _add_rule(page, rule, 1 if answer.event else len(rule.cases))
-    return str(page)
+    return page
 
 
 def _add_rule(page: TextPage, rule: Rule, limit: int) -> None:

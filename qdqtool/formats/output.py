@@ -1,36 +1,54 @@
 """Output of commands: text or JSON, color, width, parameters of the library as options."""
 
+from __future__ import annotations
+
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import Any, TextIO, TypeVar
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.types import Severity
 from qdqtool.util.outputs import write_text
 from qdqtool.util.process import silence_stdout, terminal_columns
 from qdqtool.util.text import as_line, as_text, escape_hidden, escape_unencodable
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
-# Colors of lines by their first characters: SGR codes of ECMA-48.
-_COLORS = (
-    ("ERROR ", "1;31"),
-    ("warning", "1;33"),
-    ("note", "1;36"),
-    ("  > ", "32"),
-    ("    > ", "32"),
-)
-_BOLD = "1"
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 _Row = TypeVar("_Row")
 
 
-def emit(text: str, output: str | None) -> None:
+class Style(StrEnum):
+    """Color and weight of a line, as an SGR code of ECMA-48."""
+
+    PLAIN = ""
+    BOLD = "1"
+    GOOD = "1;32"
+    UNCLEAR = "1;33"
+    BAD = "1;31"
+    NOTE = "1;36"
+    COMMAND = "32"
+
+
+SEVERITY_STYLES = {
+    Severity.ERROR: Style.BAD,
+    Severity.WARNING: Style.UNCLEAR,
+    Severity.INFO: Style.NOTE,
+}
+
+
+def emit(answer: str | TextPage, output: str | None) -> None:
     """Write an answer to a file (atomically) or to stdout, control characters as escapes.
+
+    A page has color on a terminal.
 
     Raises:
         QdqtoolError: The file cannot be written, or stdout is closed.
     """
+    text = str(answer)
     text = escape_hidden(text if text.endswith("\n") else text + "\n")
     if output:
         write_text(output, text)
@@ -39,12 +57,12 @@ def emit(text: str, output: str | None) -> None:
         raise QdqtoolError(
             "standard output is closed: the answer cannot be printed", code="not-written"
         )
-    text = escape_unencodable(text, sys.stdout)
     try:
-        if supports_color(sys.stdout) and not text.startswith(("{", "[")):  # JSON has no color
-            getattr(sys.stdout, "unfiltered", sys.stdout).write(add_color(text))  # filtered above
+        if isinstance(answer, TextPage) and supports_color(sys.stdout):
+            stream = getattr(sys.stdout, "unfiltered", sys.stdout)  # the page is filtered
+            stream.write(escape_unencodable(answer.colored(), sys.stdout))
         else:
-            sys.stdout.write(text)
+            sys.stdout.write(escape_unencodable(text, sys.stdout))
         sys.stdout.flush()
     except BrokenPipeError:  # the consumer stopped (| head); the exit code still counts
         silence_stdout()
@@ -53,24 +71,6 @@ def emit(text: str, output: str | None) -> None:
 def supports_color(stream: TextIO) -> bool:
     """Return whether a stream is a terminal with color and ``NO_COLOR`` is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def add_color(text: str) -> str:
-    """Color findings by severity and fixes green; make the verdict and headings bold."""
-    lines = []
-    color = previous = ""
-    for line in text.split("\n"):
-        marked = [code for start, code in _COLORS if line.startswith(start)]
-        is_continuation = line.startswith("    ") and not line.startswith("    - ")
-        if marked:
-            color = marked[0]
-        elif not is_continuation:
-            color = _BOLD if line and not line.startswith(" ") and not previous else ""
-        previous = line
-        if color:
-            line = re.sub(r"(\S.*)", rf"\033[{color}m\1\033[0m", line, count=1)
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def to_json(data: Any) -> str:
@@ -105,8 +105,19 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
     )
 
 
+def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[str]:
+    """Wrap a shell command at its words with backslashes, so that it can be pasted."""
+    lines, line = [], first
+    for word in _SHELL_WORD.findall(as_line(command)):
+        if len(line) + len(word) + 2 > width and line.strip() and line != first:
+            lines.append(f"{line}\\")
+            line = " " * indent
+        line += f"{word} "
+    return [*lines, line.rstrip()]
+
+
 class TextPage:
-    """Lines of an answer, wrapped to a width.
+    """Lines of an answer, wrapped to a width, each with its style.
 
     Args:
         width: Columns.
@@ -116,24 +127,41 @@ class TextPage:
     def __init__(self, width: int = 80, everything: bool = False) -> None:
         self.width, self.everything = width, everything
         self.lines: list[str] = []
+        self.styles: list[Style] = []
 
-    def add_lines(self, *lines: str) -> None:
+    def add_lines(self, *lines: str, style: Style = Style.PLAIN) -> None:
         """Add lines without wrapping them."""
         self.lines += lines
+        self.styles += [style] * len(lines)
 
-    def fill(self, text: str, indent: int = 2, first: str = "") -> None:
+    def fill(self, text: str, indent: int = 2, first: str = "", style: Style = Style.PLAIN) -> None:
         """Add a paragraph: ``first`` before its first line, ``indent`` spaces before the others."""
-        self.lines += wrap(text, indent, self.width, first)
+        self.add_lines(*wrap(text, indent, self.width, first), style=style)
 
     def add_gap(self) -> None:
-        """Add an empty line, unless the page is empty."""
-        if self.lines:
-            self.lines.append("")
+        """Add an empty line, unless the page is empty or ends with one."""
+        if self.lines and self.lines[-1]:
+            self.add_lines("")
 
     def add_heading(self, text: str) -> None:
-        """Add an empty line and a paragraph."""
+        """Add an empty line and a bold paragraph."""
         self.add_gap()
-        self.fill(text)
+        self.fill(text, style=Style.BOLD)
+
+    def add_row(self, label: str, text: str, column: int = 17) -> None:
+        """Add a label, and a text that starts in a column."""
+        self.fill(text, column, f"  {label}".ljust(column))
+
+    def add_command(self, label: str, command: str) -> None:
+        """Add a label, and a shell command that can be pasted."""
+        first = label.ljust(9) if label else "  "
+        lines = wrap_command(command, self.width, first, len(first) + 2)
+        self.add_lines(*lines, style=Style.COMMAND)
+
+    def add_page(self, other: TextPage) -> None:
+        """Add the lines of another page."""
+        self.lines += other.lines
+        self.styles += other.styles
 
     def first_rows(self, rows: Sequence[_Row], limit: int) -> Sequence[_Row]:
         """Return the first rows, all of them if lists are complete."""
@@ -150,6 +178,20 @@ class TextPage:
     def __str__(self) -> str:
         return as_text(self.lines)
 
+    def colored(self) -> str:
+        """Return the text with the color of each line."""
+        return "".join(
+            f"{_add_style(as_line(line), style)}\n"
+            for line, style in zip(self.lines, self.styles, strict=True)
+        )
+
+
+def _add_style(line: str, style: Style) -> str:
+    text = line.lstrip(" ")
+    if not style or not text:
+        return line
+    return f"{line[: len(line) - len(text)]}\033[{style}m{text}\033[0m"
+
 
 # Parameters as options ----------------------------------------------------------------------------
 
@@ -162,9 +204,9 @@ _PARAMETERS = """
     check_timeout clock cluster data dot effort evaluation exclude exclude_op finding gpu head
     high_precision hops include input_type inputs issue keep layers limit losses max_images mean
     method method_for metric minimize mixed_cpus node other output outputs overwrite_cache
-    percentile power predict preprocess private profile require_gain required residual resize
-    save_calibration scale says shapes size sm smooth state std strongly_typed target time_limit
-    timeout tuning unify weights workers
+    percentile power precision predict preprocess private profile require_gain required residual
+    resize save_calibration scale says shapes size sm smooth state std strongly_typed target
+    time_limit timeout tuning unify weights workers
 """.split()
 _PARAMETER = re.compile(rf"`({'|'.join(_PARAMETERS)})(?:=([^`]*))?`")
 

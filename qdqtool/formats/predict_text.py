@@ -1,181 +1,41 @@
-"""A prediction and its time as text: the verdict first, then the findings by code."""
+"""Text of ``predict``: the verdict first, then the findings by code."""
 
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtool.findings.obstacles import describe_obstacles
+from qdqtool.findings.obstacles import suggest_recipe
 from qdqtool.findings.report import title_of
-from qdqtool.formats.output import TextPage, as_options
-from qdqtool.reasons.simulation import OutsideRules
-from qdqtool.types import ConvOutcome, EngineLayer, Finding, Precision, Prediction, Severity
-from qdqtool.util.text import format_count, format_layer_counts, keep_end
+from qdqtool.formats import verdicts
+from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage
+from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
+from qdqtool.formats.verdicts import Verdict
+from qdqtool.trt.targets import Target, target_named
+from qdqtool.types import (
+    ConvOutcome,
+    EngineLayer,
+    Finding,
+    ModelInfo,
+    Precision,
+    Prediction,
+    Severity,
+)
+from qdqtool.util.text import drop_repeated_sentences, format_count, format_layer_counts
 
 if TYPE_CHECKING:
     from qdqtool.findings.ways import BuildMethod
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
-    from qdqtool.trt.targets import Target
-    from qdqtool.types import Assumption, ModelInfo
 
 # Limits of lists, unless everything is printed.
-_MAX_PLACES = 3  # findings of one code, and names in a line
-_MAX_CONVERSIONS, _MAX_LAYERS, _MAX_FIXES = 12, 10, 6
-_GOOD_GAIN = 1.3  # below it the decision states the cost of conversions and layouts
-_MIN_SAVING = 0.002  # share of the total time from which a fix is listed
-_SEVERITY_WORDS = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "note"}
+_MAX_NAMES = 3  # names in a line
+_MAX_CONVERSIONS = 3
 _CONVERSION_CODES = ("CONVERSION", "INPUT-CONVERSION")
-_FREQUENT_NOTES = ("FLAG-FP16", "HEAD-SCORE")  # on every network: printed only with everything
-_ASSUMED_LAYERS = {
-    "fused": "one layer with the convolution and activation",
-    "apart": "a layer of its own",
-}
-
-
-def verdict(prediction: Prediction) -> str:
-    """Return the outcome in one line, matrix products apart from convolutions.
-
-    Example: ``64 convolutions: 60 INT8 (52 to INT8, 8 to float), 4 float; 11 conversions``.
-    """
-    counts = prediction.summary()
-    convolutions = sum(not c.is_product for c in prediction.convolutions)
-    outside = _describe_outside(prediction)
-    layers = format_layer_counts(convolutions, counts["matrix_products"])
-    forms = describe_obstacles(prediction.findings)
-    if not counts["convolutions"] and not counts["matrix_products"]:
-        if forms:
-            return f"{outside}nothing in INT8: the model has {forms}"
-        return f"{outside}{layers}: nothing to run in INT8"
-    if not counts["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):
-        text = (
-            f"{outside}{layers}: none in INT8, because the model has no Q/DQ; "
-            "'qdqtool insert' adds them"
-        )
-        if prediction.time is None:
-            text += ", and 'predict --gpu NAME' estimates what they gain"
-        return text
-    if forms and not counts["int8"]:
-        return f"{outside}{layers}: none in INT8, because the model has {forms}"
-    text = "; ".join(_describe_outcomes(prediction))
-    return f"{outside}the model has {forms}; apart from that {text}" if forms else outside + text
-
-
-def _describe_outcomes(prediction: Prediction) -> list[str]:
-    counts = prediction.summary()
-    parts = []
-    if not all(c.is_product for c in prediction.convolutions):
-        parts.append(_describe_convolutions(prediction))
-    if counts["matrix_products"]:
-        parts.append(
-            f"{format_count(counts['matrix_products'], 'matrix product')}: "
-            f"{counts['matrix_products_int8']} INT8, {counts['matrix_products_float']} float"
-        )
-    if prediction.conversions is None:
-        return parts
-    causes = []
-    if _open_assumptions(prediction):
-        causes.append("Conv + activation + Add")
-    if any(r.uncertain or r.possible for r in prediction.regions):
-        causes.append("how much Myelin absorbs")
-    bounds = prediction.conversions_range or [prediction.conversions]
-    conversions = format_count(_format_range(bounds), "conversion")
-    parts.append(f"{conversions}, depending on {' and '.join(causes)}" if causes else conversions)
-    kernels = _myelin_kernels(prediction)
-    if kernels:
-        parts.append(f"{format_count(len(kernels), 'Q/DQ kernel')} of Myelin")
-    return parts
-
-
-def _describe_convolutions(prediction: Prediction) -> str:
-    """Describe convolutions by type: ``64 convolutions: 60 INT8 (52 to INT8, ...), 4 float``."""
-    convolutions = [c for c in prediction.convolutions if not c.is_product]
-    products = [c for c in prediction.convolutions if c.is_product]
-    product_int8 = sum(c.is_int8 for c in products)
-    product_inside = sum(c.int8_in_int8_out for c in products)
-    counts = prediction.summary()
-    cases = [(counts["int8"], counts["int8_to_int8"])]
-    for assumption in _open_assumptions(prediction):
-        cases += [(c.int8, c.int8_to_int8) for c in assumption.alternatives.values()]
-    int8 = [total - product_int8 for total, _ in cases]
-    inside = [to_int8 - product_inside for _, to_int8 in cases]
-    to_float = [total - to_int8 for total, to_int8 in zip(int8, inside, strict=True)]
-    outputs = ""
-    if prediction.conversions is not None and any(int8):
-        outputs = f" ({_format_range(inside)} to INT8, {_format_range(to_float)} to float)"
-    return (
-        f"{format_count(len(convolutions), 'convolution')}: {_format_range(int8)} INT8{outputs}, "
-        f"{_format_range([len(convolutions) - n for n in int8])} float"
-    )
-
-
-def _format_range(numbers: Sequence[int]) -> int | str:
-    low, high = min(numbers), max(numbers)
-    return low if low == high else f"{low} to {high}"
-
-
-def _myelin_kernels(prediction: Prediction) -> list[str]:
-    """Return Q and DQ that are kernels in Myelin: no conversion layers, but as much work."""
-    return [name for region in prediction.regions for name in region.kernels]
-
-
-def _open_assumptions(prediction: Prediction) -> list[Assumption]:
-    return [a for a in prediction.assumptions if not a.given]
-
-
-def remarks(prediction: Prediction) -> list[str]:
-    """Return paragraphs that qualify the verdict: assumptions, and outcomes without counts."""
-    return [*_describe_assumptions(prediction), *_describe_limits(prediction)]
-
-
-def _describe_assumptions(prediction: Prediction) -> list[str]:
-    """Return a paragraph for each assumption: reason, results of the choices, choice."""
-    counts = prediction.summary()
-    paragraphs = []
-    for a in prediction.assumptions:
-        first = ""
-        if a.places:
-            first = f" ({a.places[0]} first)" if len(a.places) > 1 else f" ({a.places[0]})"
-        numbers = {a.value: (counts["int8_to_int8"], counts["conversions"])}
-        numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
-        results = [
-            f"{value.capitalize()}, {_ASSUMED_LAYERS[value]}: {inside} INT8 to INT8, "
-            f"{format_count(conversions, 'conversion')}."
-            for value, (inside, conversions) in sorted(numbers.items())
-        ]
-        choice = f"Counted as {a.value}: {a.why}."
-        if not a.given:
-            other = next(iter(a.alternatives))
-            choice += f" --assume {a.name}={other} shows the other in full."
-        paragraphs.append(
-            f"{a.name}: reports differ on TensorRT's fusion of "
-            f"{format_count(len(a.places), 'residual Add')} after an activation{first}, and the "
-            f"timing of its kernels may decide. {' '.join(results)} {choice}"
-        )
-    return paragraphs
-
-
-def _describe_outside(prediction: Prediction) -> str:
-    """Return the start of a verdict whose numbers do not cover FP8 and INT4."""
-    types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
-    if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
-        return ""
-    return (
-        f"{' and '.join(types) or 'FP8'} Q/DQ is outside the rules of this prediction, "
-        "and counted as float; "
-    )
-
-
-def _describe_limits(prediction: Prediction) -> list[str]:
-    lines = []
-    total = len(prediction.convolutions)
-    assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
-    if 0 < assumed < total:
-        lines.append(f"{assumed} of {total} outcomes rest on a rule that is assumed, not seen")
-    if prediction.conversions is None and prediction.convolutions:
-        lines.append("this target quantizes inside its kernels: conversion layers do not exist")
-    return lines
+_LABEL = 9  # columns of a label of a finding
 
 
 def render(
@@ -185,9 +45,10 @@ def render(
     everything: bool = False,
     layers: bool = False,
     trace: bool = False,
-    time: TimeEstimate | None = None,
+    times: Sequence[TimeEstimate] = (),
     way: BuildMethod | None = None,
-) -> str:
+    half: bool = True,
+) -> TextPage:
     """Return the text of ``predict``.
 
     Args:
@@ -196,40 +57,132 @@ def render(
         everything: Print every convolution, and every finding in full.
         layers: List the layers of the engine.
         trace: Print TensorRT's log lines.
-        time: Estimated time on a GPU.
+        times: Estimated time on each GPU.
         way: Build method to describe.
+        half: Whether the builder may use FP16.
     """
     page = TextPage(width, everything)
-    if time is not None:
-        for sentence in decision(time):
-            page.fill(sentence)
+    half = half and all(time.float_type == Precision.FP16 for time in times)
+    float_type = verdicts.name_float_type(prediction, half=half)
+    rejection = verdicts.describe_rejection(prediction)
+    page.fill(_describe_subject(prediction, times), style=Style.BOLD)
+    page.add_gap()
+    _add_verdict(page, prediction, times, float_type)
+    if not rejection or everything:
         page.add_gap()
-    page.fill(verdict(prediction))
-    if time is not None:
-        _add_summary(page, time)
-    for text in _describe_assumptions(prediction):
-        page.fill(text, 2, "  ")
-    proof = f": {prediction.target_evidence}" if prediction.target_evidence else ""
-    for text in (f"target {prediction.target}{proof}", *_describe_limits(prediction)):
-        page.fill(text, 2, "  ")
+        _add_facts(page, prediction, times, float_type)
     if way is not None:
         _add_build_method(page, way, prediction.target)
-    if time is not None:
-        _add_details(page, time, prediction, layers=layers)
-    _add_findings(page, prediction)
-    _add_convolution_tables(page, prediction)
+    _add_findings(page, prediction, times[0] if times and not rejection else None)
+    if not rejection or everything:
+        _add_conversions(page, prediction)
+    _add_convolution_tables(page, prediction, float_type)
+    if times and (everything or layers) and not rejection:
+        add_kernels(page, times[0])
     if layers:
-        _add_layers(page, prediction.layers)
+        _add_layers(page, prediction.layers, float_type)
     if trace:
         from qdqtool.trt.trace import render as render_event
 
-        page.add_lines("", f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
+        page.add_heading(f"TensorRT's optimizer log ({len(prediction.trace)} lines)")
         page.add_lines(*map(render_event, prediction.trace))
-    return str(page)
+    _add_closing(page, prediction)
+    return page
+
+
+def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate]) -> str:
+    """Return the model, the GPU and TensorRT: ``a.onnx on L4 (2040 MHz), TensorRT 10``."""
+    text = prediction.model.path or "Model"
+    if len(times) == 1:
+        gpu = times[0].gpu
+        text += f" on {gpu.name} ({gpu.clock:.0f} MHz)"
+    if times and times[0].batch != 1:
+        text += f", batch x{times[0].batch:g}"
+    return f"{text}, {target_named(prediction.target).title}"
+
+
+def _add_verdict(
+    page: TextPage,
+    prediction: Prediction,
+    times: Sequence[TimeEstimate],
+    float_type: Precision,
+) -> None:
+    """Add the verdict, and the times unless TensorRT rejects the model."""
+    problem = verdicts.build_verdict(prediction)
+    if problem is not None:
+        page.fill(problem.text, 2, "  ", problem.style)
+        if verdicts.describe_rejection(prediction):
+            return
+    if times:
+        add_speed(page, times)
+    elif problem is None:
+        text, style = _quality_verdict(prediction, float_type)
+        page.fill(text, 2, "  ", style)
+
+
+def _quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
+    """Return the verdict on a model that TensorRT builds, without times."""
+    if not prediction.summary()["int8"]:
+        subject = "Nothing is quantized" if verdicts.has_no_qdq(prediction) else "Nothing is INT8"
+        layers = verdicts.count_layers(prediction)
+        return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
+    codes = {f.code for f in prediction.findings if f.severity == Severity.WARNING}
+    if not codes:
+        return Verdict("TensorRT runs this model in INT8 as intended.", Style.GOOD)
+    return Verdict(
+        "TensorRT builds this model, with losses of speed or accuracy "
+        f"({format_count(len(codes), 'kind')} of warnings).",
+        Style.UNCLEAR,
+    )
+
+
+def _add_facts(
+    page: TextPage,
+    prediction: Prediction,
+    times: Sequence[TimeEstimate],
+    float_type: Precision,
+) -> None:
+    """Add rows with counts of layers, and with the confidence in them."""
+    outside = verdicts.describe_outside(prediction, float_type)
+    if outside:
+        page.add_row("Not covered", outside.rstrip("; "))
+    if not verdicts.has_no_qdq(prediction):
+        for label, text in verdicts.layer_rows(prediction, float_type).items():
+            page.add_row(label, text)
+        page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
+    kernels = verdicts.myelin_kernels(prediction)
+    if kernels:
+        names = f": {_format_names(kernels, with_total=True)}" if page.everything else ""
+        page.add_row("Q/DQ kernels", f"{len(kernels)} in Myelin, at matrix products{names}")
+    for assumption in prediction.assumptions:
+        text = verdicts.describe_assumption(prediction, assumption, why=page.everything)
+        page.add_row("Open question", text)
+    if prediction.convolutions and not verdicts.has_no_qdq(prediction):
+        page.add_row("Confidence", verdicts.describe_confidence(prediction))
+    target = target_named(prediction.target)
+    if target.requested_version:
+        page.add_row("Rules", f"those of {target.name}, the nearest to {target.requested_version}")
+    if page.everything and prediction.target_evidence:
+        page.add_row("Evidence", prediction.target_evidence)
+
+
+def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate]) -> str:
+    """Return the Q and DQ that remain as layers, with their time on the first GPU."""
+    if prediction.conversions is None:
+        return "none: this target quantizes inside its kernels"
+    number, dependence = verdicts.count_conversions(prediction)
+    verb = "remains" if number == 1 else "remain"
+    text = f"{number or 'none'} {verb} at run time{dependence}"
+    codes = [f.code for f in prediction.findings if f.code in _CONVERSION_CODES]
+    if codes == ["INPUT-CONVERSION"]:
+        text += ": the network's input"
+    if times and times[0].conversions_ms:
+        text += f" ({format_ms(times[0].conversions_ms)})"
+    return text
 
 
 def _add_build_method(page: TextPage, way: BuildMethod, target: str) -> None:
-    page.add_lines("", f"To build it with {way.title}")
+    page.add_heading(f"To build it with {way.title}")
     rows = (
         ("flags", way.flags(target)),
         ("log", way.log),
@@ -240,13 +193,15 @@ def _add_build_method(page: TextPage, way: BuildMethod, target: str) -> None:
         page.fill(f"{label}: {text}", 4, "  - ")
 
 
-def _add_convolution_tables(page: TextPage, prediction: Prediction) -> None:
+def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: Precision) -> None:
     unexplained = [c for c in prediction.convolutions if _is_unexplained(c, prediction)]
     if unexplained:
         title = "Not INT8 to INT8, for a reason not known"
-        _add_convolutions(page, title, unexplained, prediction.findings)
+        _add_convolutions(page, title, unexplained, prediction.findings, float_type)
     if page.everything:
-        _add_convolutions(page, "Every convolution", prediction.convolutions, prediction.findings)
+        _add_convolutions(
+            page, "Every convolution", prediction.convolutions, prediction.findings, float_type
+        )
 
 
 def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
@@ -265,7 +220,12 @@ def has_int8(prediction: Prediction) -> bool:
     )
 
 
-def format_build_command(
+def builds_int8(prediction: Prediction) -> bool:
+    """Return whether TensorRT builds an engine with INT8 from the model."""
+    return has_int8(prediction) and not verdicts.describe_rejection(prediction)
+
+
+def build_commands(
     target: Target,
     path: str,
     width: int,
@@ -273,8 +233,8 @@ def format_build_command(
     *,
     half: bool = True,
     batch: int | None = None,
-) -> str:
-    """Return the command that builds a model, on one line, with advice below it."""
+) -> TextPage:
+    """Return the commands that build a model and compare the build with the prediction."""
     from qdqtool.findings.ways import trtexec_advice, trtexec_command
 
     page = TextPage(width)
@@ -282,117 +242,147 @@ def format_build_command(
         name: (batch or 1, *shape[1:]) if shape[0] == -1 else shape
         for name, shape in model.open_inputs.items()
     }
-    page.add_lines(f"build: {trtexec_command(target, path, half=half, open_inputs=shapes)}")
-    advice = trtexec_advice(target)
-    if advice:
-        page.fill(advice, 2, "  ")
+    page.add_command("Build:", trtexec_command(target, path, half=half, open_inputs=shapes))
+    page.add_command("Verify:", f"qdqtool verify {shlex.quote(path)} build.log")
+    advice = [trtexec_advice(target)]
     if shapes:
-        page.fill(
+        advice.append(
             "The model leaves dimensions open. For a range of sizes, replace --shapes by "
-            "--minShapes, --optShapes and --maxShapes.",
-            2,
-            "  ",
+            "--minShapes, --optShapes and --maxShapes."
         )
-    return str(page).rstrip()
+    for text in filter(None, advice):
+        page.fill(text, _LABEL, " " * _LABEL)
+    return page
 
 
 # Findings -----------------------------------------------------------------------------------------
 
 
-def _add_findings(page: TextPage, prediction: Prediction) -> None:
-    notes: list[list[Finding]] = []
-    conversions: list[Finding] = []
+def _add_findings(page: TextPage, prediction: Prediction, time: TimeEstimate | None) -> None:
+    """Add errors and warnings by code, and the notes if everything is printed."""
     products = {c.name for c in prediction.convolutions if c.is_product}
     for same in _group_by_code(prediction.findings):
-        if same[0].code in _CONVERSION_CODES:
-            conversions += same
-        elif same[0].severity == Severity.INFO and not page.everything:
-            notes.append(same)
-        else:
-            _add_code(page, same, products)
-    if conversions:
-        page.add_lines("", f"Conversions that remain at run time ({len(conversions)})")
-    for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
-        amount = f" [{_format_amount(finding.values)}]" if finding.values else ""
-        page.fill(finding.message + amount, 4, "  - ")
-    if notes:
-        has_qdq = all(f.code not in ("NO-QDQ", "QOPERATOR") for f in prediction.findings)
-        _add_notes(page, notes, has_qdq)
-    kernels = _myelin_kernels(prediction)
-    if kernels:
-        page.add_heading(
-            "Q and DQ that are kernels of their own in Myelin, at matrix products: "
-            f"{_format_names(kernels, with_total=True)}"
-        )
-
-
-def _add_notes(page: TextPage, notes: list[list[Finding]], has_qdq: bool) -> None:
-    """Add one line for each code; codes that repeat on every network are only named."""
-    frequent = _FREQUENT_NOTES if has_qdq else (*_FREQUENT_NOTES, "NOT-QUANTIZED")
-    hidden = [same[0].code for same in notes if same[0].code in frequent]
-    if len(hidden) == len(notes):
-        page.add_heading(f"Notes with --all: {', '.join(hidden)}")
-        return
-    more = f"; {', '.join(hidden)} only there" if hidden else ""
-    page.add_heading(f"Notes (--all shows them in full{more})")
-    for same in notes:
-        head = same[0]
-        if head.code not in hidden:
-            places = f"{title_of(head.code)} ({len(same)} places)"
-            page.fill(f"{head.code}: {head.message if len(same) == 1 else places}", 4, "  - ")
+        if same[0].severity != Severity.INFO or page.everything:
+            _add_code(page, same, products, time)
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Group findings by code, in the order in which each code first comes."""
     groups: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in findings:
-        groups.setdefault((finding.code, finding.severity), []).append(finding)
+        if finding.code not in _CONVERSION_CODES:
+            groups.setdefault((finding.code, finding.severity), []).append(finding)
     together = itertools.chain.from_iterable(groups.values())
     return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
 
 
-def _add_code(page: TextPage, same: list[Finding], products: set[str]) -> None:
-    """Add the findings of one code: title, places and fixes."""
+def _add_code(
+    page: TextPage, same: list[Finding], products: set[str], time: TimeEstimate | None
+) -> None:
+    """Add the findings of one code: title, first place, fix and saving; all places if requested."""
     from qdqtool.reasons.faults import describe_harm
 
     head = same[0]
     title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))
-    start = f"{_SEVERITY_WORDS[head.severity]} {head.code}: "
+    mark = " [*]" if any(f.automatic for f in same) else ""
+    extent = _describe_extent(same, products)
     page.add_gap()
-    page.fill(f"{title} [{_describe_extent(same, products)}]", 4, start)
-    places = page.first_rows(same, _MAX_PLACES)
-    fixes = {f.fix for f in same}
-    for finding in places:
-        page.fill(finding.message, 4, "  - ")
-        if len(fixes) > 1 and finding.fix:
-            page.fill(finding.fix, 6, "    > ")
-    rest = same[len(places) :]
-    if rest:
-        page.fill(f"and {len(rest)} more: {_format_names([f.node for f in rest])}", 4, "    ")
-    if len(fixes) == 1 and head.fix:
-        page.fill(head.fix, 4, "  > ")
-    command = f"qdqtool fix --only {head.code} "
-    if head.automatic and not any(command in fix for fix in fixes):
-        page.fill(f"{command}tries that.", 4, "  > ")
+    page.fill(
+        f"{head.severity.word} {head.code}{mark}  {title}{f' ({extent})' if extent else ''}",
+        4,
+        style=SEVERITY_STYLES[head.severity],
+    )
+    places = same if page.everything else same[:1]
+    messages = drop_repeated_sentences([f.message for f in places])
+    fixes = drop_repeated_sentences([f.fix for f in places])
+    label = "first:" if len(same) > 1 else "place:"
+    for message, fix in zip(messages, fixes, strict=True):
+        page.add_row(label, message, _LABEL)
+        label = "also:"
+        if fix and any(fixes[1:]):
+            page.add_row("fix:", fix, _LABEL)
+    if fixes[0] and not any(fixes[1:]):
+        page.add_row("fix:", fixes[0], _LABEL)
+    if saving := describe_saving(same, time):
+        page.add_row("saves:", saving, _LABEL)
+    if page.everything:
+        page.add_row("basis:", f"rule {head.evidence}", _LABEL)
 
 
 def _describe_extent(same: list[Finding], products: set[str]) -> str:
-    """Return the numbers of places and layers, and the evidence."""
+    """Return the numbers of places and layers."""
     facts = [format_count(len(same), "place")] if len(same) > 1 else []
     concerned = {name for finding in same for name in finding.convolutions}
     if len(concerned) > 1:
         count = len(concerned & products)
         facts.append(format_layer_counts(len(concerned) - count, count))
-    return ", ".join([*facts, str(same[0].evidence)])
+    return ", ".join(facts)
+
+
+def _add_conversions(page: TextPage, prediction: Prediction) -> None:
+    """Add the Q and DQ that remain as layers, unless the first screen has named them."""
+    conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
+    if all(f.code == "INPUT-CONVERSION" for f in conversions) and not page.everything:
+        return
+    page.add_heading(f"Q/DQ layers that remain ({len(conversions)}), the largest first")
+    for finding in page.iterate_rows(conversions, _MAX_CONVERSIONS, "    "):
+        amount = f" ({_format_amount(finding.values)})" if finding.values else ""
+        page.fill(f"{finding.message.rstrip('.')}{amount}", 4, "  - ")
+
+
+def _add_closing(page: TextPage, prediction: Prediction) -> None:
+    """Add the numbers of findings, and the command that changes them."""
+    groups = _group_by_code(prediction.findings)
+    notes = dict.fromkeys(g[0].code for g in groups if g[0].severity == Severity.INFO)
+    counts = []
+    for severity in (Severity.ERROR, Severity.WARNING):
+        sizes = [len(g) for g in groups if g[0].severity == severity]
+        if sizes:
+            places = f" ({format_count(sum(sizes), 'place')})" if sum(sizes) > len(sizes) else ""
+            counts.append(f"{format_count(len(sizes), severity.word)}{places}")
+    page.add_gap()
+    page.fill(
+        f"Found {' and '.join(counts)}." if counts else "No errors, no warnings.", style=Style.BOLD
+    )
+    if notes and not page.everything:
+        page.fill(f"Notes (--all): {', '.join(notes)}")
+    _add_remedies(page, prediction)
+
+
+def _add_remedies(page: TextPage, prediction: Prediction) -> None:
+    """Add the commands that make a better model: ``fix``, or ``insert`` from the float model."""
+    path = prediction.model.path or "MODEL.onnx"
+    if verdicts.has_no_qdq(prediction):
+        page.add_lines("Quantize it, with a few hundred of your images:")
+        page.add_command("", f"qdqtool insert {shlex.quote(path)} --calib images/")
+        return
+    if any(f.automatic for f in prediction.findings):
+        count = sum(f.automatic for f in prediction.findings)
+        fixed = str(Path(path).with_name(f"{Path(path).stem}_fixed.onnx"))
+        page.fill(f"[*] {format_count(count, 'place')} can be fixed without new data:")
+        page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}")
+    if verdicts.build_verdict(prediction) is not None:
+        page.fill("From the float model instead (recommended):")
+        page.add_command("", "qdqtool insert FLOAT.onnx --calib images/")
+        recipe = suggest_recipe(prediction.findings)
+        if recipe:
+            page.fill(f"Or with onnxruntime, and qdqtool fix afterwards: {recipe}")
 
 
 def _add_convolutions(
-    page: TextPage, title: str, convolutions: Sequence[ConvOutcome], findings: list[Finding]
+    page: TextPage,
+    title: str,
+    convolutions: Sequence[ConvOutcome],
+    findings: list[Finding],
+    float_type: Precision,
 ) -> None:
     """Add a row for each convolution: types, name, fused nodes, codes of errors and warnings."""
-    signatures = [f"{' + '.join(c.inputs)} -> {c.output}" for c in convolutions]
+    signatures = [
+        f"{_name_types(c.inputs, float_type, ' + ')} -> {_name_types([c.output], float_type)}"
+        for c in convolutions
+    ]
     column = max(map(len, signatures), default=0)
-    page.add_lines("", title)
+    page.add_heading(title)
     for conv, signature in zip(convolutions, signatures, strict=True):
         concerned = [findings[i] for i in conv.findings if i < len(findings)]
         serious = dict.fromkeys(f.code for f in concerned if f.severity != Severity.INFO)
@@ -403,14 +393,20 @@ def _add_convolutions(
         page.fill(text, column + 6, f"  {signature:<{column}}  ")
 
 
-def _add_layers(page: TextPage, layers: list[EngineLayer]) -> None:
-    page.add_lines("", f"Engine layers ({len(layers)})")
+def _name_types(types: Iterable[Precision], float_type: Precision, between: str = ", ") -> str:
+    """Return the names of types; a float that the builder chooses has its expected type."""
+    names = [str(float_type if t == Precision.FLOAT else t) for t in types]
+    return between.join(names) or "-"
+
+
+def _add_layers(page: TextPage, layers: list[EngineLayer], float_type: Precision) -> None:
+    page.add_heading(f"Engine layers ({len(layers)})")
     for layer in layers:
         for c in layer.layouts:
             types = f"{c['from']} -> {c['to']}"
             page.add_lines(f"  Reformat: {types}  {c['tensor']}  {c['ms']:.4f} ms")
         inputs, outputs = (
-            ", ".join(str(t.precision) for t in ends) or "-"
+            _name_types((t.precision for t in ends), float_type)
             for ends in (layer.inputs, layer.outputs)
         )
         time = "" if layer.ms is None else f"  {layer.ms:.4f} ms"
@@ -419,8 +415,8 @@ def _add_layers(page: TextPage, layers: list[EngineLayer]) -> None:
 
 def _format_names(names: list[str], *, with_total: bool = False) -> str:
     unique = [name for name in dict.fromkeys(names) if name]
-    text = ", ".join(unique[:_MAX_PLACES])
-    if len(unique) <= _MAX_PLACES:
+    text = ", ".join(unique[:_MAX_NAMES])
+    if len(unique) <= _MAX_NAMES:
         return text
     return f"{text}, ... ({len(unique)} in all)" if with_total else f"{text}, ..."
 
@@ -431,215 +427,6 @@ def _format_amount(values: int) -> str:
         if values >= size:
             return f"{values / size:.1f}{unit} values"
     return f"{values} values"
-
-
-# Time ---------------------------------------------------------------------------------------------
-
-
-def decision(time: TimeEstimate) -> list[str]:
-    """Return sentences on whether INT8 is worthwhile: times, then the gain and its range."""
-    if time.float_time is None:
-        return []
-    sentences = [f"{'; '.join(_list_times(time))} ({_describe_estimate(time)})."]
-    if not time.gpu.has_int8:
-        return [*sentences, f"No INT8 on {time.gpu.name}: nothing to gain."]
-    gain = time.best_range if time.is_float else time.gain_range
-    if gain is None:
-        return [*sentences, "The gain of INT8 is unknown."]
-    from qdqtool.timing.results import MIN_GAIN
-
-    subject = "INT8 placed by qdqtool" if time.is_float else "this model"
-    if abs(gain.value - 1) < MIN_GAIN - 1:
-        text = f"{subject[0].upper()}{subject[1:]} is about as fast as {gain.precision}"
-    elif gain.value > 1:
-        verb = "would be" if time.is_float else "is"
-        text = f"INT8 {verb} {gain.value:.2f} times as fast as {gain.precision}"
-    else:
-        text = f"{gain.precision} is faster than {subject}, which is {gain.value:.2f} times as fast"
-    unsure = "" if gain.is_sure else ", so that either may be faster"
-    text += f" ({gain.low:.2f} to {gain.high:.2f}{unsure})"
-    costs = _describe_costs(time)
-    if costs and _decision_has_costs(time):
-        text += f": {costs}"
-    return [*sentences, f"{text}."]
-
-
-def _list_times(time: TimeEstimate) -> list[str]:
-    base = time.float_time
-    assert base is not None
-    parts = [] if time.is_float else [f"INT8 as placed: {format_ms(time.total_ms)}"]
-    parts.append(f"{base.precision}: {format_ms(base.total_ms)}")
-    if base.fp32_ms is not None:
-        label = "FP32, as it is" if time.is_float else "FP32"
-        parts.append(f"{label}: {format_ms(base.fp32_ms)}")
-    if time.best is not None:
-        parts.append(f"placed by qdqtool: {format_ms(time.best.total_ms)}")
-    return parts
-
-
-def _describe_estimate(time: TimeEstimate) -> str:
-    if time.calibration is None:
-        return "estimated"
-    return f"estimated, corrected by {time.calibration.source}"
-
-
-def _decision_has_costs(time: TimeEstimate) -> bool:
-    gain = time.gain_range
-    return not time.is_float and gain is not None and gain.value < _GOOD_GAIN and time.gpu.has_int8
-
-
-def _describe_costs(time: TimeEstimate) -> str:
-    """Return the cost of conversions and changes of layout, ``""`` if there are none."""
-    costs = []
-    if time.conversions:
-        costs.append(format_count(time.conversions, "conversion"))
-    if time.layouts:
-        costs.append(format_count(time.layouts, "layout change"))
-    total = format_ms(time.conversions_ms + time.layouts_ms)
-    return f"{total} in {' and '.join(costs)}" if costs else ""
-
-
-def describe_gain(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
-    """Return lines of ``insert`` on its result: the decision, and why it is slow if it is."""
-    from qdqtool.timing.results import MIN_GAIN
-
-    page, gain = TextPage(width), time.gain_range
-    for sentence in decision(time):
-        page.fill(sentence)
-    if not time.gpu.has_int8:
-        page.fill(f"warning: no INT8 on {time.gpu.name}: deploy the float model there")
-    elif gain is None and not page.lines:
-        page.add_lines(
-            "no gain to say: the shapes of most layers are not known; "
-            "export the model with fixed shapes"
-        )
-    elif gain is not None and gain.value < MIN_GAIN:
-        page.fill(
-            f"warning: not expected to be at least {MIN_GAIN:g} times as fast as {gain.precision} "
-            f"on {time.gpu.name}: {_explain_slowness(time, prediction, width)}"
-        )
-    return page.lines
-
-
-def _explain_slowness(time: TimeEstimate, prediction: Prediction, width: int) -> str:
-    """Name the main cost: starting small kernels, or conversions and layouts."""
-    if 2 * time.launch_ms > time.total_ms:
-        return (
-            f"{format_ms(time.launch_ms)} of {format_ms(time.total_ms)} is what its "
-            f"{len(time.kernels)} kernels take at least, whatever their type; "
-            "a larger batch or image would gain"
-        )
-    reason = _describe_costs(time) or "no kernel gains enough by INT8"
-    conversions = [layer for layer in prediction.layers if layer.type == "Conversion"]
-    if not conversions or not time.conversions:
-        return reason
-    slowest = max(conversions, key=lambda layer: layer.ms or 0.0)
-    return f"{reason}; the slowest is {keep_end(slowest.name, width)}"
-
-
-def time_summary(time: TimeEstimate) -> str:
-    """Return the time, the GPU and the range in one line."""
-    batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
-    method = "estimated" if time.calibration is None else "corrected by a measurement"
-    return (
-        f"{format_ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), "
-        f"{method}; 80 % of measured engines lie within {format_ms(time.low_ms, unit=False)} "
-        f"to {format_ms(time.high_ms)}"
-    )
-
-
-def _add_summary(page: TextPage, time: TimeEstimate) -> None:
-    """Add the time of the engine and remarks on it."""
-    texts = [time_summary(time)]
-    if time.is_float and time.best is not None:
-        texts.append(
-            "with INT8 wherever insert would put it: "
-            f"{time.best.int8} of {time.best.convolutions} convolutions"
-        )
-    costs = []
-    if time.conversions_ms:
-        costs.append(f"conversions {format_ms(time.conversions_ms)}")
-    if time.layouts:
-        costs.append(f"{time.layouts} changes of memory layout {format_ms(time.layouts_ms)}")
-    if costs and (page.everything or not _decision_has_costs(time)):
-        texts.append(f"of which {', '.join(costs)}")
-    calibration = time.calibration
-    if calibration:
-        text = f"corrected by {calibration.source}: x{calibration.factor:.2f}"
-        if calibration.kernel_us:
-            text += f", {calibration.kernel_us:+.1f} us a kernel"
-        if calibration.overhead_us:
-            text += f"; the profile added {calibration.overhead_us:.1f} us to each layer"
-        texts.append(text)
-    for text in texts:
-        page.fill(text, 2, "  ")
-    for note in time.notes:
-        page.fill(f"note: {as_options(note)}", 4, "  ")
-
-
-def _add_details(
-    page: TextPage, time: TimeEstimate, prediction: Prediction, *, layers: bool
-) -> None:
-    """Add the savings of fixes if there are problems, and the slowest layers if requested."""
-    if page.everything or any(f.severity != Severity.INFO for f in prediction.findings):
-        _add_simulated_savings(page, time)
-        _add_other_savings(page, time, prediction)
-    if not (page.everything or layers):
-        return
-    if time.kernels:
-        page.add_heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
-    for kernel in page.first_rows(time.kernels, _MAX_LAYERS):
-        name = kernel.name if page.everything else keep_end(kernel.title, page.width - 27)
-        page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")
-
-
-def _add_simulated_savings(page: TextPage, time: TimeEstimate) -> None:
-    fixes = [fix for fix in time.fixes if fix.saves_ms > _min_saving(page, time)]
-    if fixes:
-        page.add_lines("", "Time that qdqtool fix saves, by simulating the fixed network")
-    for fix in fixes:
-        places = f"{len(fix.nodes)} places" if len(fix.nodes) > 1 else fix.nodes[0]
-        page.fill(f"{', '.join(fix.codes)}  {places}", 16, f"  {format_ms(fix.saves_ms):>10}  ")
-
-
-def _add_other_savings(page: TextPage, time: TimeEstimate, prediction: Prediction) -> None:
-    """Add upper bounds of savings that are not simulated."""
-    simulated = {(code, node) for fix in time.fixes for code in fix.codes for node in fix.nodes}
-    others = [f for f in prediction.findings if (f.code, f.node) not in simulated]
-    fixes = find_savings(others, _min_saving(page, time))
-    if fixes:
-        page.add_lines(
-            "", "Time that each fix saves at most, neighbors quantized (savings do not add up)"
-        )
-    listed = page.first_rows(fixes, _MAX_FIXES)
-    for finding in listed:
-        saving = format_ms(finding.saves_ms or 0.0)
-        page.fill(f"{finding.code}  {finding.node}", 16, f"  {saving:>10}  ")
-    if len(fixes) > len(listed):
-        rest = sum(f.saves_ms or 0.0 for f in fixes[len(listed) :])
-        page.add_lines(f"  and {len(fixes) - len(listed)} more, {format_ms(rest)} together (--all)")
-
-
-def _min_saving(page: TextPage, time: TimeEstimate) -> float:
-    return 0.0 if page.everything else _MIN_SAVING * time.total_ms
-
-
-def find_savings(findings: list[Finding], minimum: float) -> list[Finding]:
-    """Return findings whose fix saves more than `minimum`, the largest saving first.
-
-    Of several findings with the same node and saving only the first is returned.
-    """
-    saving = sorted(
-        (f for f in findings if (f.saves_ms or 0.0) > minimum), key=lambda f: -(f.saves_ms or 0.0)
-    )
-    first = {(f.node, f.saves_ms): f for f in reversed(saving)}
-    return list(first.values())[::-1]
-
-
-def format_ms(value: float, *, unit: bool = True) -> str:
-    """Return milliseconds with about three significant digits: ``0.681 ms``."""
-    digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if value >= bound), 4)
-    return f"{value:.{digits}f}" + (" ms" if unit else "")
 
 
 def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import TextPage, as_options
-from qdqtool.formats.predict_text import verdict
+from qdqtool.formats.verdicts import verdict
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MAX_SITES, _MAX_CONVERSIONS = 8, 8  # of lists, unless everything is printed
 
 
-def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> str:
+def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``tune``: the choice, its costs, and the trade-off.
 
     ``everything`` lists every site.
@@ -34,7 +34,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     nodes = tuning.prediction.conversion_nodes
     for name in page.iterate_rows(nodes, _MAX_CONVERSIONS, "    "):
         page.add_lines(f"  - conversion at {name}")
-    return str(page)
+    return page
 
 
 def _add_result(page: TextPage, tuning: Tuning) -> None:

@@ -15,10 +15,11 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from qdqtool.errors import ModelError
+from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, largest_values
-from qdqtool.insertion.scales import LEVELS, GroupScale
+from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir import qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
@@ -216,6 +217,7 @@ def find_wide_tensors(
     data: object,
     warnings: list[Note],
     images: ImageOptions = DEFAULT_IMAGES,
+    number_format: NumberFormat = INT8,
 ) -> dict[str, float]:
     """Return tensors of a Q/DQ model near the largest value of FP16, with their maxima.
 
@@ -226,8 +228,9 @@ def find_wide_tensors(
     for entry in quantized:
         if isinstance(entry.scale, list) or entry.method == "weights-max":
             continue
-        if entry.scale * LEVELS > WIDE:
-            wide[entry.tensor] = max(wide.get(entry.tensor, 0.0), entry.scale * LEVELS)
+        largest = entry.scale * number_format.largest
+        if largest > WIDE:
+            wide[entry.tensor] = max(wide.get(entry.tensor, 0.0), largest)
     if data is None:
         return wide
     try:

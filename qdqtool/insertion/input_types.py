@@ -21,6 +21,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import QUANTIZABLE
@@ -61,12 +62,19 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
         )
 
 
-def check_input_type(input_type: str, target: Target) -> None:
+def check_input_type(input_type: str, target: Target, number_format: NumberFormat) -> None:
     """Check that a target accepts inputs of a type.
 
     Raises:
-        QdqtoolError: It does not.
+        QdqtoolError: It does not, or the format of the pairs is not INT8.
     """
+    if input_type != "float" and number_format != INT8:
+        raise QdqtoolError(
+            f"`input_type={input_type!r}` needs INT8 pairs, and `precision` is "
+            f"{number_format.name}. Use `input_type='float'`",
+            code="option-conflict",
+            parameter="input_type",
+        )
     if input_type == "uint8" and not target.uint8_inputs:
         raise QdqtoolError(
             f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float",

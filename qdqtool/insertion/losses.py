@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
+from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, run_samples
@@ -128,26 +129,34 @@ def rank_activations(
     statistics: Mapping[str, TensorStatistics],
     sources: Mapping[str, Sequence[str]],
     count: int = CANDIDATES,
+    number_format: NumberFormat = INT8,
 ) -> list[QuantizedTensor]:
     """Return the activations with the largest quantization error relative to their values.
 
     An activation has one or more `sources` with statistics, of which the worst decides.
     """
-    from calibration.methods import INT8_LEVELS, SEARCH_BITS, focused_error
-
     ranked: list[tuple[float, int, QuantizedTensor]] = []
     for entry in quantized:
         assert not isinstance(entry.scale, list)
-        worst = 0.0
-        for name in sources[entry.tensor]:
-            largest = statistics[name].absmax
-            if largest > 0.0:
-                ranges = np.array([entry.scale * INT8_LEVELS, largest * 1e-6])
-                error = focused_error(statistics[name], ranges, bits=SEARCH_BITS)
-                if error[1] > 0.0:  # 0 if all values are below the smallest normal float32
-                    worst = max(worst, float(error[0] / error[1]))
+        amax = entry.scale * number_format.largest
+        parts = [statistics[name] for name in sources[entry.tensor]]
+        worst = max(_relative_error(part, amax, number_format) for part in parts)
         ranked.append((-worst, len(ranked), entry))
     return [entry for _, _, entry in sorted(ranked)[:count]]
+
+
+def _relative_error(part: TensorStatistics, amax: float, number_format: NumberFormat) -> float:
+    """Return the squared error of a range over the squared values of a tensor."""
+    from calibration.methods import SEARCH_BITS, focused_error, fp8_error
+
+    largest = part.absmax
+    if largest <= 0.0:
+        return 0.0
+    # With everything clipped away, the error is the size of the tensor itself.
+    errors = focused_error(part, np.array([amax, largest * 1e-6]), bits=SEARCH_BITS)
+    if not errors[1] > 0.0:  # all values are below the smallest normal float32
+        return 0.0
+    return float((fp8_error(part, amax) if number_format == FP8 else errors[0]) / errors[1])
 
 
 def measure_losses(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import fp16
 from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
+from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.prepare import MIN_OPSET, note_changes, prepare
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
@@ -47,6 +48,7 @@ def prepare_network(
     weights: str,
     high_precision: str | None,
     loaded: Model | None = None,
+    number_format: NumberFormat = INT8,
 ) -> PreparedNetwork:
     """Prepare a float model for Q/DQ pairs. A model of the caller is copied.
 
@@ -57,6 +59,7 @@ def prepare_network(
         high_precision: Option of that name. If it is None and the target computes in the types of
             the file, the remainder is FP16, unless the opset cannot be raised for that.
         loaded: The model if it is loaded already.
+        number_format: Format of the Q/DQ pairs.
 
     Raises:
         ModelError: The model cannot be read, is quantized already, or cannot be prepared.
@@ -74,12 +77,12 @@ def prepare_network(
     wants_fp16 = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
     try:
         network = _copy_network(source, loaded, wants_fp16)
-        _prepare(network, target, weights)
+        _prepare(network, target, weights, number_format)
     except ModelError as error:
         if not wants_fp16 or high_precision is not None:
             raise
         network = _copy_network(source, load_full(source), False)
-        _prepare(network, target, weights)
+        _prepare(network, target, weights, number_format)
         network.warnings.append(
             Note(
                 f"everything that is not quantized is FP32 and runs in FP32 on {target.name}: "
@@ -119,7 +122,9 @@ def _check_float_model(model: Model) -> None:
             )
 
 
-def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
+def _prepare(
+    network: PreparedNetwork, target: Target, weights: str, number_format: NumberFormat
+) -> None:
     """Prepare a network in place."""
     model, notes = network.model, network.notes
     has_fp16 = fp16.has_fp16(model)
@@ -147,7 +152,8 @@ def _prepare(network: PreparedNetwork, target: Target, weights: str) -> None:
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256
     if network.loaded.inlined_functions:
         notes.append(Note("the model's own functions were inlined", code="inlined"))
-    notes.extend(prepare(model, opset=HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET))
+    opset = HALF_OPSET if has_fp16 or network.fp16 else MIN_OPSET
+    notes.extend(prepare(model, opset=max(opset, number_format.opset)))
     count = fold_leading_batch_normalization(model)
     change = "folded into the convolutions after it"
     notes += note_changes("norms-folded-behind", count, "BatchNormalization node", change)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 METHODS = ("focus", "mse", "percentile", "entropy", "max")
 HEADS = ("box", "float", "none")
 RESIDUALS = ("auto", "skip", "both", "none")
+ATTENTIONS = ("auto", "float", "int8", "fp8")
+WEIGHT_FORMS = ("float", "int8", "fp8")
+PRECISIONS = ("int8", "fp8", "auto")
 
 
 @dataclass(frozen=True)
@@ -110,29 +113,41 @@ class PlacementOptions:
     Attributes:
         head: One of :data:`HEADS`: layers of a detection head that remain float.
         residual: One of :data:`RESIDUALS`: inputs of a residual Add that are quantized.
-        attention: ``float`` or ``int8``: type of the products of attention.
+        attention: One of :data:`ATTENTIONS`: type of the products of attention.
         unify: Whether tensors that Concat and the like tie together share one scale.
         exclude: Regular expressions on names of nodes that remain float.
         include: Regular expressions on names of nodes to quantize although a preset leaves them
             float.
         exclude_op: Operator types that remain float.
-        weights: ``float`` with Q and DQ, or ``int8`` with DQ alone.
+        weights: ``float`` with Q and DQ, or stored as ``int8`` or ``fp8`` with DQ alone.
+        precision: One of :data:`PRECISIONS`: format of quantized tensors.
     """
 
     head: str = "box"
     residual: str = "auto"
-    attention: str = "float"
+    attention: str = "auto"
     unify: bool = True
     exclude: Sequence[str] = ()
     include: Sequence[str] = ()
     exclude_op: Sequence[str] = ()
     weights: str = "float"
+    precision: str = "int8"
 
     def __post_init__(self) -> None:
         check_choice("head", self.head, HEADS)
         check_choice("residual", self.residual, RESIDUALS)
-        check_choice("attention", self.attention, ("float", "int8"))
-        check_choice("weights", self.weights, ("float", "int8"))
+        check_choice("attention", self.attention, ATTENTIONS)
+        check_choice("weights", self.weights, WEIGHT_FORMS)
+        check_choice("precision", self.precision, PRECISIONS)
+        for parameter, neutral in (("attention", ("auto", "float")), ("weights", ("float",))):
+            form = getattr(self, parameter)
+            if form not in (*neutral, self.precision):
+                raise QdqtoolError(
+                    f"`{parameter}={form!r}` does not fit `precision={self.precision!r}`. Use the "
+                    "same format for both",
+                    code="option-conflict",
+                    parameter=parameter,
+                )
         for parameter in ("exclude", "include", "exclude_op"):
             check_not_text(parameter, getattr(self, parameter))
 
@@ -171,7 +186,7 @@ class InsertOptions:
         placement: Which tensors are quantized.
         network: Changes of the network around the pairs.
         cluster: Workers that run the network.
-        calib_table: TensorRT calibration table with ranges, instead of data.
+        calib_table: Table with ranges of TensorRT or another tool, instead of data.
         losses: Samples to measure the error on; None for the default, 0 for none.
         predict: Whether to predict the result.
         progress: Whether to draw progress.

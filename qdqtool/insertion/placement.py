@@ -12,6 +12,7 @@ seen with 8.0 to 8.5):
 * Both inputs of the two products of an attention are quantized if the user chooses so.
 * The input of an average pooling is quantized if its result is quantized next and no float node
   reads its input.
+* FP8 leaves more nodes float than INT8: :mod:`qdqtool.insertion.fp8_rules`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import onnx
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.lint.operators import find_depthwise_faults, find_large_kernel
 from qdqtool.insertion.einsum import EinsumConverter
+from qdqtool.insertion.fp8_rules import find_attention_obstacle, find_fp8_obstacle
+from qdqtool.insertion.number_formats import FP8, INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.structure import (
     branch_lengths,
@@ -44,6 +47,7 @@ from qdqtool.ir.operators import (
 from qdqtool.ir.qdq import QUANTIZABLE, is_sparse
 from qdqtool.ir.sizes import contraction
 from qdqtool.patterns.heads import (
+    Attention,
     convolutions_upstream,
     find_attentions,
     find_coordinates,
@@ -105,8 +109,13 @@ class PlacementRules:
         transposed_per_channel: Whether its ConvTranspose takes one weight scale per output channel.
         floats: Names of nodes to leave float for accuracy. Unlike a pattern, a name may match none.
         quantized: Names of nodes to quantize as `include` does.
-        attention: ``int8`` quantizes both inputs of the two products of an attention, ``float``
-            none.
+        attention: ``int8`` and ``fp8`` quantize both inputs of the two products of an attention,
+            ``float`` none. ``auto`` is ``float`` for INT8. For FP8 it quantizes attentions that
+            the target fuses.
+        max_head: Largest head size of an attention that the target fuses in FP8; 0 for none.
+        number_format: Format of the quantized numbers.
+        product_per_channel: Whether the target takes one weight scale for each column of a matrix
+            product (FP8: from 10.6, release notes).
         failing: Forms of convolutions with which builds for the target failed, to leave float.
     """
 
@@ -121,6 +130,9 @@ class PlacementRules:
     floats: Collection[str] = ()
     quantized: Collection[str] = ()
     attention: str = PlacementOptions.attention
+    max_head: int = 0
+    number_format: NumberFormat = INT8
+    product_per_channel: bool = True
     failing: Collection[type[Refusal]] = ()
 
 
@@ -151,12 +163,14 @@ class Placement:
         weights: Weights to quantize.
         skipped: Nodes that could have been quantized and remain float.
         notes: Options without effect.
+        number_format: Format of the quantized numbers.
     """
 
     inputs: dict[str, list[QuantizedInput]] = field(default_factory=dict)
     weights: list[WeightSite] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    number_format: NumberFormat = INT8
 
     def consumer_indices(self, tensor: str) -> set[int]:
         """Return the indices of the nodes that will read a tensor dequantized."""
@@ -280,7 +294,7 @@ class _Placer:
     """
 
     def __init__(self, model: Model, rules: PlacementRules) -> None:
-        self.placement = Placement()
+        self.placement = Placement(number_format=rules.number_format)
         self._model = model
         self._rules = rules
         candidates = [n for n in model.nodes if can_be_quantized(model, n)]
@@ -291,12 +305,30 @@ class _Placer:
             _check_operator(op, model, candidates)
         self._excluded_ops = {op.lower() for op in rules.exclude_ops}
         self._varying = View(model).varying
-        self._attention = {n.index for a in find_attentions(model) for n in (a.scores, a.values)}
+        attentions = find_attentions(model)
+        self._attention = {n.index for a in attentions for n in (a.scores, a.values)}
         head = find_head_float_nodes(model, rules.head)
         self._preset = {i: part for i, part in head.items() if i not in self._attention}
-        if rules.attention != "int8":
-            self._preset |= dict.fromkeys(self._attention, PresetPart.ATTENTION)
+        self._preset |= self._find_float_attention(attentions)
         self._quantized: set[int] = set()  # indices of nodes that have a quantized input
+
+    def _find_float_attention(self, attentions: Sequence[Attention]) -> dict[int, PresetPart]:
+        """Return the products of attention that the rules leave float."""
+        rules = self._rules
+        parts: dict[int, PresetPart] = {}
+        for attention in attentions:
+            part: PresetPart | None = None
+            if rules.attention == "float" or (rules.attention == "auto" and not self._is_fp8):
+                part = PresetPart.ATTENTION
+            elif rules.attention == "auto":
+                part = find_attention_obstacle(self._model, attention, rules.max_head)
+            if part is not None:
+                parts.update({attention.scores.index: part, attention.values.index: part})
+        return parts
+
+    @property
+    def _is_fp8(self) -> bool:
+        return self._rules.number_format == FP8
 
     def place_weighted_nodes(self) -> None:
         """Quantize convolutions and matrix products."""
@@ -358,11 +390,11 @@ class _Placer:
 
     def note_unused_options(self) -> None:
         notes, rules = self.placement.notes, self._rules
-        if rules.attention == "int8" and not self._attention:
+        if rules.attention in ("int8", "fp8") and not self._attention:
             notes.append(
                 Note(
-                    "`attention='int8'` has no effect: no Softmax is between two MatMuls of "
-                    "computed tensors",
+                    f"`attention={rules.attention!r}` has no effect: no Softmax is "
+                    "between two MatMuls of computed tensors",
                     code="no-attention",
                 )
             )
@@ -395,6 +427,9 @@ class _Placer:
                 node=node.name,
             )
         axis = weight_scale_axis(node, weights.ndim, self._rules.transposed_per_channel)
+        is_product = operator_of(node).kind == LayerKind.MATRIX_MULTIPLY
+        if is_product and not self._rules.product_per_channel:
+            axis = None
         self.placement.weights.append(WeightSite(node, name, axis))
 
     def _refuse_by_user(self, node: Node) -> Refusal | None:
@@ -413,6 +448,8 @@ class _Placer:
             return refusal
         if node.index in self._preset:
             return PresetExclusion(PLACEMENT, node.name, self._preset[node.index])
+        if self._is_fp8:
+            return find_fp8_obstacle(self._model, node)
         return self._refuse_few_channels(node) or self._refuse_failing_form(node)
 
     def _refuse_inputs(self, node: Node) -> Refusal | None:
@@ -540,8 +577,8 @@ class _Placer:
 
     def _choose_pool_input(self, node: Node) -> _Choice:
         tensor = node.input(0)
-        if not self._is_quantized_next(node.output):
-            return [], None
+        if self._is_fp8 or not self._is_quantized_next(node.output):
+            return [], None  # no build shows an FP8 pooling
         if not self._comes_from_quantized(tensor):
             return [], NoQuantizedProducer(PLACEMENT, node.name)
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, brief
+from qdqtool.insertion.number_formats import INT8, LEVELS, NumberFormat, find_number_format
 from qdqtool.insertion.options import CacheOptions, ClusterOptions, ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.sample_runs import DEFAULT_IMAGES
 from qdqtool.insertion.scales import (
-    LEVELS,
     GroupMember,
     GroupScale,
     ScaleGroup,
@@ -20,9 +20,12 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.ir.graph import Model
 from qdqtool.types import Json
+from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     from calibration import Statistics
+    from calibration.range_tables import RangeTable
     from qdqtool.insertion.result import Insertion
 
 _NO_CACHE = CacheOptions()
@@ -54,7 +57,7 @@ def collect_statistics(
 
     if data is None:
         raise DataError(
-            "no calibration data; give a folder of images (`data`) or a TensorRT table "
+            "no calibration data; give a folder of images (`data`) or a table of ranges "
             "(`calib_table`)",
             code="missing-argument",
             parameter="data",
@@ -91,37 +94,87 @@ def collect_statistics(
 
 
 def read_table_scales(
-    path: str | os.PathLike[str], groups: Sequence[ScaleGroup]
-) -> list[GroupScale]:
-    """Return the scales of all groups from a TensorRT calibration table.
+    path: str | os.PathLike[str],
+    groups: Sequence[ScaleGroup],
+    model: Model,
+    number_format: NumberFormat = INT8,
+) -> tuple[list[GroupScale], Json]:
+    """Return the scales of all groups from a table, and what the result reports of it.
 
-    A group takes the largest of its tensors' scales.
+    A group takes the largest of its tensors' scales. See :mod:`calibration.range_tables`. The
+    table has scales of INT8; those of FP8 cover the same ranges.
 
     Raises:
         DataError: The table cannot be read, or has no entry for a group.
     """
-    from calibration.cache import read_tensorrt_cache
+    from calibration.range_tables import read_range_table
 
-    table = read_tensorrt_cache(path)
+    source = read_range_table(path)
+    table = source.scales
     result = []
+    missing = []
     for group in groups:
         if group.largest is not None:
-            result.append(constant_scale(group, group.largest))
+            result.append(constant_scale(group, group.largest, number_format))
             continue
         scales = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         if not scales:
-            raise DataError(
-                f"has no scale for tensor '{group.quantized[0]}'",
-                os.fspath(path),
-                code="missing-scale",
-                parameter="calib_table",
-                node=group.quantized[0],
-            )
+            missing.append(group.quantized[0])
+            continue
         members = tuple(
             GroupMember(t, scale * LEVELS, 0.0) for t, scale in scales.items() if t in group.sources
         )
-        result.append(GroupScale(group, clamp_scale(max(scales.values())), "table", members))
-    return result
+        scale = clamp_scale(max(scales.values()) * LEVELS / number_format.largest)
+        result.append(GroupScale(group, scale, "table", members))
+    if missing:
+        raise DataError(
+            f"has no scale for tensor '{brief(missing[0])}' ({len(missing)} of {len(groups)} are "
+            "missing). Leave the nodes that read them float with `exclude`, or give images.",
+            os.fspath(path),
+            code="missing-scale",
+            parameter="calib_table",
+            node=missing[0],
+        )
+    tensors = {*model.producers, *model.inputs, *model.initializers}
+    unknown = [t for t in table if t not in tensors]
+    report: Json = {
+        "table": os.fspath(path),
+        "images": 0,
+        "format": source.format,
+        "entries": len(table),
+        "unknown": len(unknown),
+        "skipped_entries": len(source.skipped),
+        "notes": _note_table(source, unknown),
+    }
+    return result, report
+
+
+def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
+    """Return notes about entries of a table that have no use."""
+    notes = []
+    count = len(source.scales)
+    if unknown:
+        notes.append(
+            Note(
+                f"{len(unknown)} of {format_count(count, 'tensor')} in the table are not in the "
+                f"model, such as '{brief(unknown[0])}'",
+                code="table-unknown-tensors",
+                count=len(unknown),
+                first=unknown[0],
+            )
+        )
+    if source.skipped:
+        notes.append(
+            Note(
+                "table entries without a single scale of 8 bits are not used: "
+                f"{len(source.skipped)}, "
+                f"such as '{brief(source.skipped[0])}'",
+                code="table-skipped-entries",
+                count=len(source.skipped),
+                first=source.skipped[0],
+            )
+        )
+    return notes
 
 
 def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> None:
@@ -134,5 +187,8 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> None:
     """
     from calibration.cache import write_tensorrt_cache
 
-    scales = {q.tensor: q.scale for q in insertion.activations if not isinstance(q.scale, list)}
+    factor = find_number_format(insertion.precision).largest / LEVELS
+    scales = {
+        q.tensor: q.scale * factor for q in insertion.activations if not isinstance(q.scale, list)
+    }
     write_tensorrt_cache(path, scales)

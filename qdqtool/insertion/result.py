@@ -43,6 +43,7 @@ class Insertion:
         read: Files that were read, none of which :meth:`save` overwrites.
         losses: Accuracy that quantized activations cost at the outputs; None if not measured.
         float_type: Type of the float remainder, ``fp32`` or ``fp16``.
+        precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``.
         float32: Tensors that remain FP32 in an FP16 model, with their largest values.
         agreement: Difference of an FP16 model's outputs from the float model's; None if not
             measured.
@@ -72,6 +73,7 @@ class Insertion:
     smoothed: list[ScaleMigration] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
+    precision: str = "int8"
 
     def __repr__(self) -> str:
         return (
@@ -130,6 +132,7 @@ class Insertion:
             "warnings": list(self.warnings),
             "losses": self.losses.as_json() if self.losses else None,
             "float_type": self.float_type,
+            "precision": self.precision,
             "float32": largest_json(self.float32),
             "smoothed": [s.as_json() for s in self.smoothed],
             "agreement": self.agreement.as_json() if self.agreement else None,

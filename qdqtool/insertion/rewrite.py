@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import ModelError
+from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, QuantizedInput, WeightSite
 from qdqtool.insertion.scales import weight_scale
@@ -52,21 +53,21 @@ def insert_pairs(
     consumers except matrix products, each of which has its own
     (:func:`qdqtool.ir.operators.needs_own_dq`). Float consumers and graph outputs keep the tensor
     itself. Activation scales have rank 0 (TensorRT-RTX takes a scale of shape [1] for a per-channel
-    one and runs the convolution in FP32); zero points are int8 zeros.
+    one and runs the convolution in FP32); zero points are zeros of the quantized type.
 
     Args:
         model: The model to change.
         placement: Tensors and weights to quantize.
         scales: Scale of each tensor in `placement.inputs`.
-        weights: ``float`` stores float weights with Q and DQ; ``int8`` stores quantized weights
-            with DQ alone; ``sketch`` gives them scales of 1, for a model that is only simulated;
-            ``rounded`` reads float32 weights under the name :func:`name_rounded_weights`, for a
-            caller that supplies their values after Q and DQ.
+        weights: ``float`` stores float weights with Q and DQ; ``int8`` and ``fp8`` store quantized
+            weights with DQ alone; ``sketch`` gives them scales of 1, for a model that is only
+            simulated; ``rounded`` reads float32 weights under the name
+            :func:`name_rounded_weights`, for a caller that supplies their values after Q and DQ.
 
     Returns:
         The quantized tensors, in graph order.
     """
-    writer = _PairWriter(model)
+    writer = _PairWriter(model, placement.number_format)
     by_consumer: dict[int, list[tuple[str, QuantizedInput]]] = {}
     for tensor, inputs in placement.inputs.items():
         for entry in inputs:
@@ -82,8 +83,9 @@ def insert_pairs(
 
 
 class _PairWriter:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, number_format: NumberFormat) -> None:
         self.model = model
+        self.format = number_format
         self.editor = Editor(model)
         self.quantized: list[QuantizedTensor] = []
         # Output of the Q, scale and zero point of each quantized tensor.
@@ -114,16 +116,16 @@ class _PairWriter:
     def quantize_weights(self, site: WeightSite, form: str) -> None:
         node, name = site.node, site.tensor
         if form == "rounded" and self.model.elem_type(name) == TensorProto.FLOAT:
-            self.editor.set_input(node, 1, name_rounded_weights(name, site.axis))
+            self.editor.set_input(node, 1, name_rounded_weights(name, site.axis, self.format))
             return
         scale = _unit_scale(self.model, site) if form == "sketch" else self._weight_scale(site)
         base = self._find_free_name(node, "_weight_quantizer")
         parameters = self._add_parameters(base, scale)
-        if form == "int8":
+        if form in ("int8", "fp8"):
             value = self.model.constant(name)
             assert value is not None
-            integers = quantize(value, scale, site.axis)
-            first, source = qdq.DQ, self.editor.constant(f"{name}_quantized", integers)
+            numbers = self.format.round_steps(_divide(value, scale, site.axis))
+            first, source = qdq.DQ, self._add_numbers(f"{name}_quantized", numbers)
         else:
             first = qdq.Q
             source = self._insert(node, base, qdq.Q, [name, *parameters], site.axis)
@@ -135,13 +137,17 @@ class _PairWriter:
     def _add_parameters(self, base: str, scale: npt.NDArray[Any]) -> list[str]:
         return [
             self.editor.constant(f"{base}/scale", scale),
-            self.editor.constant(f"{base}/zero_point", np.zeros(scale.shape, np.int8)),
+            self._add_numbers(f"{base}/zero_point", np.zeros(scale.shape, np.float32)),
         ]
+
+    def _add_numbers(self, base: str, numbers: npt.NDArray[np.float32]) -> str:
+        """Add a constant of the quantized type."""
+        return self.editor.constant_tensor(self.format.make_tensor(base, numbers))
 
     def _weight_scale(self, site: WeightSite) -> npt.NDArray[Any]:
         value = self.model.constant(site.tensor)
         assert value is not None
-        scale = weight_scale(value, site.axis)
+        scale = weight_scale(value, site.axis, self.format.largest)
         return round_up_to_half(scale) if value.dtype == np.float16 else scale
 
     def _insert(
@@ -188,15 +194,18 @@ def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16
     return np.float16 if model.elem_type(tensor) == TensorProto.FLOAT16 else np.float32
 
 
-def name_rounded_weights(tensor: str, axis: int | None) -> str:
+def name_rounded_weights(tensor: str, axis: int | None, number_format: NumberFormat = INT8) -> str:
     """Return the name that weights after Q and DQ have."""
-    return f"{tensor}/rounded/{axis}"
+    return f"{tensor}/rounded/{number_format.name}/{axis}"
 
 
-def round_weights(value: npt.NDArray[np.float32], axis: int | None) -> npt.NDArray[np.float32]:
+def round_weights(
+    value: npt.NDArray[np.float32], axis: int | None, number_format: NumberFormat = INT8
+) -> npt.NDArray[np.float32]:
     """Return weights after Q and DQ, as :func:`insert_pairs` and onnxruntime compute them."""
-    scale = weight_scale(value, axis)
-    return quantize(value, scale, axis).astype(np.float32) * _expand(scale, axis, value.ndim)
+    scale = weight_scale(value, axis, number_format.largest)
+    numbers = number_format.round_steps(_divide(value, scale, axis))
+    return numbers * _expand(scale, axis, value.ndim)
 
 
 def quantize(
@@ -206,9 +215,14 @@ def quantize(
 
     Halves are rounded to even, values saturate to [-128, 127].
     """
-    steps = np.rint(value.astype(np.float32) / _expand(scale, axis, value.ndim))
-    integers: npt.NDArray[np.int8] = np.clip(steps, -128, 127).astype(np.int8)
-    return integers
+    return INT8.round_steps(_divide(value, scale, axis)).astype(np.int8)
+
+
+def _divide(
+    value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None
+) -> npt.NDArray[np.float32]:
+    """Return weights over their scales."""
+    return value.astype(np.float32) / _expand(scale, axis, value.ndim)
 
 
 def _expand(scale: npt.NDArray[Any], axis: int | None, rank: int) -> npt.NDArray[np.float32]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings import codes
+from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInput, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
@@ -15,7 +16,7 @@ from qdqtool.ir.graph import EDITED, Model
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
-from qdqtool.trt.targets import Target
+from qdqtool.trt.targets import DEFAULT_SM, Target, strongly_typed
 from qdqtool.types import Prediction, Refusal, Severity
 from qdqtool.util.records import replace_fields
 
@@ -24,6 +25,7 @@ OPTIONS = ("both", "skip")
 
 The first wins a tie, as seen with a YOLOv8 on TensorRT 8.4.
 """
+FIRST_FP8_CAPABILITY = "8.9"
 Rating = tuple[int, int, int]
 """INT8 convolutions, those with INT8 output, and minus the conversions; greater is better."""
 
@@ -58,10 +60,34 @@ def choose_rules(
         not target.is_rtx,
         target.transposed_per_channel,
         attention=options.attention,
+        max_head=target.fp8_head,
+        product_per_channel=options.precision != "fp8" or target.fp8_product_channels,
+        number_format=find_number_format(options.precision),
         failing=[f for f in (LargeKernel, DepthwiseAdd, DepthwiseSilu) if _is_warning(f, target)],
     )
     option, placement = choose_residual_inputs(model, rules, target, options.unify)
     return replace(rules, residual_after_activation=option), placement
+
+
+def choose_fp8_target(target: Target) -> Target:
+    """Return the target of an FP8 model: strongly typed, and for GPUs that have FP8.
+
+    NVIDIA advises strongly typed networks for FP8 (NVIDIA/TensorRT issue 3987). TensorRT-RTX
+    without a named GPU builds for compute capability 8.9.
+
+    Raises:
+        QdqtoolError: The target has no FP8.
+    """
+    if not target.has_fp8:
+        raise QdqtoolError(
+            f"`precision='fp8'`: {target.name} has no FP8 for Q/DQ. Use TensorRT 10.3 or newer, or "
+            "INT8",
+            code="unsupported",
+            parameter="precision",
+        )
+    if target.is_rtx and target.capabilities == DEFAULT_SM:
+        target = target.with_capability(FIRST_FP8_CAPABILITY)
+    return strongly_typed(target)
 
 
 def _is_warning(form: type[Refusal], target: Target) -> bool:
@@ -156,5 +182,6 @@ def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> 
         for number, group in enumerate(groups, 1)
         for tensor in group.quantized
     }
-    insert_pairs(slim, Placement(inputs, weights), scales, "sketch")
+    sketched = Placement(inputs, weights, number_format=placement.number_format)
+    insert_pairs(slim, sketched, scales, "sketch")
     return slim

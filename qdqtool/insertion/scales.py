@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.insertion.number_formats import INT8, LEVELS, NumberFormat
 from qdqtool.insertion.options import METHODS, PlacementOptions, RangeOptions
 from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import commuting_inputs, fills_below
@@ -137,7 +138,6 @@ def _constant_maximum(model: Model, tensors: Sequence[str]) -> float | None:
     return 1.0 if all(is_attention_probability(model, t) for t in tensors) else None
 
 
-LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _RANGE_CANDIDATES = 48
 
@@ -150,15 +150,23 @@ class MethodChoice:
         default: One of :data:`METHODS`.
         overrides: Pairs of a regular expression (``re.search`` on the tensor's name) and a method.
         percentile: Of the absolute values, for the method ``percentile``, in percent.
+        number_format: Format of the quantized numbers.
     """
 
     default: str = RangeOptions.method
     overrides: Sequence[tuple[str, str]] = ()
     percentile: float = RangeOptions.percentile
+    number_format: NumberFormat = INT8
 
     @classmethod
-    def from_options(cls, ranges: RangeOptions) -> MethodChoice:
-        """Return the choice that the options make."""
+    def from_options(cls, ranges: RangeOptions, number_format: NumberFormat = INT8) -> MethodChoice:
+        """Return the choice that the options make.
+
+        The ranges of FP8 are the largest magnitudes: its steps are relative to each value, so that
+        a shorter range clips values and makes no other one more precise.
+        """
+        if number_format != INT8:
+            return cls("max", (), ranges.percentile, number_format)
         return cls(ranges.method, tuple(ranges.method_for), ranges.percentile)
 
     def check(self, tensors: Sequence[str]) -> None:
@@ -231,7 +239,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupScale:
-    """The scale of a group: ``amax / 127`` in units of the tensor per integer step.
+    """The scale of a group: ``amax / 127`` (INT8) or ``amax / 448`` (FP8), in units of the tensor.
 
     Attributes:
         power: Power of the error that the range minimizes; None for methods without one.
@@ -244,10 +252,12 @@ class GroupScale:
     power: float | None = None
 
 
-def constant_scale(group: ScaleGroup, largest: float) -> GroupScale:
+def constant_scale(
+    group: ScaleGroup, largest: float, number_format: NumberFormat = INT8
+) -> GroupScale:
     """Return the scale of a group whose largest value does not depend on the data."""
     members = tuple(GroupMember(t, largest, 0.0) for t in group.sources)
-    return GroupScale(group, clamp_scale(largest / LEVELS), "fixed", members)
+    return GroupScale(group, clamp_scale(largest / number_format.largest), "fixed", members)
 
 
 def choose_scale(
@@ -268,7 +278,7 @@ def choose_scale(
     from calibration.methods import Range, choose_range
 
     if group.largest is not None:
-        return constant_scale(group, group.largest), []
+        return constant_scale(group, group.largest, choice.number_format), []
     method = choice.method_for(group)
     warnings: list[Note] = []
     own: dict[str, float] = {}
@@ -290,11 +300,13 @@ def choose_scale(
         parts = [statistics[t] for t in own]
         chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)
     amax = chosen_range.amax
+    # A longer range costs FP8 no precision: its steps are relative to each value.
+    costs = own if choice.number_format == INT8 else {}
     members = tuple(
-        GroupMember(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0)
+        GroupMember(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in costs else 0.0)
         for t in group.sources
     )
-    scale = clamp_scale(amax / LEVELS)
+    scale = clamp_scale(amax / choice.number_format.largest)
     return GroupScale(group, scale, method, members, chosen_range.power), warnings
 
 
@@ -369,12 +381,15 @@ def clamp_scale(scale: float) -> float:
     return float(np.float32(max(scale, _SMALLEST)))
 
 
-def weight_scale(weight: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.float32]:
-    """Return symmetric scales of weights: the largest magnitude over 127.
+def weight_scale(
+    weight: npt.NDArray[Any], axis: int | None, largest: float = LEVELS
+) -> npt.NDArray[np.float32]:
+    """Return symmetric scales of weights: the largest magnitude over that of the format.
 
     Args:
         weight: The weights, finite.
         axis: The output-channel axis; None for one scale.
+        largest: Largest magnitude of the format, 127 for INT8.
 
     Returns:
         float32 scales of shape [channels], one for each index of `axis`, or of shape []. All are
@@ -386,7 +401,7 @@ def weight_scale(weight: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.f
     else:
         others = tuple(i for i in range(weight.ndim) if i != axis)
         amax = magnitude.max(axis=others, initial=0.0).astype(np.float64)
-    scale = amax / LEVELS
+    scale = amax / largest
     usable = scale[scale >= _SMALLEST]
     substitute = float(usable.max()) if usable.size else 1.0
     return np.where(scale >= _SMALLEST, scale, substitute).astype(np.float32)

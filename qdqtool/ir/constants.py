@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import TensorProto
 
+from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
-from qdqtool.ir.qdq import is_qdq
+from qdqtool.ir.operators import LayerKind, operator_of
+from qdqtool.ir.qdq import FLOATS, is_qdq
 from qdqtool.proto.shapes import has_sane_attributes
+from qdqtool.proto.slim import strip_large_weights
 from qdqtool.proto.subgraphs import DOMAINS
 
 _Array = npt.NDArray[Any]
@@ -103,6 +107,7 @@ _LINEAR = frozenset(
     }
 )
 _PRODUCTS = ("MatMul", "Gemm")
+_SHAPE_OPERATORS = ("Shape", "Size")
 
 
 class ConstantEvaluator:
@@ -164,10 +169,24 @@ class ConstantEvaluator:
             node = self.model.producer(name)
             if node is None or len(nodes) >= _MAX_NODES or is_qdq(node):
                 return None
+            if node.op in _SHAPE_OPERATORS and not node.attributes:
+                value = self._static_shape(node)
+                if value is None:
+                    return None
+                values[name] = value
+                continue
             if node.index not in nodes:
                 nodes[node.index] = node
                 stack.extend(source for source in node.inputs if source)
         return self._sort(nodes.values())
+
+    def _static_shape(self, node: Node) -> _Array | None:
+        """Return the result of a Shape or Size of a tensor with known dimensions, else None."""
+        shape = self.model.shape(node.input(0))
+        if shape is None or None in shape:
+            return None
+        dims = np.asarray(shape, np.int64)
+        return dims if node.op == "Shape" else dims.prod()
 
     def _sort(self, nodes: Collection[Node]) -> list[Node]:
         if nodes and not self._positions:
@@ -259,3 +278,124 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
             return None
         size += math.prod(dim.dim_value for dim in shape.dim)
     return size
+
+
+# Folding --------------------------------------------------------------------------------------
+
+MOST_FOLDED_ELEMENTS = 1 << 20  # of a folded constant with data; larger ones have type and shape
+_MOVING_KINDS = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+
+
+def fold_constants(model: Model) -> Model:
+    """Return the model with initializers in place of values that only constants compute.
+
+    The builder computes such values (ConstantOfShape, Expand and arithmetic of constants, also of
+    static shapes) when it builds the engine. Three kinds remain as they are: INT64 and INT32, which
+    are shapes and indices; data that is only cast or reshaped, which passes of the optimizer fold;
+    and what a Q or DQ reads or writes, because TensorRT wants a stored constant there and findings
+    name those that are not.
+
+    Args:
+        model: The model. It is not changed.
+
+    Returns:
+        The same model if it has no such values. Else a variant without their nodes. A value of more
+        than ``MOST_FOLDED_ELEMENTS`` elements has type and shape, but no data.
+    """
+    cache: dict[str, Model] = model.cache.setdefault("folded constants", {})
+    if not cache:
+        constants = _find_foldable(model)
+        cache["model"] = _replace_by_constants(model, constants) if constants else model
+    return cache["model"]
+
+
+def _find_foldable(model: Model) -> list[str]:
+    """Return the float tensors to fold: computed from constants, and read by another node."""
+    computed: dict[str, bool] = {}  # to whether an operator other than a move computed it
+    nodes: set[int] = set()
+    for node in model.ordered:
+        state = _computed_state(model, node, computed)
+        if state is not None:
+            nodes.add(node.index)
+            computed.update(dict.fromkeys(filter(None, node.outputs), state))
+    return [
+        tensor
+        for tensor, is_generated in computed.items()
+        if is_generated
+        and model.elem_type(tensor) in (*FLOATS, TensorProto.INT8, TensorProto.UINT8)
+        and any(consumer.index not in nodes for consumer in model.consumers(tensor))
+        and not any(map(is_qdq, model.consumers(tensor)))
+        and not model.is_output(tensor)
+    ]
+
+
+def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:
+    """Return whether an operator other than a move computes a constant; None if it is not one."""
+    if node.op == "Constant" or node.op not in _LINEAR or node.captured:
+        return None
+    if node.op in _SHAPE_OPERATORS:
+        shape = model.shape(node.input(0))
+        is_static = shape is not None and None not in shape and not node.attributes
+        return True if is_static else None
+    inputs = [tensor for tensor in node.inputs if tensor]
+    if not inputs or not all(t in computed or model.is_constant(t) for t in inputs):
+        return None
+    if operator_of(node).kind in _MOVING_KINDS:
+        return any(computed.get(tensor, False) for tensor in inputs)
+    return True
+
+
+def _replace_by_constants(model: Model, tensors: Collection[str]) -> Model:
+    """Return a variant of a model in which constants replace the nodes that compute tensors."""
+    evaluator = ConstantEvaluator(model)
+    constants = {t: c for t in tensors if (c := _fold(model, evaluator, t)) is not None}
+    if not constants:
+        return model
+    proto = strip_large_weights(model.proto)
+    proto.metadata_props.extend(model.proto.metadata_props)
+    proto.graph.initializer.extend(constants.values())
+    kept = _find_used_nodes(model, constants)
+    del proto.graph.node[:]
+    proto.graph.node.extend(node.proto for node in model.nodes if node.index in kept)
+    variant = Model(proto, model.path, model.sha256, model.base_dir, types=model, constants=model)
+    variant.inlined_functions = model.inlined_functions
+    variant.function_node_names = model.function_node_names
+    return variant
+
+
+def _fold(model: Model, evaluator: ConstantEvaluator, tensor: str) -> TensorProto | None:
+    """Return the constant for a tensor; None if neither its value nor its shape is known."""
+    elem_type, shape = model.tensor_type(tensor)
+    is_known = shape is not None and None not in shape
+    if not is_known or math.prod(d or 0 for d in shape or ()) <= MOST_FOLDED_ELEMENTS:
+        value = evaluator.evaluate(tensor)
+        if value is not None and value.size <= MOST_FOLDED_ELEMENTS:
+            return onnx.numpy_helper.from_array(np.ascontiguousarray(value), tensor)
+        if value is not None:
+            shape, is_known = value.shape, True
+    if not is_known:
+        return None
+    return placeholder(tensor, [d or 0 for d in shape or ()], elem_type)
+
+
+def _find_used_nodes(model: Model, constants: Mapping[str, TensorProto]) -> set[int]:
+    """Return the nodes that an output depends on, past the new constants, and those without use.
+
+    Nodes that no output depended on before remain.
+    """
+    reachable = _find_upstream(model, model.outputs, frozenset())
+    remaining = _find_upstream(model, model.outputs, constants.keys())
+    return {n.index for n in model.nodes if n.index not in reachable or n.index in remaining}
+
+
+def _find_upstream(model: Model, outputs: Collection[str], ends: Collection[str]) -> set[int]:
+    """Return the nodes upstream of tensors; the search ends at some tensors."""
+    nodes: set[int] = set()
+    stack = list(outputs)
+    while stack:
+        tensor = stack.pop()
+        node = None if tensor in ends else model.producer(tensor)
+        if node is not None and node.index not in nodes:
+            nodes.add(node.index)
+            stack.extend(node.consumed_tensors)
+    return nodes

@@ -92,7 +92,20 @@ class Editor:
             ModelError: All added constants together exceed
                 :data:`qdqtool.util.limits.ADDED_CONSTANTS`.
         """
-        self._added_bytes += np.asarray(value).nbytes
+        self._check_size(np.asarray(value).nbytes)
+        return self._name_constant(onnx.numpy_helper.from_array(np.asarray(value), base))
+
+    def constant_tensor(self, tensor: onnx.TensorProto) -> str:
+        """Add an initializer of a type that numpy lacks, and return its name.
+
+        Raises:
+            ModelError: As for :meth:`constant`.
+        """
+        self._check_size(len(tensor.raw_data))
+        return self._name_constant(tensor)
+
+    def _check_size(self, size: int) -> None:
+        self._added_bytes += size
         limits.check_size(
             self._added_bytes,
             limits.ADDED_CONSTANTS,
@@ -100,9 +113,11 @@ class Editor:
             ModelError,
             code="constants-too-large",
         )
-        name = self.unique_name(base)
-        self._add_constant(onnx.numpy_helper.from_array(np.asarray(value), name))
-        return name
+
+    def _name_constant(self, tensor: onnx.TensorProto) -> str:
+        tensor.name = self.unique_name(tensor.name)
+        self._add_constant(tensor)
+        return tensor.name
 
     def _add_constant(self, tensor: onnx.TensorProto) -> None:
         self.proto.graph.initializer.append(tensor)

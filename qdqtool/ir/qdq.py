@@ -309,6 +309,11 @@ def is_quantized(model: Model) -> bool:
     return any(is_qdq(node) or node.op in INTEGER_OPERATORS for node in model.nodes)
 
 
+def has_fp8(model: Model) -> bool:
+    """Return whether a model has Q/DQ of FP8."""
+    return any(read_params(model, node).precision == Precision.FP8 for node in quantizers(model))
+
+
 def is_sparse(model: Model, tensor: str) -> bool:
     """Return whether a tensor is a sparse initializer."""
     return any(sparse.values.name == tensor for sparse in model.proto.graph.sparse_initializer)

@@ -16,18 +16,21 @@ import onnx
 from onnx import TensorProto
 
 from qdqtool.ir import qdq
+from qdqtool.ir.float8 import E4M3_MAX
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, commuting_inputs
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, find_sums_of_squares
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD
+from qdqtool.types import Precision
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
 HALF_MAX = float(np.finfo(np.float16).max)
 # A range that is near the largest value: other images than those of the calibration may exceed it.
 WIDE = HALF_MAX / 2
 _MAX_SCALE = WIDE / 128  # scale of an INT8 tensor with that range
+_MAX_FP8_SCALE = WIDE / E4M3_MAX
 _FLOAT, _HALF = "tensor(float)", "tensor(float16)"
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype"})
 # Elements; in constants up to this size a value that FP16 rounds to zero matters (e.g. an epsilon).
@@ -129,7 +132,8 @@ def find_out_of_range(model: Model) -> Iterator[str]:
     for node in model.nodes:
         if qdq.is_qdq(node) and not model.is_constant(node.input(0)):
             scale = model.scalar(node.input(1))
-            if scale is not None and scale > _MAX_SCALE:
+            is_fp8 = qdq.read_params(model, node).precision == Precision.FP8
+            if scale is not None and scale > (_MAX_FP8_SCALE if is_fp8 else _MAX_SCALE):
                 yield node.input(0) if qdq.is_q(node) else node.output
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.scales import LEVELS, weight_scale
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
 from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict

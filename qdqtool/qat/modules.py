@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.scales import LEVELS, weight_scale
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.scales import weight_scale
 from qdqtool.qat.batch_norms import align_with_outputs, norm_factor
 from qdqtool.qat.networks import override_attributes
 from qdqtool.qat.sites import LINEAR, WEIGHTED_MODULES, CallWatcher, pause_watchers

@@ -12,7 +12,8 @@ from torch import Tensor, distributed, nn
 from calibration import TensorStatistics
 from calibration.statistics import merge_all
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.qat.batches import (
     as_batches,
     check_max_batches,

@@ -145,6 +145,30 @@ class ScaleHalf(Refusal):
         )
 
 
+class ScaleOwner(StrEnum):
+    """The values that a scale quantizes.
+
+    Members: a tensor that is computed at run time; weights that are stored as floats; weights with
+    values that are not finite; weights that are stored as integers, or whose data is missing.
+    """
+
+    ACTIVATION = "activation"
+    WEIGHTS = "weights"
+    BROKEN_WEIGHTS = "broken weights"
+    INTEGERS = "integers"
+
+
+_UNCALIBRATED = (
+    "the quantizer was not calibrated, its range (amax) was not loaded before the export"
+)
+_RECALIBRATE = (
+    "Calibrate again, and export the model that has the ranges (check each amax for NaN, 0 and "
+    "infinity first). The file does not contain the range of an activation, so no fix without data "
+    "can supply it. The float model with insert and images is the other choice."
+)
+_SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
+
+
 class ScaleNotPositive(Refusal):
     """A scale that is zero, negative or not a number.
 
@@ -153,23 +177,115 @@ class ScaleNotPositive(Refusal):
         bad: Number of such scales.
         count: Number of all scales.
         channels: The first channels with such a scale.
+        owner: The values that it quantizes.
+        is_finite: Whether all such scales are finite.
+        is_negative: Whether all such scales are finite and below 0.
+        is_half: Whether the scale is float16.
     """
 
-    rules = (fixable("SCALE-NONPOS"),)
+    rules = (
+        fixable("SCALE-NONPOS", lambda r: r.is_recomputable),
+        FindingRule("SCALE-NONPOS"),
+    )
 
     value: float
     bad: int
     count: int
     channels: tuple[int, ...]
+    owner: ScaleOwner
+    is_finite: bool
+    is_negative: bool
+    is_half: bool
 
-    def message(self, finding: Finding, cause: Cause) -> str:
+    @property
+    def is_recomputable(self) -> bool:
+        """Whether a positive scale follows from the file."""
+        if self.owner == ScaleOwner.INTEGERS:
+            return self.is_finite
+        return self.owner == ScaleOwner.WEIGHTS or self.is_negative
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = f"{self.node} has scale {format_number(self.value)}{self._place()}"
+        if self.is_negative:
+            return f"{text}: a step has no sign.", "Use its absolute value."
+        if self.owner == ScaleOwner.ACTIVATION:
+            return f"{text}: {self._activation_cause()}.", _RECALIBRATE
+        if self.owner == ScaleOwner.BROKEN_WEIGHTS:
+            return (
+                f"{text}: the weights contain NaN or infinity, so the training diverged or the "
+                "checkpoint is damaged.",
+                "Export from a checkpoint with finite weights.",
+            )
+        if self.owner == ScaleOwner.INTEGERS and not self.is_finite:
+            return (
+                f"{text}: {_UNCALIBRATED}, or training diverged. The weights are stored as "
+                "integers, from which their scale does not follow.",
+                "Quantize the float weights again: max|w| of each output channel over 127.",
+            )
+        if self.value == 0:
+            return (
+                f"{text}: these weights are all 0 (pruned or dead){self._half_cause()}, or the "
+                "quantizer was not calibrated.",
+                "Use any positive scale for weights of zeros, max|w| over 127 for others.",
+            )
+        return (
+            f"{text}: {_UNCALIBRATED}, or training diverged.",
+            "Compute the scale from the weights in the file: max|w| over 127.",
+        )
+
+    def _activation_cause(self) -> str:
+        if self.value == 0:
+            return (
+                f"the tensor was 0 on every calibration image{self._half_cause()}, or "
+                f"{_UNCALIBRATED}"
+            )
+        half = " (or the scale exceeded FP16's 65504)" if self.is_half else ""
+        return f"{_UNCALIBRATED}, or training or calibration diverged{half}"
+
+    def _half_cause(self) -> str:
+        """Return the cause of a 0 that float16 explains."""
+        if not self.is_half:
+            return ""
+        return f", or its scale is below {_SMALLEST_HALF:g}, which float16 cannot hold"
+
+    def _place(self) -> str:
         where = ""
         if self.count > 1:
             channels = ", ".join(map(str, self.channels)) + (
                 " ..." if self.bad > len(self.channels) else ""
             )
             where = f" in {self.bad} of {self.count} channels ({channels})"
-        return f"{self.node} has scale {format_number(self.value)}{where}."
+        return where
+
+
+class ScaleImplausible(Refusal):
+    """A scale that is positive, but that no calibration gives.
+
+    Attributes:
+        value: The first such scale.
+        bad: Number of such scales.
+        count: Number of all scales.
+    """
+
+    rules = (FindingRule("SCALE-EXTREME"),)
+
+    value: float
+    bad: int
+    count: int
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        where = f" in {self.bad} of {self.count} channels" if self.count > 1 else ""
+        limit = format_number(127 * self.value)
+        effect = (
+            f"every value below {format_number(self.value / 2)} becomes 0"
+            if self.value > 1
+            else f"every value beyond +-{limit} is clipped to it"
+        )
+        return (
+            f"{self.node} has scale {format_number(self.value)}{where}, a range of +-{limit}: "
+            f"{effect}. {_UNCALIBRATED[0].upper()}{_UNCALIBRATED[1:]}, or training diverged.",
+            _RECALIBRATE,
+        )
 
 
 @record

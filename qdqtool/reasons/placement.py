@@ -47,6 +47,7 @@ class PresetPart(StrEnum):
     SCORES = "scores"
     LAST = "last"
     ATTENTION = "attention"
+    ATTENTION_UNFUSED = "attention-unfused"
 
 
 _PRESET_REASONS = {
@@ -59,6 +60,8 @@ _PRESET_REASONS = {
     PresetPart.SCORES: "scores that select queries (`head='float'`)",
     PresetPart.LAST: "last convolution before an output (`head='float'`)",
     PresetPart.ATTENTION: "attention runs in float (`attention='int8'` quantizes it)",
+    PresetPart.ATTENTION_UNFUSED: "attention of a size that TensorRT does not fuse in FP8 "
+    "(`attention='fp8'` quantizes it)",
 }
 
 
@@ -162,6 +165,25 @@ class SmallConvolution(Refusal):
             f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): no "
             "fast INT8 kernel expected (`include` quantizes it)"
         )
+
+
+class Fp8Obstacle(StrEnum):
+    """Property of a node for which TensorRT has no FP8 kernel, or only slow ones."""
+
+    KERNEL = "the kernel has more than 32 elements, and TensorRT has no FP8 kernel for it"
+    GROUPS = "FP8 kernels for grouped and depthwise convolutions are slow or missing"
+    CHANNELS = "FP8 is slower than FP16 with so few input or output channels"
+    SINGLE_ROW = "a product with a single row reads its weights and computes little"
+    DECONVOLUTION = "no build shows an FP8 ConvTranspose"
+
+
+class NoFastFp8(Refusal):
+    """A node that FP8 leaves float."""
+
+    obstacle: Fp8Obstacle
+
+    def skip_reason(self) -> str:
+        return f"{self.obstacle} (`include` quantizes it)"
 
 
 class SubgraphLayers(Refusal):

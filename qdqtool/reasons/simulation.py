@@ -1058,7 +1058,7 @@ class RemainingConversion(Refusal, reason="stays"):
             else ""
         )
         return (
-            f"{self.name} (scale {scale}) remains as a conversion: "
+            f"{self.name} (scale {scale}) remains as a layer: "
             f"{_describe_remaining(cause, self)}.{assumed}"
         )
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build
 from qdqtool.findings.report import title_of
-from qdqtool.formats.predict_text import remarks, verdict
+from qdqtool.formats.verdicts import remarks, verdict
 from qdqtool.ir.graph import Model
 from qdqtool.ir.graph import Node as OnnxNode
 from qdqtool.ir.modelfile import ModelSource, load

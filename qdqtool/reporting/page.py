@@ -28,7 +28,7 @@ from typing import Any
 from qdqtool.buildlog import layout
 from qdqtool.buildlog.names import NameSet, parse_layer_name
 from qdqtool.errors import QdqtoolError
-from qdqtool.formats import predict_text
+from qdqtool.formats import time_text
 from qdqtool.reporting import data
 from qdqtool.util.json_text import json_text
 from qdqtool.util.text import as_line, escape_hidden, format_count
@@ -205,7 +205,7 @@ def _dash_if_unknown(write: Callable[[float], str]) -> Callable[[float | None], 
 @_dash_if_unknown
 def format_ms(value: float) -> str:
     """Return milliseconds with three significant digits: ``0.681``."""
-    return predict_text.format_ms(value, unit=False)
+    return time_text.format_ms(value, unit=False)
 
 
 @_dash_if_unknown

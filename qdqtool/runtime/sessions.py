@@ -32,6 +32,9 @@ from qdqtool.util.text import reason_of
 OUT_OF_MEMORY = "bfc_arena"  # part of onnxruntime's message if it gets no memory
 # Every onnxruntime from 1.20 reads it. Later versions add types and annotations only.
 IR_VERSION = 10
+# It removes a Relu before a Q to FP8, whose zero point 0 does not clip negative values (seen with
+# 1.24 to 1.32).
+_UNSAFE_OPTIMIZERS = ("ReluQuantRewrite",)
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
@@ -100,7 +103,11 @@ def open_session(
             options.add_external_initializers(list(values), list(values.values()))
         # The fallback would be the same CPU with a line on stdout.
         session = onnxruntime.InferenceSession(
-            source, options, providers=["CPUExecutionProvider"], enable_fallback=0
+            source,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=_UNSAFE_OPTIMIZERS,
+            enable_fallback=0,
         )
         # A copy of the model for other providers, as large as all weights.
         if getattr(session, "_model_bytes", None) is not None:

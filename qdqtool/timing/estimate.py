@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
@@ -251,6 +252,7 @@ def estimate(
         BuildLogError: The profile cannot be read.
     """
     resolved_model, notes = model_variants.resolve_inputs(model, batch or 1)
+    resolved_model = fold_constants(resolved_model)
     factor = _batch_factor(resolved_model, batch, notes)
     if not gpu.has_int8 and model_variants.has_qdq(resolved_model):
         resolved_model = model_variants.float_variant(resolved_model)
@@ -535,9 +537,9 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
         slowdown = 1 / share
         notes.append(
             Note(
-                f"at {gpu.power:g} W the GPU may not hold {gpu.clock:.0f} MHz under load: the "
-                f"upper end of the range is for {gpu.clock * share:.0f} MHz; set `clock` if you "
-                "know it",
+                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): "
+                f"the upper end of the range is for {gpu.clock * share:.0f} MHz. Pass yours with "
+                "`clock`.",
                 code="slowed",
             )
         )
@@ -642,6 +644,7 @@ def estimate_like(time: TimeEstimate, resolved_model: Model, target: Target) -> 
 def _simulate_like(
     time: TimeEstimate, resolved_model: Model, target: Target
 ) -> tuple[Prediction, float]:
+    resolved_model = fold_constants(resolved_model)
     simulated = simulate_without_alternatives(resolved_model, _target_with_layers(target))
     float_types = _float_choices(resolved_model, target, time.float_type)
     engine = _time_engine(resolved_model, simulated, time.gpu, float_types, time.batch)

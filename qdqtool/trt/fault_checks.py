@@ -10,6 +10,7 @@ targets differ, the caller passes the difference as an argument.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import onnx
 
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
@@ -21,6 +22,8 @@ from qdqtool.reasons.tensors import TensorSize
 from qdqtool.types import Precision
 
 MAX_CHANNELS = 5  # that a record lists
+LARGEST_SCALE = 1024.0  # of a plausible range: twice what FP16 can hold, over 127
+SMALLEST_SCALE = 2.0**-23  # that torch gives a tensor of zeros (the epsilon of its observers)
 
 # Quantizers -----------------------------------------------------------------------------------
 
@@ -49,12 +52,17 @@ def scale_computed(
 
 
 def scale_not_positive(
-    by: str, node: str, scales: ParameterValues | None, allow_infinite: bool = False
+    by: str,
+    model: Model,
+    node: Node,
+    scales: ParameterValues | None,
+    allow_infinite: bool = False,
 ) -> faults.ScaleNotPositive | None:
     """Return a fault if a scale is zero, negative or not a number.
 
     Args:
         by: Pass or check that asks.
+        model: The model.
         node: The quantizer.
         scales: Its scales; None if unknown.
         allow_infinite: Whether the target accepts an infinite scale.
@@ -66,8 +74,57 @@ def scale_not_positive(
     if not places.size:
         return None
     channels = tuple(int(i) for i in places[:MAX_CHANNELS])
-    first = float(values[places[0]])
-    return faults.ScaleNotPositive(by, node, first, places.size, values.size, channels)
+    bad = values[places]
+    is_finite = bool(np.isfinite(bad).all())
+    return faults.ScaleNotPositive(
+        by,
+        node.name,
+        float(bad[0]),
+        places.size,
+        values.size,
+        channels,
+        owner=find_scale_owner(model, node),
+        is_finite=is_finite,
+        is_negative=is_finite and bool((bad < 0).all()),
+        is_half=model.elem_type(node.input(1)) == onnx.TensorProto.FLOAT16,
+    )
+
+
+def find_scale_owner(model: Model, node: Node) -> faults.ScaleOwner:
+    """Return the kind of values that a Q or DQ quantizes."""
+    quantizer = node
+    producer = model.producer(node.input(0))
+    if qdq.is_dq(node) and producer is not None and qdq.is_q(producer):
+        quantizer = producer
+    tensor = quantizer.input(0)
+    if not model.is_constant(tensor):
+        return faults.ScaleOwner.ACTIVATION
+    weights = model.constant(tensor)
+    if weights is None or qdq.is_dq(quantizer):
+        return faults.ScaleOwner.INTEGERS
+    is_finite = bool(np.isfinite(weights.astype(np.float32)).all())
+    return faults.ScaleOwner.WEIGHTS if is_finite else faults.ScaleOwner.BROKEN_WEIGHTS
+
+
+def scale_implausible(
+    by: str, model: Model, node: Node, scales: ParameterValues | None
+) -> faults.ScaleImplausible | None:
+    """Return a fault if a scale is positive and finite, but no calibration gives it.
+
+    Small scales of weights are left out: a channel of zeros may have one.
+    """
+    if scales is None or not scales.values.size:
+        return None
+    values = scales.values[np.isfinite(scales.values) & (scales.values > 0)]
+    bad = (values > LARGEST_SCALE) | (values <= SMALLEST_SCALE)
+    if not bad.any():
+        return None
+    if find_scale_owner(model, node) != faults.ScaleOwner.ACTIVATION:
+        bad = values > LARGEST_SCALE
+    if not bad.any():
+        return None
+    first = float(values[bad][0])
+    return faults.ScaleImplausible(by, node.name, first, int(bad.sum()), scales.values.size)
 
 
 def scale_rank(

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.evidence import Case
+from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import describe_model
 from qdqtool.ir.operators import LayerKind
@@ -117,9 +118,10 @@ def _with_silu_add(target: Target, value: SiluAdd) -> Target:
 
 def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
     """Return the prediction, and the Adds whose fusion the target's choice decided."""
-    network = importer.build(model)
+    folded = fold_constants(model)
+    network = importer.build(folded)
     run = pipeline.run(network, target)
-    outcome = Outcome(model, network, target)
+    outcome = Outcome(folded, network, target)
     cases = (case for layer in network.layers.values() for case in layer.cases)
     rules = describe_rules(cases, target)
     prediction = Prediction(

@@ -19,6 +19,10 @@ from qdqtool.util.tables import read_rows
 DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
 
+_FIRST_FP8 = (10, 0)
+# Release notes of 10.6: attention, and scales for each column of products
+_FIRST_FP8_ATTENTION = (10, 6)
+
 # Evidence about Conv + activation + Add, by version. No log of either is published.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (
@@ -135,6 +139,14 @@ class Target:
         return f"{self.requested_version}{suffix}"
 
     @property
+    def title(self) -> str:
+        """Product and version in words: ``TensorRT 10``, ``TensorRT-RTX 1.7``."""
+        base, suffix = self.name.removesuffix(STRONGLY_TYPED), ", strongly typed"
+        version = self.requested_version or base.removeprefix("rtx").removeprefix("trt")
+        product = "TensorRT-RTX" if self.is_rtx else "TensorRT"
+        return f"{product} {version}{suffix if base != self.name else ''}"
+
+    @property
     def assumes_8x_cases(self) -> bool:
         """Whether cases that only builds of 8.x show are assumed on it."""
         return self.version >= (9, 0)
@@ -148,6 +160,32 @@ class Target:
     def has_int8(self) -> bool:
         """Whether it has INT8 on all GPUs that it builds for: TensorRT-RTX has none on 7.5."""
         return not (self.is_rtx and 75 in self.capabilities)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it accepts FP8 quantizers: TensorRT 10 and later, and TensorRT-RTX."""
+        return self.is_rtx or self.version >= _FIRST_FP8
+
+    @property
+    def fp8_product_channels(self) -> bool:
+        """Whether FP8 weights of a matrix product may have a scale for each column."""
+        return self.is_rtx or self._minor_version >= _FIRST_FP8_ATTENTION
+
+    @property
+    def fp8_head(self) -> int:
+        """Largest head size of an attention that it is known to fuse in FP8; 0 for none.
+
+        Release notes of 10.6: up to 64 on compute capability 8.9. TensorRT-RTX 1.7.1 fuses 32, 64
+        and 80.
+        """
+        if self.is_rtx:
+            return 80
+        return 64 if self._minor_version >= _FIRST_FP8_ATTENTION else 0
+
+    @property
+    def _minor_version(self) -> tuple[int, int]:
+        """Version that the user named; without a minor number, a recent one."""
+        return version_numbers(self.requested_version) or (self.version[0], MAX_MAJOR)
 
     @property
     def capability_names(self) -> list[str]:

@@ -23,6 +23,7 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.fp16 import describe_fp16, find_wide_tensors
 from qdqtool.insertion.network import prepare_network
+from qdqtool.insertion.number_formats import FORMATS, FP8, INT8, find_number_format
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -33,7 +34,7 @@ from qdqtool.insertion.options import (
 from qdqtool.insertion.placement import find_class_outputs, place
 from qdqtool.insertion.preprocessing import record_preprocess, resolve_images
 from qdqtool.insertion.ranges import collect_statistics
-from qdqtool.insertion.rules import choose_rules
+from qdqtool.insertion.rules import choose_fp8_target, choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
@@ -61,6 +62,7 @@ from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import count_fitting_samples, estimate_duration, reserve_time
 from qdqtool.types import Json
+from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 
@@ -86,6 +88,7 @@ def tune(
     clock: float | None = None,
     power: str | None = None,
     target: str | Target = DEFAULT_TARGET,
+    precision: str = "int8",
     method: str = "focus",
     method_for: Sequence[tuple[str, str]] = (),
     percentile: float = 99.99,
@@ -94,7 +97,7 @@ def tune(
     size: tuple[int, int] | None = None,
     head: str = "box",
     residual: str = "auto",
-    attention: str = "float",
+    attention: str = "auto",
     unify: bool = True,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
@@ -136,6 +139,7 @@ def tune(
         power: Power mode of a Jetson.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
+        precision: ``int8`` or ``fp8``, as for :func:`qdqtool.insert`.
         method: How the range of an activation is chosen, as for :func:`qdqtool.insert`.
         method_for: Pairs of a regular expression on tensor names and the method for these
             tensors.
@@ -155,7 +159,8 @@ def tune(
         include: Regular expressions on names of nodes to quantize although a preset would leave
             them float.
         exclude_op: Operator types that remain float.
-        weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
+        weights: ``float`` keeps float weights with Q and DQ, ``int8`` and ``fp8`` store quantized
+            weights with DQ alone.
         high_precision: Type of the float remainder, as for :func:`qdqtool.insert`.
         smooth: Strength of SmoothQuant, as for :func:`qdqtool.insert`.
         cluster: Workers that calibrate and measure, as for :func:`qdqtool.insert`.
@@ -183,7 +188,9 @@ def tune(
         GpuOptions(gpu, clock, power),
         RangeOptions(method, method_for, percentile, max_images),
         ImageOptions(preprocess, size),
-        PlacementOptions(head, residual, attention, unify, exclude, include, exclude_op, weights),
+        PlacementOptions(
+            head, residual, attention, unify, exclude, include, exclude_op, weights, precision
+        ),
         NetworkOptions(high_precision, smooth),
         ClusterOptions(cluster, mixed_cpus),
         SearchBudget(
@@ -220,6 +227,10 @@ class _TuningRun:
             check_cluster(options.cluster.cluster)
         timeout = options.goal.check_timeout(options.search.check_timeout)
         options.goal.check_budget(options.gpu.gpu)
+        check_choice("precision", options.placement.precision, FORMATS)
+        self.format = find_number_format(options.placement.precision)
+        if self.format == FP8:
+            target = choose_fp8_target(target)
         self.gpu = _choose_gpu(options.gpu, target)
         self.target = target if self.gpu is None else target.with_capability(self.gpu.cc)
         self.source = load_full(model)
@@ -231,7 +242,7 @@ class _TuningRun:
         }
         placing, network = options.placement, options.network
         prepared = prepare_network(
-            model, self.target, placing.weights, network.high_precision, self.source
+            model, self.target, placing.weights, network.high_precision, self.source, self.format
         )
         self.model, self.notes, self.warnings = prepared.model, prepared.notes, prepared.warnings
         remember_size(self.model, options.images.size)
@@ -258,7 +269,7 @@ class _TuningRun:
             self.model,
             rules,
             self.target,
-            MethodChoice.from_options(options.ranges),
+            MethodChoice.from_options(options.ranges, self.format),
             placing.unify,
             self.gpu,
             prepared.fp16,
@@ -274,13 +285,14 @@ class _TuningRun:
     def _identify(self) -> Json:
         """Return hashes of everything that measurements depend on."""
         ranges, placing = self.options.ranges, self.options.placement
+        is_int8 = self.format == INT8
         settings: Json = {
             "method": ranges.method,
             "method_for": ranges.method_for,
             "percentile": ranges.percentile,
             "head": placing.head,
             "residual": placing.residual,
-            "attention": placing.attention,
+            "attention": "float" if is_int8 and placing.attention == "auto" else placing.attention,
             "unify": placing.unify,
             "exclude": placing.exclude,
             "include": placing.include,
@@ -289,6 +301,8 @@ class _TuningRun:
             "preprocess": name_preprocess(self.images.preprocess),
             "smooth": self.options.network.smooth,
         }
+        if not is_int8:  # a file of INT8 measurements from before FP8 remains usable
+            settings["precision"] = placing.precision
         lines = [
             self.target.name,
             self.metric.identity,
@@ -379,7 +393,9 @@ class _TuningRun:
         model, quantized = recipe.build(planner.model)
         largest = {t: s.absmax for t, s in planner.statistics.items()}
         samples = _take_samples(self.sets, sample_runs.FP16_SAMPLES)
-        return find_wide_tensors(model, quantized, largest, samples, self.warnings)
+        return find_wide_tensors(
+            model, quantized, largest, samples, self.warnings, number_format=self.format
+        )
 
     def make_search(
         self,

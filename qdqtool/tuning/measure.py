@@ -434,11 +434,11 @@ class PartitionedNetwork:
     def _open_session(self, part: NetworkPart, recipe: Recipe) -> tuple[TensorFetcher, int]:
         """Open a session, and estimate its bytes: it copies its weights."""
         for _, tensor, axis in recipe.weights:
-            name = name_rounded_weights(tensor, axis)
+            name = name_rounded_weights(tensor, axis, recipe.number_format)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
                 weight = self.model.constant(tensor)
                 assert weight is not None
-                self.weights.add(name, round_weights(weight, axis))
+                self.weights.add(name, round_weights(weight, axis, recipe.number_format))
         quantized = recipe.build(self.model, "rounded")[0]
         inputs = [
             helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.inputs

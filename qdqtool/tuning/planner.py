@@ -74,7 +74,7 @@ class PlacementCost:
 
     Attributes:
         convolutions: Number of convolutions and products.
-        int8: Those of them that run in INT8.
+        int8: Those of them that run in INT8, or in FP8.
         conversions: Number of conversions; 0 if the target does not name them.
         ms: Predicted milliseconds; None without a GPU.
     """
@@ -89,7 +89,10 @@ class PlacementCost:
         """Return the cost of a prediction with a time."""
         summary = predicted.summary()
         return PlacementCost(
-            summary["convolutions"], summary["int8"], summary["conversions"] or 0, ms
+            summary["convolutions"],
+            summary["int8"] + summary.get("fp8", 0),
+            summary["conversions"] or 0,
+            ms,
         )
 
     @property
@@ -202,7 +205,7 @@ class Planner:
         """Return the scale of a group by a calibration method, and warnings about it."""
         key = (group.quantized, group.sources, method)
         if key not in self._scales:
-            choice = MethodChoice(method, (), self.methods.percentile)
+            choice = replace(self.methods, default=method, overrides=())
             self._scales[key] = choose_scale(group, self.statistics, choice)
         return self._scales[key]
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, QuantizedInput, WeightSite
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
@@ -47,10 +48,12 @@ class Recipe:
     Attributes:
         pairs: Pairs of activations.
         weights: Node index, tensor and axis of each quantized weight.
+        number_format: Format of the quantized numbers.
     """
 
     pairs: tuple[ActivationPair, ...]
     weights: tuple[tuple[int, str, int | None], ...]
+    number_format: NumberFormat = INT8
 
     @staticmethod
     def from_placement(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
@@ -65,14 +68,18 @@ class Recipe:
         for tensor, inputs in placement.inputs.items():
             consumers = tuple((i.node.index, i.position, i.role) for i in inputs)
             pairs.append(ActivationPair(tensor, consumers, *scale_of[tensor]))
-        return Recipe(
-            tuple(pairs), tuple((w.node.index, w.tensor, w.axis) for w in placement.weights)
-        )
+        weights = tuple((w.node.index, w.tensor, w.axis) for w in placement.weights)
+        return Recipe(tuple(pairs), weights, placement.number_format)
 
     @functools.cached_property
     def key(self) -> str:
         """Hash that is equal for recipes whose models compute the same."""
-        content = ([(p.tensor, p.consumers, p.scale.hex()) for p in self.pairs], self.weights)
+        content: tuple[object, ...] = (
+            [(p.tensor, p.consumers, p.scale.hex()) for p in self.pairs],
+            self.weights,
+        )
+        if self.number_format != INT8:
+            content += (self.number_format.name,)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:20]
 
     @functools.cached_property
@@ -96,7 +103,8 @@ class Recipe:
             consumers = tuple(c for c in pair.consumers if c[0] in nodes)
             if consumers:
                 pairs.append(replace(pair, consumers=consumers))
-        return Recipe(tuple(pairs), tuple(w for w in self.weights if w[0] in nodes))
+        weights = tuple(w for w in self.weights if w[0] in nodes)
+        return Recipe(tuple(pairs), weights, self.number_format)
 
     @property
     def is_float(self) -> bool:
@@ -121,7 +129,8 @@ class Recipe:
             ]
         sites = [WeightSite(copy.nodes[i], tensor, axis) for i, tensor, axis in self.weights]
         scales = {p.tensor: ActivationScale(p.scale, p.method, p.group) for p in self.pairs}
-        return copy, insert_pairs(copy, Placement(inputs, sites), scales, weights)
+        placement = Placement(inputs, sites, number_format=self.number_format)
+        return copy, insert_pairs(copy, placement, scales, weights)
 
 
 FLOAT_RECIPE = Recipe((), ())

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from qdqtool.insertion.number_formats import FP8
 from qdqtool.insertion.placement import Placement
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.ir.graph import Model
@@ -181,8 +182,11 @@ def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
 def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:
     """Return other methods and own scales for the tensors of sites.
 
-    Methods that change a scale by less than 5 % are left out.
+    Methods that change a scale by less than 5 % are left out. FP8 has none: its ranges are the
+    largest magnitudes, and sharing a scale costs it no precision.
     """
+    if planner.methods.number_format == FP8:
+        return []
     scales = planner.plan(Configuration()).scales
     scale_of = {t: scale for scale in scales for t in scale.group.quantized}
     candidates: dict[Configuration, Candidate] = {}

@@ -20,6 +20,8 @@ _HIDDEN = re.compile(
     "\ufffe\uffff\U000e0000-\U000e007f]"
 )
 
+_SENTENCE_END = re.compile(r"(?<=[.!?\"])[ ](?=[A-Z])")
+
 _REPR = 60  # characters of a value in a message
 
 
@@ -88,6 +90,17 @@ def brief_repr(value: object) -> str:
     except Exception:  # a class of the user, or an integer of more digits than Python prints
         text = object.__repr__(value)
     return text if len(text) <= _REPR else f"{text[:_REPR]}..."
+
+
+def drop_repeated_sentences(texts: Sequence[str]) -> list[str]:
+    """Return texts without sentences that an earlier one contains."""
+    seen: set[str] = set()
+    results = []
+    for text in texts:
+        sentences = _SENTENCE_END.split(text)
+        results.append(" ".join(s for s in sentences if s not in seen))
+        seen.update(sentences)
+    return results
 
 
 def format_count(number: int | str | None, word: str) -> str:

@@ -1,5 +1,6 @@
 """`qdqtool predict`."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,14 +40,14 @@ def test_predict_text_shows_findings_and_conversions(model: str, cli: Cli) -> No
 
 def test_predict_all_lists_each_convolution(model: str, cli: Cli) -> None:
     text = cli("predict", model, "--all")
-    assert "INT8 + FLOAT -> FLOAT  c2  + sum, r2  [SKIP-FLOAT]" in text
+    assert "INT8 + FP16 -> FP16  c2  + sum, r2  [SKIP-FLOAT]" in text
     assert "INT8 -> INT8" in text
 
 
 def test_predict_trace_and_layers(model: str, cli: Cli) -> None:
     text = cli("predict", model, "--trace", "--layers")
     assert "Running: QDQToCopy on next.in.Q" in text
-    assert "FLOAT -> INT8  next.in.Q" in text
+    assert "FP16 -> INT8  next.in.Q" in text
 
 
 def test_predict_output_file_has_the_text(model: str, cli: Cli) -> None:
@@ -138,3 +139,15 @@ def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
     modules = imported_modules("predict", str(tmp_path / "m.onnx"))
     assert "qdqtool.trt.pipeline" in modules
     assert not modules & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.time_calibration"}
+
+
+def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, g: Graph) -> None:
+    """The first screen is the rejection; the fix is a command with the names of the files."""
+    x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
+    onnx.save(g.model(g.conv(x, "c", 16, scale=None)), "bad.onnx")
+    text = cli("predict", "bad.onnx", "--gpu", "T4")
+    verdict = text.splitlines()[2]
+    assert "will reject" in verdict and "ZP-NONZERO" in text
+    assert "trtexec" not in text and not re.search(r"\d ms", text)
+    assert "qdqtool fix bad.onnx -o bad_fixed.onnx" in text
+    assert cli.json("predict", "bad.onnx", "--gpu", "T4")["time"]["total_ms"] > 0

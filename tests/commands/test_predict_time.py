@@ -24,11 +24,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_predict_gpu_text(model: str, cli: Cli) -> None:
     text = cli("predict", model, "--gpu", "rtx 3060")
-    first = text.splitlines()[0]
     assert "RTX 3060" in text and "1777 MHz" in text
-    assert "INT8" in first and "FP16" in first and first.count(" ms") >= 2
-    wide = [line for line in text.splitlines() if len(line) > 80]
-    assert all("trtexec" in line for line in wide)  # a command is one line
+    for label in ("INT8", "FP16"):
+        (row,) = (line for line in text.splitlines() if line.startswith(f"  {label}  "))
+        assert row.count(" ms") == 2  # the time, and the end of its range
 
 
 def test_predict_gpu_layers_lists_the_time_of_each_layer(model: str, cli: Cli) -> None:
@@ -48,13 +47,31 @@ def test_predict_gpu_json_has_times_and_range(model: str, cli: Cli) -> None:
     assert all(isinstance(layer["ms"], float) for layer in data["layers"])
 
 
+def test_predict_several_gpus_have_a_row_each(model: str, cli: Cli) -> None:
+    gpus = ("Tesla T4", "RTX 3060", "Jetson Orin Nano 8GB")
+    arguments = [word for gpu in gpus for word in ("--gpu", gpu)]
+    data = cli.json("predict", model, *arguments)
+    assert [time["gpu"] for time in data["times"]] == list(gpus)
+    assert data["time"] == data["times"][0]
+    text = cli("predict", model, *arguments)
+    assert all(re.search(rf"^  {gpu} .* ms +[\d.]+ ms", text, re.MULTILINE) for gpu in gpus)
+    markdown = cli("predict", model, *arguments, "--format", "markdown")
+    assert all(gpu in markdown for gpu in gpus)
+
+
+def test_predict_clock_is_of_a_single_gpu(model: str, cli: Cli) -> None:
+    cli("predict", model, "--gpu", "T4", "--gpu", "RTX 3060", "--clock", "900", code=2)
+    assert "--clock" in cli.err
+
+
 def test_predict_without_gpu_has_no_times(model: str, cli: Cli) -> None:
     data = cli.json("predict", model)
     assert "time" not in data and all(layer["ms"] is None for layer in data["layers"])
 
 
 def test_predict_gpu_markdown_has_the_times(model: str, cli: Cli) -> None:
-    times = re.findall(r"[\d.]+ ms", cli("predict", model, "--gpu", "T4").splitlines()[0])
+    text = cli("predict", model, "--gpu", "T4")
+    times = re.findall(r"^  (?:INT8|FP16) +([\d.]+ ms)", text, re.MULTILINE)
     markdown = cli("predict", model, "--gpu", "T4", "--format", "markdown")
     assert len(times) >= 2 and all(time in markdown for time in times)
 
@@ -65,8 +82,9 @@ def test_predict_gpu_of_float_model_says_what_int8_would_gain(
     path = save_model(tmp_path, convolution_chain(quantized=False, batch=16))
     time = cli.json("predict", path, "--gpu", "A100")["time"]
     assert time["gain"] is None and time["best"]["gain"] > 1
-    first, second, *_ = cli("predict", path, "--gpu", "A100").splitlines()
-    assert "FP16" in first and "INT8" not in first and "INT8" in second
+    text = cli("predict", path, "--gpu", "A100")
+    labels = re.findall(r"^  (.*?)  +[\d.]+ ms", text, re.MULTILINE)
+    assert labels == ["FP16", "INT8 by qdqtool insert"]
 
 
 @pytest.mark.parametrize(("options", "flag"), [([], True), (["--gpu", "T4", "--no-fp16"], False)])
@@ -74,7 +92,7 @@ def test_predict_build_command_has_the_types_of_the_estimate(
     model: str, cli: Cli, options: list[str], flag: bool
 ) -> None:
     text = cli("predict", model, "--target", "trt8.6", *options)
-    (command,) = (line for line in text.splitlines() if "trtexec" in line)
+    command = text[text.index("trtexec") : text.index("build.log")]
     assert ("--fp16" in command) is flag
 
 

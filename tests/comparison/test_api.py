@@ -18,7 +18,7 @@ from qdqtool.comparison.matching import match
 from qdqtool.comparison.result import ChangeKind, Comparison, LossReason, NodeChange
 from qdqtool.comparison.text import summarize
 from qdqtool.errors import QdqtoolError
-from qdqtool.formats.predict_text import verdict
+from qdqtool.formats.verdicts import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from tests.comparison.networks import float_network, network
@@ -247,18 +247,21 @@ def test_compare_rejects_integer_operators(
     quant_format: str, activations: str, operator: str, float_path: Path
 ) -> None:
     path = quantize(float_path, quant_format, activations)
-    assert operator in verdict(qdqtool.predict(path, TARGET))
+    assert "QOPERATOR" in verdict(qdqtool.predict(path, TARGET))
     for a, b in ((float_path, path), (path, float_path)):
         with pytest.raises(QdqtoolError, match=operator, check=has("unsupported")):
             qdqtool.compare(a, b)
 
 
 @pytest.mark.parametrize(
-    ("activations", "obstacle"), [("QUInt8", "UINT8"), ("QInt8", "zero points")]
+    ("activations", "code", "obstacle"),
+    [("QUInt8", "ZP-UINT8", "UINT8"), ("QInt8", "ZP-NONZERO", "zero points")],
 )
-def test_compare_names_an_obstacle_first(activations: str, obstacle: str, float_path: Path) -> None:
+def test_compare_names_an_obstacle_first(
+    activations: str, code: str, obstacle: str, float_path: Path
+) -> None:
     path = quantize(float_path, "QDQ", activations)
-    assert obstacle in verdict(qdqtool.predict(path, TARGET))
+    assert code in qdqtool.predict(path, TARGET).findings_by_code()
     result = qdqtool.compare(float_path, path, target=TARGET)
     assert obstacle in result.b.obstacle
     assert summarize(result).startswith(f"B has {result.b.obstacle}")
@@ -277,7 +280,7 @@ def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
 
 def test_float_model_has_no_obstacle(float_path: Path) -> None:
     assert not qdqtool.compare(float_path, float_path).a.obstacle
-    assert "--gpu" in verdict(qdqtool.predict(float_path))
+    assert verdict(qdqtool.predict(float_path)).startswith("Nothing is quantized")
 
 
 # Matching of nodes.

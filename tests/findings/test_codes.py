@@ -272,7 +272,7 @@ def test_line_shows_fitting_case_first(line: str, case: str) -> None:
     answer = explain(line)
     rule = answer.rules[0]
     assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 12
-    assert line_text(answer, 80).count(" - ") == 1
+    assert str(line_text(answer, 80)).count(" - ") == 1
 
 
 @pytest.mark.parametrize(

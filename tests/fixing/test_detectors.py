@@ -11,7 +11,7 @@ import pytest
 
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.findings.obstacles import onnxruntime_recipe
+from qdqtool.findings.obstacles import onnxruntime_recipe, suggest_recipe
 from qdqtool.fixing.api import Fixed, fix
 from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
 from qdqtool.fixing.outputs import OutputPart
@@ -384,7 +384,8 @@ def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path)
     """The recipe is that of predict. The fix gives the parts of each Concat one scale."""
     floats = make()
     quantized = quantize(floats, tmp_path)
-    (text,) = re.findall(r"quantize_static\(\.\.\., (.*)\) and then", headline_of(quantized))
+    recipe = suggest_recipe(predict(quantized).findings)
+    (text,) = re.findall(r"quantize_static\(\.\.\., (.*)\)", recipe)
     model = Model(floats)
     ends = find_head(model)
     options = eval(f"dict({text})", vars(quantization).copy())
@@ -397,12 +398,6 @@ def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path)
     summary = fixed.after.summary()
     assert summary["float"] == len(ends.boxes | ends.dfl)
     assert summary["conversions"] <= 2
-
-
-def headline_of(proto: onnx.ModelProto) -> str:
-    from qdqtool.findings.obstacles import describe_obstacles
-
-    return describe_obstacles(predict(proto).findings)
 
 
 def test_recipe_without_a_head_excludes_nothing() -> None:

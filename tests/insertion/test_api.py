@@ -344,7 +344,13 @@ def test_json_with_losses_and_prediction() -> None:
     result.losses = ActivationLosses(0.5, [], 1, 2)
     result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
     data = result.as_json()
-    assert data["losses"] == {"error": 0.5, "samples": 1, "tried": 2, "tensors": []}
+    assert data["losses"] == {
+        "error": 0.5,
+        "samples": 1,
+        "tried": 2,
+        "trial_samples": 0,
+        "tensors": [],
+    }
     assert data["prediction"] == result.prediction.summary()
 
 

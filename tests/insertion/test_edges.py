@@ -438,7 +438,8 @@ def test_insert_defaults() -> None:
         "target": "trt10",
         "head": "box",
         "residual": "auto",
-        "attention": "float",
+        "attention": "auto",
+        "precision": "int8",
         "smooth": None,
         "unify": True,
         "exclude": (),
@@ -529,6 +530,11 @@ def test_losses_are_not_measured_with_calibration_table(tmp_path: Path) -> None:
     assert second.calibration == {
         "table": str(tmp_path / "t"),
         "images": 0,
+        "format": "TensorRT",
+        "entries": 1,
+        "unknown": 0,
+        "skipped_entries": 0,
+        "notes": [],
         "methods": {"table": 1},
         "powers": {},
     }

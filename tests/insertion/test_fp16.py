@@ -4,10 +4,10 @@ import pytest
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.api import insert
 from qdqtool.insertion.fp16 import convert_to_fp16, convert_to_fp32, has_fp16
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.half import float32_inputs
+from qdqtool.quantization.api import insert
 from tests.errors import has
 from tests.insertion.nets import (
     Net,

@@ -208,7 +208,7 @@ def test_measure_tries_activations_only_for_large_error(
     losses = result.losses = measure_all(result, images(3), samples=None)
     assert losses is not None and (losses.error > SMALL_ERROR) == bool(tried)
     assert (losses.samples, losses.tried, len(runs.samples)) == (3, tried, segments)
-    assert ("--losses 3 tries them" in render(result, 400)) == (not tried)
+    assert ("--losses 3 tries them" in str(render(result, 400))) == (not tried)
 
 
 @pytest.fixture(scope="module")
@@ -482,9 +482,9 @@ def test_losses_of_yolov8_in_predictions(yolov8: Insertion) -> None:
 
 def test_text_names_losses_of_yolov8(yolov8: Insertion) -> None:
     assert yolov8.losses is not None
-    text = render(yolov8, 80)
+    text = str(render(yolov8, 80))
     assert "1 image" in text
-    assert yolov8.losses.tensors[0].tensor in render(yolov8, 80, everything=True)
+    assert yolov8.losses.tensors[0].tensor in str(render(yolov8, 80, everything=True))
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
@@ -500,7 +500,7 @@ def test_text_suggests_exclusion_for_confirmed_gain(yolov8: Insertion, confirmed
         confirmed=confirmed,
     )
     losses = replace(yolov8.losses, tensors=[worst, *yolov8.losses.tensors[1:]])
-    text = render(replace(yolov8, losses=losses), 80)
+    text = str(render(replace(yolov8, losses=losses), 80))
     lines = [line for line in text.splitlines() if "--exclude" in line]
     assert len(lines) == int(confirmed)
     for line in lines:

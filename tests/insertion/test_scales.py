@@ -1,3 +1,4 @@
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,7 @@ def table(folder: Path, **scales: float) -> Path:
     return path
 
 
+MODEL = Model(one_layer())
 GROUP = ScaleGroup(("joined",), ("joined", "a", "b"), ("a", "b"))
 
 
@@ -275,7 +277,7 @@ GROUP = ScaleGroup(("joined",), ("joined", "a", "b"), ("a", "b"))
 def test_scale_from_table_is_largest_of_group(
     scales: dict[str, float], expected: dict[str, float], tmp_path: Path
 ) -> None:
-    (chosen,) = read_table_scales(table(tmp_path, **scales), [GROUP])
+    (chosen,) = read_table_scales(table(tmp_path, **scales), [GROUP], MODEL)[0]
     assert (chosen.scale, chosen.method, chosen.power) == (max(expected.values()), "table", None)
     members = [(m.tensor, m.amax, m.bits_lost) for m in chosen.members]
     assert members == [(tensor, scale * 127, 0.0) for tensor, scale in expected.items()]
@@ -295,11 +297,11 @@ def test_table_without_scale_is_refused(scales: dict[str, float], tmp_path: Path
     path = table(tmp_path, **scales, other=1.0)
     refused = has("missing-scale", path=str(path), parameter="calib_table", node="joined")
     with pytest.raises(DataError, check=refused):
-        read_table_scales(path, [GROUP])
+        read_table_scales(path, [GROUP], MODEL)
 
 
 def test_scale_from_table_is_positive(tmp_path: Path) -> None:
-    (chosen,) = read_table_scales(table(tmp_path, a=1e-45), [GROUP])
+    (chosen,) = read_table_scales(table(tmp_path, a=1e-45), [GROUP], MODEL)[0]
     assert chosen.scale == TINY
 
 
@@ -472,3 +474,15 @@ def test_pad_between_two_consumers_keeps_one_scale(
     scales = {q.scale for q in result.activations if q.tensor in ("c0.out", "pad.out")}
     assert len(scales) == 1 or not unify
     assert str(outcome.output) == ("INT8" if len(scales) == 1 else "FLOAT")
+
+
+def test_table_of_another_tool(tmp_path: Path) -> None:
+    path = tmp_path / "ranges.json"
+    entries = {"a": [-1.0, 2.54], "b": [0.0, 1.0], "elsewhere": [0.0, 9.0]}
+    path.write_text(json.dumps(entries))
+    model = Model(one_layer())
+    model.inputs.append("a")
+    (chosen,), report = read_table_scales(path, [GROUP], model)
+    assert chosen.scale == pytest.approx(0.02)
+    assert report == report | {"format": "onnxruntime ranges", "entries": 3, "unknown": 2}
+    assert report["notes"] == [note("table-unknown-tensors", count=2, first="b")]

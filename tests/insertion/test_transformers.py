@@ -10,7 +10,8 @@ import pytest
 
 import qdqtool
 from qdqtool.builders.compiler_process import is_installed
-from qdqtool.formats.predict_text import render, verdict
+from qdqtool.formats.predict_text import render
+from qdqtool.formats.verdicts import verdict
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.scales import MethodChoice
@@ -81,8 +82,8 @@ def test_matrix_products_in_summary_verdict_and_finding(target: str) -> None:
     assert products == [17, 13, 4] and set(prediction.float_products) == {
         f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")
     }
-    assert verdict(prediction).startswith("1 convolution: 1 INT8")
-    assert "17 matrix products: 13 INT8, 4 float" in verdict(prediction)
+    assert verdict(prediction).startswith("1 of 1 convolution in INT8")
+    assert "13 of 17 matrix products in INT8, 4 in FP" in verdict(prediction)
     region = myelin_region(prediction)
     assert region.norms == 5 and region.softmaxes == 2
     assert region.int8 == region.products - 4
@@ -99,7 +100,7 @@ def test_conversions_are_a_range_if_extent_of_myelin_is_unknown(target: str, cou
     low, high = (
         (sure - region.possible, sure) if counted == "possible" else (sure, sure + region.uncertain)
     )
-    assert f"{low} to {high} conversions" in verdict(prediction)
+    assert f"{low} to {high} Q/DQ layers" in verdict(prediction)
     if counted == "possible":
         assert set(prediction.regions[0].possible) <= set(prediction.conversion_nodes)
 
@@ -117,7 +118,7 @@ def test_quantizer_kernel_of_myelin_is_counted_and_named(target: str, kernels: i
     named = [name for region in prediction.regions for name in region.kernels]
     assert len(named) == kernels
     assert ("1 Q/DQ kernel of Myelin" in verdict(prediction)) is bool(kernels)
-    assert all(name in render(prediction, 200) for name in named)
+    assert all(name in str(render(prediction, 200, everything=True)) for name in named)
 
 
 @pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])
@@ -503,7 +504,10 @@ def test_einsum_products_are_counted(target: str) -> None:
         assert (
             tuple(summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")) == counts
         )
-        assert f"17 matrix products: {counts[1]} INT8" in verdict(prediction)
+        assert (
+            f"{'all' if counts[1] == 17 else f'{counts[1]} of'} 17 matrix products in INT8"
+            in verdict(prediction)
+        )
         nodes = {f.node for f in prediction.findings if f.code == "EINSUM-FLOAT"}
         assert nodes == (set() if rtx else warned)
         assert myelin_region(prediction).int8 == myelin_region(prediction).products - counts[2]

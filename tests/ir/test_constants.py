@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.constants import ConstantEvaluator, fold_constants
 from qdqtool.ir.graph import Model
 from tests.insertion.nets import Net
 
@@ -113,3 +113,73 @@ def test_tensor_after_quantizer_is_not_constant(net: Net) -> None:
 
 def test_unknown_tensor_is_not_constant() -> None:
     assert ConstantEvaluator(Model(onnx.ModelProto())).evaluate("nothing") is None
+
+
+# Folding --------------------------------------------------------------------------------------
+
+
+def filled(net: Net, name: str, dims: list[int], value: float = 0.5) -> str:
+    """Add a constant that ConstantOfShape computes."""
+    tensor = helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [value])
+    return net.op("ConstantOfShape", name, net.const(f"{name}.dims", dims, np.int64), value=tensor)
+
+
+def convolution(net: Net, weights: str) -> Model:
+    y = net.op("Conv", "c", "x", weights, kernel_shape=[3, 3], pads=[1] * 4)
+    net.output(y)
+    return net.index()
+
+
+def test_computed_weights_become_initializers(net: Net) -> None:
+    doubled = net.op("Add", "sum", filled(net, "a", [8, 16, 3, 3]), filled(net, "b", [8, 16, 3, 3]))
+    model = convolution(net, doubled)
+    folded = fold_constants(model)
+    assert [node.op for node in folded.nodes] == ["Conv"]
+    np.testing.assert_array_equal(folded.constant(doubled), np.ones((8, 16, 3, 3)))
+    assert fold_constants(model) is folded
+    assert len(model.nodes) == 4
+
+
+def test_chain_from_a_static_shape_is_folded(net: Net) -> None:
+    size = net.op("Cast", "float", net.op("Size", "size", "x"), to=onnx.TensorProto.FLOAT)
+    net.output(net.op("Mul", "scaled", "x", size))
+    folded = fold_constants(net.index())
+    assert [node.op for node in folded.nodes] == ["Mul"]
+    assert folded.constant(size) == np.prod(folded.shape("x"))
+
+
+def test_large_constant_has_shape_without_data(net: Net) -> None:
+    weights = net.op("Neg", "n", filled(net, "w", [1 << 13, 16, 3, 3]))
+    folded = fold_constants(convolution(net, weights))
+    assert [node.op for node in folded.nodes] == ["Conv"]
+    assert folded.constant_shape(weights) == (1 << 13, 16, 3, 3)
+    assert folded.constant(weights) is None
+
+
+def test_computed_scale_remains_for_the_findings(net: Net) -> None:
+    scale, zero = filled(net, "s", [1]), net.const("z", 0, np.int8)
+    q = net.op("QuantizeLinear", "q", "x", scale, zero)
+    net.output(net.op("DequantizeLinear", "dq", q, scale, zero))
+    model = net.index()
+    assert fold_constants(model) is model
+
+
+def test_moved_weights_remain_for_the_passes(net: Net) -> None:
+    weights = net.const("w", np.ones((3, 3, 4, 8)))
+    model = convolution(net, net.op("Transpose", "t", weights, perm=[3, 2, 0, 1]))
+    assert fold_constants(model) is model
+
+
+def test_quantized_weights_are_not_folded(net: Net) -> None:
+    scale, zero = net.const("s", 0.5), net.const("z", 0, np.int8)
+    q = net.op("QuantizeLinear", "q", filled(net, "w", [8, 16, 3, 3]), scale, zero)
+    model = convolution(net, net.op("DequantizeLinear", "dq", q, scale, zero))
+    assert fold_constants(model) is model
+
+
+def test_random_values_and_network_outputs_remain(net: Net) -> None:
+    noise = net.op("RandomNormal", "noise", shape=[1])
+    net.output(net.op("Add", "end", "x", noise))
+    net.output(filled(net, "out", [4]))
+    model = net.index()
+    assert fold_constants(model) is model

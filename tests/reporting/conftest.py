@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.insertion.api import insert
+from qdqtool.quantization.api import insert
 from tests.insertion.nets import Net
 from tests.reporting.browser import Page, browser, missing
 

@@ -315,7 +315,7 @@ def test_build_times_come_before_estimates(
     if gpu is not None:  # verify and report subtract what profiling adds
         times = qdqtool.verify(files.model, layers, profile, gpu=gpu).times
         assert times is not None and times["built_ms"] == page.agreement.measured_ms < total
-        assert page.model.time is not None and "INT8 as placed" in page.model.time.decision[0]
+        assert page.model.time is not None and "FP16" in page.model.time.decision[0]
     html = render_page(page)
     text = re.sub(r"<[^>]+>", " ", html)
     assert "Time, measured" in text and "Time, estimated" not in text
@@ -389,7 +389,7 @@ def test_report_for_tensorrt_rtx_has_no_layers(files: NetworkFiles) -> None:
 
 @pytest.mark.parametrize("names", [[], ["r"]], ids=["empty", "relu"])
 def test_report_without_convolutions_says_so(names: list[str]) -> None:
-    assert "nothing to run in INT8" in qdqtool.report(relus(names)).html
+    assert "no convolution, no matrix product" in qdqtool.report(relus(names)).html
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ _WEIGHTS = 8 * 1024 * 1024 * 4
 _INSERT = """
 import re, sys
 import numpy as np
-import onnx, onnxruntime, calibration, qdqtool.insertion.api, qdqtool.ir.modelfile
+import onnx, onnxruntime, calibration, qdqtool.quantization.api, qdqtool.ir.modelfile
 from qdqtool.ir.modelfile import load
 
 def peak():

@@ -8,10 +8,10 @@ import pytest
 
 from qdqtool.findings.lint.api import run as lint
 from qdqtool.findings.report import FindingReport
-from qdqtool.insertion.api import insert
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
+from qdqtool.quantization.api import insert
 from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu
 from qdqtool.trt.float_fusions import FloatFusions, find_float_fusions
 from qdqtool.trt.outcome import simulate_without_alternatives

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.insertion.api import insert
 from qdqtool.prediction import predict
+from qdqtool.quantization.api import insert
 from qdqtool.reasons.simulation import NonzeroZeroPoint
 from qdqtool.types import Evidence, Precision, Prediction
 from tests.insertion.nets import detector

@@ -187,7 +187,7 @@ def test_cheapest_placement_whose_interval_reaches_the_goal_is_named(tuned: Tuni
     cheapest = tuned.cheapest_plausible
     assert cheapest is not None and cheapest.as_json() == expected.as_json()
     assert tuned.as_json()["cheapest_plausible"] == expected.as_json()
-    text = render_tuning(tuned, 500)
+    text = str(render_tuning(tuned, 500))
     (line,) = (line for line in text.splitlines() if cheapest.name in line and "goal" in line)
     assert f"{cheapest.metric:.3f} ({cheapest.low:.3f} to {cheapest.high:.3f})" in line
 
@@ -240,7 +240,7 @@ def test_tune_result_is_the_cheapest_of_all_sets(
         scale, notes = scales[key]
         return replace(scale, group=group), notes
 
-    monkeypatch.setattr("qdqtool.insertion.api.choose_scale", cached_scale)
+    monkeypatch.setattr("qdqtool.quantization.api.choose_scale", cached_scale)
     options: Any = {"losses": 0, "predict": False}
     quick: Any = {"method": "max", "calib_cache": tmp_path / "one.npz", **options}
     cheaper = 0
@@ -545,7 +545,7 @@ def test_budget_that_the_float_model_fits_takes_it() -> None:
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
     assert tuning.unchanged and tuning.model == branchy()
-    assert "unchanged" in render_tuning(tuning, 500).splitlines()[0]
+    assert "unchanged" in render_tuning(tuning, 500).lines[0]
 
 
 def test_front_has_the_float_model_if_its_time_is_known() -> None:

@@ -203,7 +203,7 @@ def test_time_outside_the_range_is_in_the_first_and_last_line(factor: float) -> 
     built = TIME.low_ms * factor if factor < 1 else TIME.high_ms * factor
     facts = BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ())
     result = Verification(facts, times=compared(timed(built, device=GPU)))
-    text = render_verification(result, 200).rstrip().splitlines()
+    text = str(render_verification(result, 200)).rstrip().splitlines()
     outside = (
         f"{built:.3f} ms measured, outside the estimated {TIME.low_ms:.3f} to {TIME.high_ms:.3f}"
     )

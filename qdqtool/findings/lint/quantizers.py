@@ -8,7 +8,7 @@ import onnx
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
-from qdqtool.ir.qdq import QuantParams
+from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.patterns.view import View
 from qdqtool.reasons import faults
 from qdqtool.reasons.faults import CHECK
@@ -64,8 +64,13 @@ def _repeats_its_quantizer(view: View, node: Node) -> bool:
     return (
         first.has_zero_point == params.has_zero_point
         and first.scale_shape == params.scale_shape
-        and first.same_as(params) is True
+        and (first.same_as(params) is True or _are_equal_bytes(first.scales, params.scales))
     )
+
+
+def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | None) -> bool:
+    """Whether two scales are the same, even if they are NaN."""
+    return first is not None and other is not None and first.digest == other.digest
 
 
 def _find_zero_point_faults(
@@ -111,7 +116,8 @@ def _find_scale_faults(
         return
     if params.scale_type == _HALF:
         yield faults.ScaleHalf(CHECK, name, params.summary)
-    yield fault_checks.scale_not_positive(CHECK, name, params.scales)
+    yield fault_checks.scale_not_positive(CHECK, view.model, node, params.scales)
+    yield fault_checks.scale_implausible(CHECK, view.model, node, params.scales)
     shape = params.scale_shape or ()
     accepted = math.prod(shape) == 1 and target_named(target).blocked_scales
     yield fault_checks.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, accepted)

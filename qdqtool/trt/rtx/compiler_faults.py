@@ -337,7 +337,7 @@ def _check_scale(states: GraphStates, node: Node, name: str) -> Iterator[Refusal
     value = constants.value(scale) if scales is None else None
     if value is not None:
         scales = qdq.ParameterValues(value.astype(np.float64).reshape(-1))
-    yield fault_checks.scale_not_positive(COMPILER, name, scales, allow_infinite=True)
+    yield fault_checks.scale_not_positive(COMPILER, model, node, scales, allow_infinite=True)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
     if len(shape) > 1:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qdqtool.formats.predict_text import verdict
+from qdqtool.formats.verdicts import verdict
 from qdqtool.prediction import predict
 from qdqtool.types import Prediction
 from tests.trt.builder import Graph
@@ -86,7 +86,7 @@ def test_q_after_pointwise_layer_may_remain(g: Graph) -> None:
     x = g.op("Tanh", x, "tanh")
     result = predict_graph(g, g.conv(x, "b", 16))
     assert result.conversion_nodes == ["a.in.Q"] and result.regions[0].uncertain == 1
-    assert "1 to 2 conversions, depending on how much Myelin absorbs" in verdict(result)
+    assert "1 to 2 Q/DQ layers remain, depending on how much Myelin absorbs" in verdict(result)
 
 
 def test_q_with_consumer_outside_region_remains(g: Graph) -> None:

@@ -23,6 +23,7 @@ from qdqtool.insertion.losses import (
     rank_activations,
 )
 from qdqtool.insertion.network import prepare_network
+from qdqtool.insertion.number_formats import FP8, INT8, find_number_format
 from qdqtool.insertion.options import (
     CacheOptions,
     ClusterOptions,
@@ -79,9 +80,10 @@ def insert(
     calib_cache: str | os.PathLike[str] | None = None,
     overwrite_cache: bool = False,
     target: str | Target = DEFAULT_TARGET,
+    precision: str = "int8",
     head: str = "box",
     residual: str = "auto",
-    attention: str = "float",
+    attention: str = "auto",
     unify: bool = True,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
@@ -120,26 +122,32 @@ def insert(
             it is an error.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
+        precision: ``int8``, or ``fp8`` (E4M3) for GPUs from compute capability 8.9 on and
+            TensorRT 10.3 or newer, strongly typed. FP8 ranges are the largest magnitudes, and
+            more nodes remain float (:mod:`qdqtool.insertion.fp8_rules`).
         head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, and the layers of a
             DETR that compute boxes, reference points and sampling offsets. ``float`` leaves every
             last convolution and such scores float. ``none`` leaves nothing float.
         residual: ``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are
             quantized.
-        attention: ``float`` leaves the products of attention (queries with keys, Softmax with
-            values) float. ``int8`` quantizes their inputs, the Softmax's result with its fixed
-            range 0 to 1. Users measured INT8 attention to be slower: 800 us instead of 200 on an
-            Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet of Stable
-            Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each attention of
-            ViT-B/16 and Swin-T in either type, and several of YOLO11's.
+        attention: ``auto`` is ``float`` for INT8, and quantizes attentions that TensorRT fuses for
+            FP8. ``float`` leaves the products of attention (queries with keys, Softmax with
+            values) float. ``int8`` and ``fp8`` quantize their inputs, the Softmax's result with
+            its fixed range 0 to 1. Users measured INT8 attention to be slower: 800 us instead of
+            200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet
+            of Stable Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each
+            attention of ViT-B/16 and Swin-T in either type, and several of YOLO11's.
         unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share
             one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
         include: The same for nodes to quantize although a preset would leave them float.
         exclude_op: Operator types that remain float.
-        weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
+        weights: ``float`` keeps float weights with Q and DQ, ``int8`` and ``fp8`` store quantized
+            weights with DQ alone.
         high_precision: ``fp32`` leaves the float remainder as it is. ``fp16`` converts it, except
             tensors near the largest value of FP16, inputs and outputs. Default: ``fp16`` if the
-            target computes in the types of the file (TensorRT 11, TensorRT-RTX), else ``fp32``.
+            target computes in the types of the file (FP8, TensorRT 11, TensorRT-RTX), else
+            ``fp32``.
         smooth: SmoothQuant before the calibration, for networks with outlier channels
             (ACT-OUTLIER): scales of the inputs of Linears move into their weights, and the
             inverse into the LayerNormalization, Linear or Mul before them, which is the same in
@@ -150,7 +158,9 @@ def insert(
             N processes on this machine, or a ``distributed.Client``. Default: this process. The
             result is the same, bit for bit.
         mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
-        calib_table: TensorRT calibration table with the ranges, instead of `data`.
+        calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
+            encodings, JSON of PPQ or onnxruntime, or lines of Paddle; see
+            :mod:`calibration.range_tables`.
         losses: Number of samples to measure on how far INT8 moves the outputs, which activations
             cost most (:mod:`qdqtool.insertion.losses`), and how far an FP16 model is from the
             float model. The network runs up to ten times for each sample. 0 measures nothing.
@@ -171,7 +181,9 @@ def insert(
         RangeOptions(method, method_for, percentile, max_images),
         ImageOptions(preprocess, size),
         CacheOptions(calib_cache, overwrite_cache),
-        PlacementOptions(head, residual, attention, unify, exclude, include, exclude_op, weights),
+        PlacementOptions(
+            head, residual, attention, unify, exclude, include, exclude_op, weights, precision
+        ),
         NetworkOptions(high_precision, smooth, input_type),
         ClusterOptions(cluster, mixed_cpus),
         calib_table,
@@ -208,12 +220,19 @@ class _Inserter:
             from calibration.cluster.connection import check_cluster
 
             check_cluster(options.cluster.cluster)
-        check_input_type(options.network.input_type, target)
+        self._format = find_number_format(options.placement.precision)
+        if self._format == FP8:
+            target = rules.choose_fp8_target(target)
+        check_input_type(options.network.input_type, target, self._format)
         self._target = target
         # With a table, nothing can be run.
         self._data = data if options.calib_table is None else None
         self._network = prepare_network(
-            model, target, options.placement.weights, options.network.high_precision
+            model,
+            target,
+            options.placement.weights,
+            options.network.high_precision,
+            number_format=self._format,
         )
         self._model = self._network.model
         remember_size(self._model, options.images.size)
@@ -232,6 +251,7 @@ class _Inserter:
             target=target.name,
             source=self._network.loaded.path,
             float_type="fp16" if self._network.fp16 else "fp32",
+            precision=self._format.name,
             compute_capabilities=target.capability_names,
         )
 
@@ -259,11 +279,12 @@ class _Inserter:
         """Choose a scale for each group of quantized activations."""
         options, result = self._options, self.result
         groups = find_scale_groups(self._model, placement.inputs, options.placement.unify)
-        methods = MethodChoice.from_options(options.ranges)
+        methods = MethodChoice.from_options(options.ranges, self._format)
         methods.check([t for g in groups for t in g.tensors])
         if options.calib_table is not None:
-            scales = read_table_scales(options.calib_table, groups)
-            result.calibration = {"table": os.fspath(options.calib_table), "images": 0}
+            scales, result.calibration = read_table_scales(
+                options.calib_table, groups, self._model, self._format
+            )
         else:
             scales = self._calibrate(groups, methods)
         methods_used = Counter(s.method for s in scales for _ in s.group.quantized)
@@ -337,8 +358,12 @@ class _Inserter:
         )
 
     def check_outliers(self, scales: Sequence[GroupScale]) -> None:
-        """Report scales that cover outliers. Their fix is SmoothQuant, unless it had no effect."""
-        if self._statistics is None:
+        """Report INT8 scales that cover outliers.
+
+        Their fix is SmoothQuant, unless it had no effect. FP8 has steps relative to each value, so
+        that outliers cost the other values nothing.
+        """
+        if self._statistics is None or self._format != INT8:
             return
         quantizers = {q.tensor: q.node for q in self.result.quantized}
         entries = []
@@ -357,13 +382,13 @@ class _Inserter:
         self.result.findings.extend(report.findings)
 
     def measure_losses(self, scales: Sequence[GroupScale]) -> None:
-        """Measure how far INT8 moves the outputs."""
+        """Measure how far quantized activations move the outputs."""
         statistics, self._statistics = self._statistics, None  # free tens of megabytes
         if self._options.losses == 0 or statistics is None:
             return
         activations = self.result.activations
         sources = {t: s.group.sources for s in scales for t in s.group.quantized}
-        candidates = rank_activations(activations, statistics, sources)
+        candidates = rank_activations(activations, statistics, sources, number_format=self._format)
         del statistics
         try:
             self.result.losses = measure_losses(
@@ -385,7 +410,13 @@ class _Inserter:
             return
         options, result = self._options, self.result
         result.float32 = fp16.find_wide_tensors(
-            self._model, result.quantized, self._maxima, self._data, result.warnings, options.images
+            self._model,
+            result.quantized,
+            self._maxima,
+            self._data,
+            result.warnings,
+            options.images,
+            self._format,
         )
         result.notes.extend(
             fp16.describe_fp16(
@@ -418,8 +449,8 @@ class _Inserter:
         if losses and not error <= max(_MIN_FP16_ERROR, _MIN_FP16_RATIO * losses.error):
             self.result.warnings.append(
                 Note(
-                    f"INT8 activations change the outputs by {losses.error:.1%}, together with "
-                    f"FP16 by {error:.0%}: compare with `high_precision='fp32'`",
+                    f"{self._format.title} activations change the outputs by {losses.error:.1%}, "
+                    f"together with FP16 by {error:.0%}: compare with `high_precision='fp32'`",
                     code="half-differs",
                     int8=losses.error,
                     half=error,

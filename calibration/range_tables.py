@@ -1,0 +1,307 @@
+"""Ranges of activations that other tools wrote: TensorRT, AIMET, PPQ, onnxruntime, Paddle.
+
+The content of a file decides its format, see :data:`_JSON_FORMATS`. Sources: AIMET's encoding
+specification 0.6.1, 1.0.0 and 2.0.0; ``ppq/parser/onnx_exporter.py`` and ``ppl.py``;
+``write_calibration_table`` and ``save_tensors_data`` of onnxruntime; Paddle2ONNX's
+``quantize/other_quantize_processor.cc``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from calibration.cache import parse_tensorrt_cache
+from qdqtool.errors import DataError, brief
+from qdqtool.util import limits
+from qdqtool.util.files import read_input
+from qdqtool.util.json_text import parse_json
+from qdqtool.util.text import reason_of
+
+_LEVELS = 127.0  # largest integer of symmetric INT8
+_BITS = 8
+_HEX_LINE = re.compile(r"[^\n]{1,65536}: [0-9a-f]{8}")
+_TEXT_LINE = re.compile(r"(?P<tensor>\S.*?)(?::\s*|\s+)(?P<numbers>[-+.\w]+(?:\s*,\s*[-+.\w]+)?)")
+
+# A tensor with its scale for symmetric INT8, None for one that has other or no numbers.
+_Entry = tuple[str, float | None]
+
+
+@dataclass(frozen=True)
+class RangeTable:
+    """Scales of activations from a file.
+
+    Attributes:
+        format: Name of the format, for reports.
+        scales: amax / 127 by tensor name; 0 for a tensor of zeros.
+        skipped: Tensors with other than 8 bits, a float type or a scale for each channel.
+    """
+
+    format: str
+    scales: dict[str, float]
+    skipped: list[str] = field(default_factory=list)
+
+
+def read_range_table(path: str | os.PathLike[str]) -> RangeTable:
+    """Read the ranges of activations that TensorRT or another tool wrote.
+
+    Raises:
+        DataError: The file is missing, has an unknown format, or a range is not usable.
+    """
+    name = os.fspath(path)
+    data = read_input(path, limits.LIST_FILE, error=DataError)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        hint = ""
+        if name.endswith(".flatbuffers"):
+            hint = "; give the calibration.json next to it"
+        raise DataError(
+            f"cannot be read as a table of ranges: not text{hint}", name, code="wrong-encoding"
+        ) from error
+    if text.startswith("TRT-"):
+        return RangeTable("TensorRT", parse_tensorrt_cache(text, name))
+    if text.lstrip()[:1] in ("{", "["):
+        return _read_json(text, name)
+    return _read_lines(text, name)
+
+
+def _read_json(text: str, name: str) -> RangeTable:
+    try:
+        content = parse_json(text, infinities=True)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {reason_of(error)}", name, code="wrong-format") from error
+    for label, is_format, entries in _JSON_FORMATS:
+        if is_format(content):
+            try:
+                return _make_table(label, entries(content), name)
+            except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+                raise DataError(
+                    f"is damaged: not all entries are those of {label}", name, code="invalid-line"
+                ) from error
+    raise _unknown_format(name)
+
+
+def _unknown_format(name: str) -> DataError:
+    return DataError(
+        "is not a table of ranges; give a TensorRT calibration table (first line 'TRT-...'), AIMET "
+        "encodings, JSON of PPQ or onnxruntime, or lines 'tensor: largest value'",
+        name,
+        code="wrong-format",
+    )
+
+
+def _make_table(label: str, entries: Iterator[_Entry], name: str) -> RangeTable:
+    """Collect entries; of several for one tensor the largest counts."""
+    table = RangeTable(label, {})
+    for tensor, scale in entries:
+        if scale is None:
+            table.skipped.append(tensor)
+            continue
+        if not math.isfinite(scale) or scale < 0:
+            raise DataError(
+                f"scale {scale:g} of tensor '{brief(tensor)}' is not usable; calibrate again",
+                name,
+                code="invalid-scale",
+                node=tensor,
+            )
+        table.scales[tensor] = max(scale, table.scales.get(tensor, 0.0))
+    return table
+
+
+def _scale_of_range(low: float, high: float) -> float:
+    """Return the scale of symmetric INT8 that holds a range; NaN if an end is none."""
+    if math.isnan(low) or math.isnan(high) or low > high:
+        return math.nan
+    return max(abs(low), abs(high)) / _LEVELS
+
+
+def _only_number(value: Any) -> float | None:
+    """Return a number, also one in lists or in JSON of numpy; None if there are several."""
+    for _ in range(3):
+        if isinstance(value, Mapping):
+            value = value["data"]
+        if isinstance(value, list):
+            if len(value) != 1:
+                return None
+            value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{type(value).__name__} is not a number")
+    return float(value)
+
+
+# Text ---------------------------------------------------------------------------------------------
+
+
+def _read_lines(text: str, name: str) -> RangeTable:
+    """Read lines ``tensor: range`` of Paddle or ``tensor range`` of onnxruntime.
+
+    Paddle writes only the name of a tensor with a scale for each channel.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and all(_HEX_LINE.fullmatch(line) for line in lines):
+        raise DataError(
+            "has no first line such as 'TRT-8502-EntropyCalibration2', though its lines are those "
+            "of a TensorRT calibration table; add it",
+            name,
+            code="wrong-format",
+        )
+    entries: list[_Entry] = []
+    for number, line in enumerate(lines, 1):
+        match = _TEXT_LINE.fullmatch(line[: limits.NAME])
+        if match is None:
+            entries.append((line, None))
+            continue
+        try:
+            values = [float(v) for v in match["numbers"].split(",")]
+        except ValueError:
+            if not any(scale is not None for _, scale in entries):
+                raise _unknown_format(name) from None
+            raise DataError(
+                f"line {number} is not 'tensor: largest value'", name, code="invalid-line"
+            ) from None
+        is_single = len(values) == 1
+        scale = values[0] / _LEVELS if is_single else _scale_of_range(min(values), max(values))
+        entries.append((match["tensor"], scale))
+    if not any(scale is not None for _, scale in entries):
+        raise _unknown_format(name)
+    return _make_table("text", iter(entries), name)
+
+
+# AIMET --------------------------------------------------------------------------------------------
+
+
+def _is_aimet(content: Any) -> bool:
+    return isinstance(content, dict) and (
+        isinstance(content.get("activation_encodings"), dict | list)
+        or (isinstance(content.get("encodings"), list) and "version" in content)
+    )
+
+
+def _aimet_entries(content: Any) -> Iterator[_Entry]:
+    """Yield the activations of encodings 0.6.1 (by name), 1.0.0 (a list) and 2.0.0 (one list)."""
+    if "activation_encodings" not in content:
+        for entry in content["encodings"]:
+            yield entry["name"], _scale_2_0_0(entry)
+    elif isinstance(content["activation_encodings"], list):
+        for entry in content["activation_encodings"]:
+            yield entry["name"], _scale_1_0_0(entry)
+    else:
+        for name, encodings in content["activation_encodings"].items():
+            # Each encoding is of one channel.
+            listed = encodings if isinstance(encodings, list) else list(encodings.values())
+            yield name, _scale_0_6_1(listed[0]) if len(listed) == 1 else None
+
+
+def _scale_0_6_1(entry: Mapping[str, Any]) -> float | None:
+    if entry.get("dtype", "int") != "int" or int(entry["bitwidth"]) != _BITS:
+        return None
+    if str(entry.get("is_symmetric")) == "True" and "scale" in entry:
+        return float(entry["scale"])
+    return _scale_of_range(float(entry["min"]), float(entry["max"]))
+
+
+def _scale_1_0_0(entry: Mapping[str, Any]) -> float | None:
+    if str(entry.get("dtype", "INT")).upper() != "INT" or int(entry["bw"]) != _BITS:
+        return None
+    scale = _only_number(entry["scale"])
+    if scale is None or entry.get("is_sym"):
+        return scale
+    offset = _only_number(entry["offset"])  # of the smallest integer, from -255 to 0
+    return None if offset is None else _affine_scale(scale, offset, offset + 255)
+
+
+def _scale_2_0_0(entry: Mapping[str, Any]) -> float | None:
+    low, high = {"int8": (-128, 127), "uint8": (0, 255)}.get(entry["output_dtype"], (0, 0))
+    scale = _only_number(entry["y_scale"]) if high else None
+    zero_point = _only_number(entry.get("y_zero_point") or 0)
+    if scale is None or zero_point is None:
+        return None
+    return _affine_scale(scale, low - zero_point, high - zero_point)
+
+
+def _affine_scale(scale: float, low: float, high: float) -> float:
+    """Return the symmetric scale for integers from `low` to `high` less their zero point."""
+    if not (math.isfinite(scale) and scale >= 0):
+        return scale
+    if (low, high) == (-128, 127):
+        return scale
+    return _scale_of_range(low * scale, high * scale)
+
+
+# PPQ ----------------------------------------------------------------------------------------------
+
+
+def _is_ppq(content: Any) -> bool:
+    return isinstance(content, dict) and any(
+        isinstance(content.get(key), dict) for key in ("act_quant_info", "quant_info", "configs")
+    )
+
+
+def _ppq_entries(content: Any) -> Iterator[_Entry]:
+    """Yield the tensors of PPQ's JSON for TensorRT, for PPL, or of all operations."""
+    if "act_quant_info" in content:
+        for name, value in content["act_quant_info"].items():
+            amax = _only_number(value)
+            yield name, None if amax is None else abs(amax) / _LEVELS
+    elif "quant_info" in content:
+        for name, entry in content["quant_info"].items():
+            yield name, _ppq_scale(entry, entry, entry.get("q_min"), entry.get("q_max"))
+    else:
+        for tensors in content["configs"].values():
+            for name, entry in tensors.items():
+                numbers = content.get("values", {}).get(str(entry.get("dominator")), entry)
+                yield name, _ppq_scale(entry, numbers, entry["quant_min"], entry["quant_max"])
+
+
+def _ppq_scale(
+    entry: Mapping[str, Any], numbers: Mapping[str, Any], low: Any, high: Any
+) -> float | None:
+    if int(entry["bit_width"]) != _BITS or numbers.get("scale") is None:
+        return None
+    scale = _only_number(numbers["scale"])
+    zero_point = _only_number(numbers.get("zero_point", numbers.get("offset", 0)))
+    if scale is None or zero_point is None:
+        return None
+    return _affine_scale(scale, float(low) - zero_point, float(high) - zero_point)
+
+
+# onnxruntime --------------------------------------------------------------------------------------
+
+
+def _is_onnxruntime(content: Any) -> bool:
+    entries = content.get("data", content) if isinstance(content, dict) else None
+    if not isinstance(entries, dict) or not entries:
+        return False
+    first = next((v for k, v in entries.items() if k != "CLS"), None)
+    if isinstance(first, list):
+        low = first[0] if first else None
+        return isinstance(low, int | float) or (isinstance(low, dict) and "CLS" in low)
+    return isinstance(first, dict) and first.get("CLS") == "TensorData"
+
+
+def _onnxruntime_entries(content: Any) -> Iterator[_Entry]:
+    """Yield the tensors of TensorsData, or of ``{tensor: [low, high]}``."""
+    is_tensors_data = content.get("CLS") == "TensorsData"
+    for name, entry in (content["data"] if is_tensors_data else content).items():
+        if name == "CLS":
+            continue
+        if isinstance(entry, dict):
+            if "lowest" not in entry or "highest" not in entry:
+                yield name, None  # the method Distribution has none
+                continue
+            low, high = _only_number(entry["lowest"]), _only_number(entry["highest"])
+        else:
+            low, high = (_only_number(value) for value in entry[:2])
+        yield name, None if low is None or high is None else _scale_of_range(low, high)
+
+
+_JSON_FORMATS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], Iterator[_Entry]]], ...] = (
+    ("AIMET encodings", _is_aimet, _aimet_entries),
+    ("PPQ JSON", _is_ppq, _ppq_entries),
+    ("onnxruntime ranges", _is_onnxruntime, _onnxruntime_entries),
+)

@@ -1,0 +1,153 @@
+"""Estimated times as text: the verdict on the speed, times with their range, savings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qdqtool.formats.output import Style, TextPage, as_options
+from qdqtool.formats.verdicts import ratio_style, speed_verdict
+from qdqtool.util.text import format_count, keep_end
+
+if TYPE_CHECKING:
+    from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.timing.results import SpeedGain
+    from qdqtool.types import Finding
+
+_MAX_LAYERS = 10
+_MIN_DIFFERENCE = 0.02  # from which the time with the Q/DQ of `insert` is listed
+_MIN_SAVING = 0.002  # share of the total time from which a saving is printed
+_MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layout are printed
+
+
+def format_ms(value: float, *, unit: bool = True) -> str:
+    """Return milliseconds with about three significant digits: ``0.681 ms``."""
+    digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if value >= bound), 4)
+    return f"{value:.{digits}f}" + (" ms" if unit else "")
+
+
+def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
+    """Add the verdict on the speed, and a table: types on one GPU, or a row for each GPU."""
+    time = times[0]
+    if len(times) > 1:
+        _add_gpu_table(page, times)
+    else:
+        result = speed_verdict(time)
+        page.fill(result.text, 4, "  ", result.style)
+        _add_time_table(page, time)
+    for time in times:
+        prefix = f"note ({time.gpu.name}): " if len(times) > 1 else "note: "
+        for remark in _remarks(page, time):
+            page.fill(prefix + as_options(remark), 4, "  ")
+
+
+def list_times(time: TimeEstimate) -> dict[str, float]:
+    """Return milliseconds of the model, of the float model, and with the Q/DQ of ``insert``."""
+    base, times = time.float_time, {}
+    if not time.is_float:
+        times["INT8"] = time.total_ms
+    if base is not None:
+        times[str(base.precision)] = base.total_ms
+        if base.fp32_ms is not None:
+            times["FP32"] = base.fp32_ms
+    elif time.is_float:
+        times[str(time.float_type)] = time.total_ms
+    best = time.best
+    if best is not None and abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE:
+        times["INT8 by qdqtool insert"] = best.total_ms
+    return times
+
+
+def describe_times(time: TimeEstimate) -> str:
+    """Return the times in one line: ``INT8 0.807 ms, FP16 1.06 ms (estimated for L4)``."""
+    texts = [f"{label} {format_ms(ms)}" for label, ms in list_times(time).items()]
+    method = "estimated" if time.calibration is None else "estimated, corrected by a measurement"
+    return (
+        f"{', '.join(texts)} on {time.gpu.name} at {time.gpu.clock:.0f} MHz ({method}; 80 % of "
+        f"engines within {format_ms(time.low_ms, unit=False)} to {format_ms(time.high_ms)})"
+    )
+
+
+def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
+    times = list_times(time)
+    own = next(iter(times), "")
+    column = max(12, *(len(label) + 2 for label in times))
+    page.add_lines(f"  {'':<{column}}{'time':>11}{'80 % range':>21}")
+    for label, ms in times.items():
+        bounds = ""
+        if time.calibration is None or label == own:
+            low, high = (ms * end / time.total_ms for end in (time.low_ms, time.high_ms))
+            bounds = f"{format_ms(low, unit=False)} - {format_ms(high)}"
+        page.add_lines(f"  {label:<{column}}{format_ms(ms):>11}{bounds:>21}".rstrip())
+
+
+def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
+    """Add a row for each GPU: its times, and the ratio in the color of its verdict."""
+    labels = list(dict.fromkeys(label for time in times for label in list_times(time)))[:2]
+    column = max(len(time.gpu.name) for time in times) + 2
+    heads = "".join(f"{label[:10]:>11}" for label in labels)
+    page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
+    for time in times:
+        listed = list_times(time)
+        cells = [format_ms(listed[x]) if x in listed else "-" for x in labels]
+        gain = time.best_range if time.is_float else time.gain_range
+        ratio, style = "no INT8" if not time.gpu.has_int8 else "unknown", Style.PLAIN
+        if gain is not None and time.gpu.has_int8:
+            ratio, style = _format_ratio(gain), ratio_style(gain)
+        row = f"  {time.gpu.name:<{column}}{''.join(f'{cell:>11}' for cell in cells)}  "
+        page.fill(ratio, len(row), row, style)
+
+
+def _format_ratio(gain: SpeedGain) -> str:
+    """Return ``1.7x faster (1.3x to 2.2x)``, the speed with its range."""
+    word = "faster" if gain.value >= 1 else "slower"
+    ratio = max(gain.value, 1 / gain.value)
+    unsure = "" if gain.is_sure else ", too close to call"
+    return f"{ratio:.1f}x {word}{unsure} ({gain.low:.1f}x to {gain.high:.1f}x)"
+
+
+def _remarks(page: TextPage, time: TimeEstimate) -> list[str]:
+    """Return remarks on the times: corrections, costs and notes."""
+    texts = []
+    if time.layouts and (page.everything or time.layouts_ms > _MIN_LAYOUTS * time.total_ms):
+        changes = format_count(time.layouts, "change")
+        texts.append(f"{changes} of memory layout cost {format_ms(time.layouts_ms)}.")
+    gain = time.gain_range
+    if gain is not None and not gain.is_sure and 2 * time.launch_ms > time.total_ms:
+        texts.append(
+            f"{format_ms(time.launch_ms)} is the least that its {len(time.kernels)} kernels take, "
+            "whatever their type: a larger batch or image gains more."
+        )
+    calibration = time.calibration
+    if calibration:
+        text = f"Corrected by {calibration.source}: x{calibration.factor:.2f}"
+        if calibration.kernel_us:
+            text += f", {calibration.kernel_us:+.1f} us a kernel"
+        if calibration.overhead_us:
+            text += f"; the profile added {calibration.overhead_us:.1f} us to each layer"
+        texts.append(f"{text}.")
+    return [*texts, *time.notes]
+
+
+def add_kernels(page: TextPage, time: TimeEstimate) -> None:
+    """Add the slowest layers."""
+    if time.kernels:
+        page.add_heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
+    for kernel in page.first_rows(time.kernels, _MAX_LAYERS):
+        name = kernel.name if page.everything else keep_end(kernel.title, page.width - 27)
+        page.fill(f"{kernel.kind:<11} {name}", 26, f"  {format_ms(kernel.ms):>10}  ")
+
+
+def describe_saving(findings: Sequence[Finding], time: TimeEstimate | None) -> str:
+    """Return the time that a fix of findings with one code saves; empty if it is negligible."""
+    if time is None:
+        return ""
+    code, minimum = findings[0].code, _MIN_SAVING * time.total_ms
+    simulated = max((fix.saves_ms for fix in time.fixes if code in fix.codes), default=0.0)
+    if simulated > minimum:
+        return f"{format_ms(simulated)} by qdqtool fix (estimated)"
+    largest = max(findings, key=lambda finding: finding.saves_ms or 0.0)
+    if (largest.saves_ms or 0.0) <= minimum:
+        return ""
+    place = f" at {largest.node}" if len(findings) > 1 else ""
+    return f"at most {format_ms(largest.saves_ms or 0.0)}{place} (estimated)"

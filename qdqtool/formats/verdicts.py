@@ -1,0 +1,280 @@
+"""Verdicts in one sentence: whether TensorRT builds a model, its layers in INT8, and its speed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from qdqtool.formats.output import Style
+from qdqtool.reasons.simulation import OutsideRules
+from qdqtool.types import Assumption, Precision, Prediction, Severity
+from qdqtool.util.text import format_count, format_layer_counts
+
+if TYPE_CHECKING:
+    from qdqtool.timing.estimate import TimeEstimate
+    from qdqtool.timing.results import SpeedGain
+
+
+class Verdict(NamedTuple):
+    """A sentence and its color: green, yellow or red."""
+
+    text: str
+    style: Style
+
+
+# Layers -------------------------------------------------------------------------------------------
+
+
+def verdict(prediction: Prediction, *, half: bool = True) -> str:
+    """Return the outcome in one line.
+
+    Example: ``60 of 64 convolutions in INT8 (6 of them with FP16 output), 4 in FP16; 1 Q/DQ layer
+    remains``.
+
+    Args:
+        prediction: The prediction.
+        half: Whether the builder may use FP16.
+    """
+    rejection = describe_rejection(prediction)
+    if rejection:
+        return rejection
+    float_type = name_float_type(prediction, half=half)
+    if has_no_qdq(prediction):
+        return f"Nothing is quantized: {count_layers(prediction)} in {float_type}"
+    rows = layer_rows(prediction, float_type, nouns=True)
+    if not rows:
+        return f"{describe_outside(prediction, float_type)}{count_layers(prediction)}"
+    if prediction.conversions is not None:
+        number, dependence = count_conversions(prediction)
+        verb = "remains" if number == 1 else "remain"
+        rows["Q/DQ layers"] = f"{format_count(number, 'Q/DQ layer')} {verb}{dependence}"
+    if kernels := myelin_kernels(prediction):
+        rows["Myelin"] = f"{format_count(len(kernels), 'Q/DQ kernel')} of Myelin"
+    return f"{describe_outside(prediction, float_type)}{'; '.join(rows.values())}"
+
+
+def has_no_qdq(prediction: Prediction) -> bool:
+    """Return whether a model has no Q/DQ at all."""
+    return any(f.code == "NO-QDQ" for f in prediction.findings)
+
+
+def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
+    """Return the type of layers that are not quantized: FP16 or FP32.
+
+    The types of a strongly typed network decide, else whether the builder may use FP16.
+    """
+    outputs = Counter(c.output for c in prediction.convolutions if c.output.is_float)
+    del outputs[Precision.FLOAT]
+    if outputs:
+        return outputs.most_common(1)[0][0]
+    return Precision.FP16 if half else Precision.FP32
+
+
+def count_layers(prediction: Prediction) -> str:
+    """Return the number of convolutions and matrix products."""
+    counts = prediction.summary()
+    convolutions = sum(not c.is_product for c in prediction.convolutions)
+    if not convolutions and not counts["matrix_products"]:
+        return "no convolution, no matrix product"
+    return format_layer_counts(convolutions, counts["matrix_products"])
+
+
+def layer_rows(
+    prediction: Prediction, float_type: Precision, *, nouns: bool = False
+) -> dict[str, str]:
+    """Describe convolutions and matrix products by type, under the label of each kind.
+
+    Args:
+        prediction: The prediction.
+        float_type: Type of layers that are not quantized.
+        nouns: Whether the texts name the kind too.
+    """
+    counts, rows = prediction.summary(), {}
+    if any(not c.is_product for c in prediction.convolutions):
+        noun = "convolution" if nouns else ""
+        rows["Convolutions"] = _describe_convolutions(prediction, float_type, noun)
+    total, int8 = counts["matrix_products"], counts["matrix_products_int8"]
+    if total:
+        noun = "matrix product" if nouns else ""
+        rows["Matrix products"] = f"{_share(int8, total, noun)}{_rest(total - int8, float_type)}"
+    return rows
+
+
+def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: str) -> str:
+    """Describe convolutions by type; numbers that depend on an assumption are ranges."""
+    convolutions = [c for c in prediction.convolutions if not c.is_product]
+    products = [c for c in prediction.convolutions if c.is_product]
+    product_int8 = sum(c.is_int8 for c in products)
+    product_inside = sum(c.int8_in_int8_out for c in products)
+    counts = prediction.summary()
+    cases = [(counts["int8"], counts["int8_to_int8"])]
+    for assumption in open_assumptions(prediction):
+        cases += [(c.int8, c.int8_to_int8) for c in assumption.alternatives.values()]
+    int8 = [total - product_int8 for total, _ in cases]
+    to_float = [
+        total - (inside - product_inside) for total, (_, inside) in zip(int8, cases, strict=True)
+    ]
+    text = _share(_format_range(int8), len(convolutions), noun)
+    if prediction.conversions is not None and any(to_float):
+        text += f" ({_format_range(to_float)} of them with {float_type} output)"
+    return text + _rest(_format_range([len(convolutions) - n for n in int8]), float_type)
+
+
+def _share(part: int | str, total: int, noun: str) -> str:
+    share = "all" if part == total > 1 else f"{part} of"
+    return f"{share} {format_count(total, noun) if noun else total} in INT8"
+
+
+def _rest(count: int | str, float_type: Precision) -> str:
+    return f", {count} in {float_type}" if count else ""
+
+
+def _format_range(numbers: Sequence[int]) -> int | str:
+    low, high = min(numbers), max(numbers)
+    return low if low == high else f"{low} to {high}"
+
+
+def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
+    """Return the number of Q and DQ that remain as layers, and a text on what it depends on."""
+    causes = []
+    if open_assumptions(prediction):
+        causes.append("Conv + activation + Add")
+    if any(r.uncertain or r.possible for r in prediction.regions):
+        causes.append("how much Myelin absorbs")
+    bounds = prediction.conversions_range or [prediction.conversions or 0]
+    return _format_range(bounds), f", depending on {' and '.join(causes)}" if causes else ""
+
+
+def myelin_kernels(prediction: Prediction) -> list[str]:
+    """Return Q and DQ that are kernels in Myelin: no conversion layers, but as much work."""
+    return [name for region in prediction.regions for name in region.kernels]
+
+
+def open_assumptions(prediction: Prediction) -> list[Assumption]:
+    """Return assumptions that neither the user nor a build has settled."""
+    return [a for a in prediction.assumptions if not a.given]
+
+
+def describe_outside(prediction: Prediction, float_type: Precision) -> str:
+    """Return the start of a verdict whose numbers do not cover FP8 and INT4."""
+    types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
+    if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
+        return ""
+    return f"{' and '.join(types) or 'FP8'} Q/DQ is not predicted and counts as {float_type}; "
+
+
+def remarks(prediction: Prediction) -> list[str]:
+    """Return paragraphs that qualify the verdict: assumptions, and outcomes without counts."""
+    lines = [describe_assumption(prediction, a) for a in prediction.assumptions]
+    if any(c.evidence == "assumed" for c in prediction.convolutions):
+        lines.append(f"Confidence: {describe_confidence(prediction)}.")
+    if prediction.conversions is None and prediction.convolutions:
+        lines.append("This target quantizes inside its kernels: it has no Q/DQ layers.")
+    return lines
+
+
+def describe_assumption(prediction: Prediction, assumption: Assumption, why: bool = True) -> str:
+    """Describe a choice of TensorRT that the prediction cannot know, and the results of both.
+
+    Args:
+        prediction: The prediction.
+        assumption: The choice.
+        why: Whether the reason of the default is added.
+    """
+    a, counts = assumption, prediction.summary()
+    adds = format_count(len(a.places), "residual Add")
+    numbers = {a.value: (counts["int8_to_int8"], counts["conversions"])}
+    numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
+    first = f" ({a.places[0]}{' first' if a.places[1:] else ''})" if a.places else ""
+    results = [
+        f"{value}{' (assumed here)' if value == a.value else ''} {inside} convolutions write INT8 "
+        f"and {format_count(layers, 'Q/DQ layer')} remain"
+        for value, (inside, layers) in sorted(numbers.items())
+    ]
+    text = (
+        f"{a.name}: reports differ on whether TensorRT fuses {adds}{first} into the convolution "
+        f"before the activation. If {'; if '.join(results)}."
+    )
+    if why:
+        text += f" Reason: {a.why}."
+    if not a.given:
+        text += f" --assume {a.name}={next(iter(a.alternatives))} shows the other."
+    return text
+
+
+def describe_confidence(prediction: Prediction) -> str:
+    """Return how many results rest on rules that real builds or documents show."""
+    total = len(prediction.convolutions)
+    assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
+    if not assumed:
+        return f"all {total} results seen in real builds or documented"
+    if assumed == total:
+        return f"all {total} results assumed: no build or document shows their rules"
+    return (
+        f"{total - assumed} of {total} results seen in real builds or documented, {assumed} assumed"
+    )
+
+
+# Builds -------------------------------------------------------------------------------------------
+
+
+def describe_rejection(prediction: Prediction) -> str:
+    """Return the sentence on a model that TensorRT does not build, ``""`` if it builds."""
+    return _describe_errors(prediction, "TensorRT will reject this model", builds=False)
+
+
+def build_verdict(prediction: Prediction) -> Verdict | None:
+    """Return the verdict on a model that TensorRT rejects or computes wrongly, else None."""
+    text = describe_rejection(prediction) or _describe_errors(
+        prediction, "TensorRT builds this model, but its results will be wrong", builds=True
+    )
+    return Verdict(f"{text}.", Style.BAD) if text else None
+
+
+def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) -> str:
+    """Return a sentence with the first error of a kind, and the codes of the others."""
+    from qdqtool.findings import codes
+
+    errors = Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR)
+    chosen = [code for code in errors if codes.get(code).builds == builds]
+    if not chosen:
+        return ""
+    title, places = codes.get(chosen[0]).title, format_count(errors[chosen[0]], "place")
+    others = f", and {', '.join(chosen[1:])}" if chosen[1:] else ""
+    return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}, {places}){others}"
+
+
+# Speed --------------------------------------------------------------------------------------------
+
+
+def speed_verdict(time: TimeEstimate) -> Verdict:
+    """Return whether INT8 is faster than FP16 or FP32 on a GPU, and by how much."""
+    if not time.gpu.has_int8:
+        return Verdict(f"{time.gpu.name} has no INT8: deploy the float model there.", Style.BAD)
+    gain = time.best_range if time.is_float else time.gain_range
+    if gain is None:
+        return Verdict("The gain of INT8 is unknown.", Style.UNCLEAR)
+    subject = "INT8 would be" if time.is_float else "INT8 is"
+    return Verdict(f"{subject} {describe_ratio(gain)}.", ratio_style(gain))
+
+
+def ratio_style(gain: SpeedGain) -> Style:
+    """Return green for a gain, red for a loss, yellow if it is too close to call."""
+    if not gain.is_sure:
+        return Style.UNCLEAR
+    return Style.GOOD if gain.value > 1 else Style.BAD
+
+
+def describe_ratio(gain: SpeedGain) -> str:
+    """Return ``1.7x faster than FP16 (80 % range 1.3x to 2.2x)``, as ratio of the larger time."""
+    faster = gain.value >= 1
+    low, high = (gain.low, gain.high) if faster else (1 / gain.high, 1 / gain.low)
+    ratio = gain.value if faster else 1 / gain.value
+    word = "faster" if faster else "slower"
+    if gain.is_sure:
+        return f"{ratio:.1f}x {word} than {gain.precision} (80 % range {low:.1f}x to {high:.1f}x)"
+    bounds = f"80 % range {gain.low:.1f}x to {gain.high:.1f}x its speed"
+    if f"{ratio:.1f}" == "1.0":
+        return f"about as fast as {gain.precision} ({bounds})"
+    return f"about {ratio:.1f}x {word} than {gain.precision}, too close to call ({bounds})"

@@ -1,0 +1,70 @@
+"""Nodes that FP8 leaves float although INT8 would quantize them.
+
+Sources: NVIDIA's release notes of TensorRT 10.6 and 10.16 (attention; kernels of more than 32
+elements), NVIDIA/TensorRT issue 4524 (groups), ModelOpt (few channels, single rows), and builds of
+TensorRT-RTX 1.7.1 for 8.9 and 12.0 (kernels, ConvTranspose, attention).
+"""
+
+from __future__ import annotations
+
+import math
+
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import LayerKind, operator_of
+from qdqtool.patterns.heads import Attention
+from qdqtool.reasons.placement import PLACEMENT, Fp8Obstacle, NoFastFp8, PresetPart
+
+MAX_KERNEL = 32  # elements
+_MIN_CHANNELS = 17  # of a convolution, in and out
+_MIN_PRODUCT = 16  # columns and depth of a matrix product
+_HEAD_ABOVE = 8  # smaller heads are widened to FP16
+_MAX_SEQUENCE = 3072
+
+
+def find_fp8_obstacle(model: Model, node: Node) -> NoFastFp8 | None:
+    """Return why a node with constant weights remains float in FP8, or None."""
+    shape = model.constant_shape(node.input(1)) or ()
+    kind = operator_of(node).kind
+    obstacle: Fp8Obstacle | None = None
+    if kind == LayerKind.DECONVOLUTION:
+        obstacle = Fp8Obstacle.DECONVOLUTION
+    elif kind == LayerKind.CONVOLUTION:
+        obstacle = _find_convolution_obstacle(node, shape)
+    elif min(shape, default=_MIN_PRODUCT) < _MIN_PRODUCT:
+        obstacle = Fp8Obstacle.CHANNELS
+    elif _has_single_row(model.shape(node.input(0))):
+        obstacle = Fp8Obstacle.SINGLE_ROW
+    return None if obstacle is None else NoFastFp8(PLACEMENT, node.name, obstacle)
+
+
+def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> Fp8Obstacle | None:
+    if math.prod(shape[2:]) > MAX_KERNEL:
+        return Fp8Obstacle.KERNEL
+    if node.integer("group", 1) > 1:
+        return Fp8Obstacle.GROUPS
+    if min(shape[:2], default=_MIN_CHANNELS) < _MIN_CHANNELS:
+        return Fp8Obstacle.CHANNELS
+    return None
+
+
+def _has_single_row(shape: tuple[int | None, ...] | None) -> bool:
+    return shape is not None and all(size == 1 for size in shape[:-1])
+
+
+def find_attention_obstacle(model: Model, attention: Attention, max_head: int) -> PresetPart | None:
+    """Return ATTENTION_UNFUSED unless TensorRT is known to fuse an attention in FP8.
+
+    Args:
+        model: The float network.
+        attention: The attention.
+        max_head: Largest head size that the target fuses.
+    """
+    queries = model.shape(attention.scores.input(0))
+    scores = model.shape(attention.scores.output)
+    if not queries or not scores:
+        return PresetPart.ATTENTION_UNFUSED
+    head, sequence = queries[-1], scores[-1]
+    if head is None or sequence is None:
+        return PresetPart.ATTENTION_UNFUSED
+    is_fused = _HEAD_ABOVE < head <= max_head and sequence <= _MAX_SEQUENCE
+    return None if is_fused else PresetPart.ATTENTION_UNFUSED

@@ -1,0 +1,65 @@
+"""Formats of quantized numbers: INT8 and FP8 (E4M3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqtool.ir.float8 import E4M3_MAX, e4m3_tensor, encode_e4m3, round_to_e4m3
+
+LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """Format that Q/DQ pairs quantize to, with zero point 0.
+
+    Attributes:
+        name: Name in the option `precision`.
+        title: Name in texts.
+        largest: Largest magnitude. A range of `amax` has the scale ``amax / largest``.
+        opset: First opset whose QuantizeLinear has the format for FP32 tensors.
+        round_steps: Rounds values over their scale to the numbers of the format.
+        make_tensor: Returns the ONNX tensor with a name of rounded values.
+    """
+
+    name: str
+    title: str
+    largest: float
+    opset: int
+    round_steps: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+    make_tensor: Callable[[str, npt.NDArray[np.float32]], onnx.TensorProto]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the name, for recipes that go to workers."""
+        return find_number_format, (self.name,)
+
+
+def _round_to_int8(steps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    rounded: npt.NDArray[np.float32] = np.clip(np.rint(steps), -128, 127)
+    return rounded + np.float32(0.0)  # integers have no negative zero
+
+
+def _int8_tensor(name: str, numbers: npt.NDArray[np.float32]) -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(np.asarray(numbers).astype(np.int8), name)
+
+
+def _fp8_tensor(name: str, numbers: npt.NDArray[np.float32]) -> onnx.TensorProto:
+    return e4m3_tensor(name, encode_e4m3(numbers))
+
+
+INT8 = NumberFormat("int8", "INT8", LEVELS, 13, _round_to_int8, _int8_tensor)
+FP8 = NumberFormat("fp8", "FP8", E4M3_MAX, 19, round_to_e4m3, _fp8_tensor)
+
+
+FORMATS = {f.name: f for f in (INT8, FP8)}
+
+
+def find_number_format(name: str) -> NumberFormat:
+    """Return the format of the option `precision`."""
+    return FORMATS[name]

@@ -1,0 +1,74 @@
+"""FP8 numbers as TensorRT and ONNX store them: E4M3FN, a sign, 4 exponent and 3 mantissa bits.
+
+The largest magnitude is 448, the smallest normal one 2**-6, the smallest one 2**-9. There is no
+infinity; the code 127 and its negative are NaN. Older numpy and onnx have no such type, so codes
+are uint8 here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto
+
+E4M3_MAX = 448.0
+_MANTISSA_BITS = 3
+_MIN_EXPONENT = -6  # of normal numbers; below, the distance of numbers stays 2**-9
+_BIAS = 7
+_NAN = 0x7F
+_SIGN = 0x80
+
+
+def round_to_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Round values to the nearest E4M3 numbers, halves to even, as QuantizeLinear does.
+
+    Magnitudes above 448 saturate, infinity included. NaN remains NaN.
+    """
+    numbers = np.clip(np.asarray(values, np.float32), -E4M3_MAX, E4M3_MAX)
+    steps = np.ldexp(np.float32(1.0), _exponents(numbers) - _MANTISSA_BITS)
+    rounded: npt.NDArray[np.float32] = np.rint(numbers / steps) * steps
+    return rounded
+
+
+def _exponents(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+    """Return the exponents of numbers, at least that of the smallest normal number."""
+    fractions, exponents = np.frexp(numbers)
+    return np.where(fractions == 0, _MIN_EXPONENT, np.maximum(exponents - 1, _MIN_EXPONENT))
+
+
+def encode_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the codes of values after :func:`round_to_e4m3`."""
+    numbers = round_to_e4m3(values)
+    exponents = _exponents(numbers)
+    # 8 to 15 for normal numbers, 0 to 7 below them; the carry makes the exponent's lowest bit.
+    mantissas = np.ldexp(np.abs(numbers), _MANTISSA_BITS - exponents)
+    codes = np.where(np.isnan(numbers), 0.0, mantissas).astype(np.int64)
+    codes += (exponents - _MIN_EXPONENT).astype(np.int64) << _MANTISSA_BITS
+    codes[np.isnan(numbers)] = _NAN
+    codes[np.signbit(numbers)] |= _SIGN
+    return codes.astype(np.uint8)
+
+
+def decode_e4m3(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Return the numbers that E4M3 codes stand for."""
+    bits = codes.astype(np.int64)
+    exponents = bits >> _MANTISSA_BITS & 0xF
+    mantissas = (bits & 0x7) + np.where(exponents > 0, 1 << _MANTISSA_BITS, 0)
+    exponents = np.maximum(exponents, 1) - _BIAS - _MANTISSA_BITS
+    numbers = np.ldexp(mantissas.astype(np.float32), exponents)
+    numbers[bits & _NAN == _NAN] = np.nan
+    signed: npt.NDArray[np.float32] = np.where(bits & _SIGN, -numbers, numbers)
+    return signed
+
+
+def e4m3_tensor(name: str, codes: npt.NDArray[np.uint8]) -> onnx.TensorProto:
+    """Return an ONNX tensor of E4M3 codes."""
+    return TensorProto(
+        name=name,
+        data_type=TensorProto.FLOAT8E4M3FN,
+        dims=codes.shape,
+        raw_data=np.ascontiguousarray(codes).tobytes(),
+    )

@@ -1,0 +1,149 @@
+"""Scales that cannot be right: each is reported with its cause, and fix invents no range."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.reasons.faults import ScaleOwner
+from tests.findings.lint.test_api import cause, finding, simple
+from tests.trt.builder import Graph
+
+NAN, INF = float("nan"), float("inf")
+NOT_POSITIVE, EXTREME = "SCALE-NONPOS", "SCALE-EXTREME"
+
+
+def with_weights(scale: Any, weights: np.ndarray | None = None, axis: int = 0) -> onnx.ModelProto:
+    """Return a convolution of 4 channels with float weights and a Q/DQ pair of these scales."""
+    g = Graph()
+    if weights is None:
+        weights = np.random.default_rng(0).normal(0, 0.3, (4, 4, 1, 1)).astype(np.float32)
+    w = g.pair(g.const("w", weights), "wq", scale, axis=axis)
+    return g.model(g.op("Conv", [g.pair(g.input(1, 4, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+
+
+def with_integers(scale: Any) -> onnx.ModelProto:
+    """Return a convolution of 4 channels with stored int8 weights and a DQ of these scales."""
+    g = Graph()
+    stored = np.random.default_rng(0).integers(1, 127, (4, 4, 1, 1)).astype(np.int8)
+    w = g.dq(g.const("w", stored), "wdq", scale, axis=0)
+    return g.model(g.op("Conv", [g.pair(g.input(1, 4, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+
+
+def with_half_scale(scale: float) -> onnx.ModelProto:
+    g = Graph(opset=19, half=True)
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
+    return g.model(g.conv(x, "c1", 16, scale=scale))
+
+
+def channel(position: int, value: float) -> np.ndarray:
+    """Return four scales of which one is wrong."""
+    scales = np.full(4, 0.01, np.float32)
+    scales[position] = value
+    return scales
+
+
+def codes(proto: onnx.ModelProto, target: str = "trt10") -> set[str]:
+    return {f.code for f in qdqtool.predict(proto, target).findings}
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
+@pytest.mark.parametrize(
+    ("scale", "code"),
+    [
+        (NAN, NOT_POSITIVE),
+        (INF, NOT_POSITIVE),
+        (0.0, NOT_POSITIVE),
+        (-0.1, NOT_POSITIVE),
+        (1e22, EXTREME),
+        (3e4, EXTREME),
+        (1e-30, EXTREME),
+        (2.0**-23, EXTREME),
+    ],
+)
+def test_scale_of_activation_is_an_error_without_automatic_fix(
+    scale: float, code: str, target: str
+) -> None:
+    fault = finding(simple(scale=scale), code, target)
+    assert fault.severity == "error" and "c1.in" in fault.node
+    assert fault.automatic == (scale == -0.1)
+
+
+@pytest.mark.parametrize("scale", [2e-7, 1e-3, 10.0, 516.0])
+def test_usual_scales_are_not_reported(scale: float) -> None:
+    assert codes(simple(scale=scale)).isdisjoint({NOT_POSITIVE, EXTREME})
+
+
+@pytest.mark.parametrize("value", [NAN, 0.0, 1e22])
+def test_single_channel_of_activation_is_counted(value: float) -> None:
+    scales = np.full(16, 0.05)
+    scales[3] = value
+    code = EXTREME if value > 0 else NOT_POSITIVE
+    reason = cause(finding(simple(scale=scales, axis=1), code))
+    assert (reason.bad, reason.count) == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("make", "owner"),
+    [
+        (lambda value: simple(scale=value), ScaleOwner.ACTIVATION),
+        (lambda value: with_weights(channel(1, value)), ScaleOwner.WEIGHTS),
+        (lambda value: with_integers(channel(1, value)), ScaleOwner.INTEGERS),
+        (
+            lambda value: with_weights(channel(1, value), np.full((4, 4, 1, 1), NAN, np.float32)),
+            ScaleOwner.BROKEN_WEIGHTS,
+        ),
+    ],
+    ids=["activation", "weights", "integers", "broken weights"],
+)
+@pytest.mark.parametrize("value", [NAN, 0.0])
+def test_owner_decides_what_follows_from_the_file(
+    make: Any, owner: ScaleOwner, value: float
+) -> None:
+    fault = finding(make(value), NOT_POSITIVE)
+    assert cause(fault).owner == owner
+    is_zero_of_integers = owner == ScaleOwner.INTEGERS and value == 0
+    assert fault.automatic == (owner == ScaleOwner.WEIGHTS or is_zero_of_integers)
+
+
+@pytest.mark.parametrize("scale", [0.0, INF])
+def test_float16_scale_names_the_limits_of_float16(scale: float) -> None:
+    assert cause(finding(with_half_scale(scale), NOT_POSITIVE, "trt10")).is_half
+
+
+@pytest.mark.parametrize("scale", [NAN, INF, 0.0, 1e22, 3e4, 1e-30])
+def test_fix_invents_no_scale_of_an_activation(scale: float) -> None:
+    before = simple(scale=scale)
+    fixed = qdqtool.fix(before)
+    kept = {t.name: t.raw_data for t in fixed.proto.graph.initializer}
+    assert all(kept[t.name] == t.raw_data for t in before.graph.initializer)
+    assert not fixed.ok
+
+
+@pytest.mark.parametrize("value", [NAN, 0.0, INF, -0.01])
+def test_fix_computes_scales_of_weights_from_the_weights(value: float) -> None:
+    before = with_weights(channel(2, value))
+    fixed = qdqtool.fix(before, only=[NOT_POSITIVE])
+    assert [a.code for a in fixed.applied] == [NOT_POSITIVE]
+    (q,) = (n for n in fixed.proto.graph.node if n.name == "wq.Q")
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
+    largest = np.abs(stored["w"]).max(axis=(1, 2, 3))
+    expected = channel(2, largest[2] / 127)
+    np.testing.assert_allclose(stored[q.input[1]], expected, rtol=1e-6)
+
+
+def test_fix_keeps_zeros_of_stored_integers() -> None:
+    """A scale of 0 makes the channel 0, whatever its integers are."""
+    fixed = qdqtool.fix(with_integers(channel(2, 0.0)), only=[NOT_POSITIVE])
+    (dq,) = (n for n in fixed.proto.graph.node if n.name == "wdq")
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer}
+    assert (stored[dq.input[1]] > 0).all()
+    assert not stored[dq.input[0]][2].any() and stored[dq.input[0]][1].all()
+
+
+@pytest.mark.parametrize("value", [1e22, 3e4])
+def test_huge_scale_of_weights_is_reported(value: float) -> None:
+    assert codes(with_weights(channel(0, value))) & {"W-SCALE", EXTREME}
+    assert EXTREME in codes(with_integers(channel(0, value)))

@@ -1,0 +1,216 @@
+"""FP8: numbers, placement and models that checker, onnxruntime and TensorRT-RTX accept."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import TensorProto
+
+import qdqtool
+from qdqtool.builders.compiler_process import is_installed
+from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.number_formats import FP8
+from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.result import Insertion
+from qdqtool.insertion.rewrite import round_weights
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import save
+from qdqtool.reasons.placement import Fp8Obstacle, NoFastFp8
+from qdqtool.runtime.sessions import open_session
+from qdqtool.types import Precision
+from qdqtool.verification.local_build import build_model
+from tests.errors import has
+from tests.insertion.nets import Array, Net, check, nodes_of, run, value_of
+
+FP8_RULES = PlacementRules(head="none", number_format=FP8)
+
+
+def round_fp8(values: npt.NDArray[Any], scale: npt.NDArray[Any] | float) -> Array:
+    """Return values after Q and DQ, by another implementation of E4M3."""
+    steps = (values / np.float32(scale)).astype(np.float32)
+    return np.clip(steps, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+
+
+def relu_net() -> Net:
+    """Return two convolutions with a Relu between, of 32 channels."""
+    net = Net(32)
+    first = net.op("Relu", "r", net.conv("a", "x", 32, 32))
+    return net.output(net.op("Relu", "end", net.conv("b", first, 32, 32)))
+
+
+def samples(channels: int = 32) -> list[Array]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal((1, channels, 8, 8)).astype(np.float32) for _ in range(4)]
+
+
+def insert_fp8(model: onnx.ModelProto, data: Any = None, **options: Any) -> Insertion:
+    data = np.concatenate(samples()) if data is None else data
+    options = {"head": "none", "high_precision": "fp32", **options}
+    return qdqtool.insert(model, data, precision="fp8", **options)
+
+
+def test_scales_are_largest_magnitude_over_448() -> None:
+    result = insert_fp8(relu_net().model())
+    largest = float(np.abs(np.concatenate(samples())).max())
+    (first, *_) = result.activations
+    assert (first.tensor, first.method) == ("x", "max")
+    assert first.scale == pytest.approx(largest / 448, rel=1e-6)
+    weights = np.abs(value_of(result.model, "a.weight")).reshape(32, -1).max(axis=1)
+    np.testing.assert_allclose(result.weights[0].scale, weights / 448, rtol=1e-6)
+
+
+def test_model_is_valid_and_has_fp8_zero_points() -> None:
+    result = insert_fp8(relu_net().model(opset=13))
+    check(result.model)
+    assert result.model.opset_import[0].version >= 19
+    assert (result.precision, result.target) == ("fp8", "trt10-strongly-typed")
+    types = {t.name: t.data_type for t in result.model.graph.initializer}
+    zero_points = {types[n.input[2]] for n in nodes_of(result.model, "QuantizeLinear")}
+    assert zero_points == {TensorProto.FLOAT8E4M3FN}
+
+
+@pytest.mark.parametrize("weights", ["float", "fp8"])
+def test_onnxruntime_computes_the_numbers(weights: str) -> None:
+    """The Relu before an FP8 Q has to remain: onnxruntime would drop it by default."""
+    model = relu_net().model()
+    result = insert_fp8(model, weights=weights)
+    x_scale, r_scale = (float(np.float32(q.scale)) for q in result.activations)
+    x = samples()[0]
+    rounded = onnx.ModelProto()
+    rounded.CopyFrom(model)
+    for tensor in rounded.graph.initializer:
+        if tensor.name.endswith("weight"):
+            value = onnx.numpy_helper.to_array(tensor)
+            scale = np.abs(value).max(axis=(1, 2, 3), keepdims=True) / 448
+            tensor.CopyFrom(onnx.numpy_helper.from_array(round_fp8(value, scale), tensor.name))
+    halves = onnx.utils.Extractor(rounded)
+    first = halves.extract_model(["x"], ["r.out"])
+    second = halves.extract_model(["r.out"], ["end.out"])
+    middle = run(first, {"x": round_fp8(x, x_scale)})[0]
+    expected = run(second, {"r.out": round_fp8(middle, r_scale)})[0]
+    session = open_session(result.model.SerializeToString(), 1, fold_qdq=False)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rounded_weights_are_those_of_another_implementation() -> None:
+    weights = np.random.default_rng(0).standard_normal((32, 16, 3, 3)).astype(np.float32)
+    scale = (np.abs(weights).max(axis=(1, 2, 3)) / 448).astype(np.float32)
+    expected = round_fp8(weights, scale[:, None, None, None])
+    np.testing.assert_array_equal(round_weights(weights, 0, FP8), expected)
+
+
+def conv_net(kernel: int = 3, cin: int = 32, cout: int = 32, group: int = 1) -> Net:
+    net = Net(cin)
+    return net.output(net.conv("c", "x", cin, cout, kernel, group=group))
+
+
+@pytest.mark.parametrize(
+    ("form", "obstacle"),
+    [
+        ({}, None),
+        ({"kernel": 5}, None),
+        ({"kernel": 7}, Fp8Obstacle.KERNEL),
+        ({"group": 32}, Fp8Obstacle.GROUPS),
+        ({"group": 2}, Fp8Obstacle.GROUPS),
+        ({"cin": 16}, Fp8Obstacle.CHANNELS),
+        ({"cout": 16}, Fp8Obstacle.CHANNELS),
+        ({"cin": 17, "cout": 17}, None),
+    ],
+)
+def test_forms_of_convolutions_that_remain_float(
+    form: dict[str, int], obstacle: Fp8Obstacle | None
+) -> None:
+    model = conv_net(**form).index()
+    placement = place(model, FP8_RULES)
+    refusals = [s.refusal for s in placement.skipped]
+    obstacles = [r.obstacle for r in refusals if isinstance(r, NoFastFp8)]
+    assert obstacles == ([] if obstacle is None else [obstacle])
+    included = place(model, PlacementRules(head="none", number_format=FP8, include=["^c$"]))
+    assert not included.skipped
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "obstacle"),
+    [
+        ((4, 32), 32, None),
+        ((1, 32), 32, Fp8Obstacle.SINGLE_ROW),
+        ((4, 8), 32, Fp8Obstacle.CHANNELS),
+        ((4, 32), 15, Fp8Obstacle.CHANNELS),
+    ],
+)
+def test_forms_of_products_that_remain_float(
+    shape: tuple[int, int], columns: int, obstacle: Fp8Obstacle | None
+) -> None:
+    net = Net()
+    net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    weights = net.const("w", np.ones((shape[1], columns)))
+    net.output(net.op("MatMul", "m", "x", weights))
+    refusals = [s.refusal for s in place(net.index(), FP8_RULES).skipped]
+    obstacles = [r.obstacle for r in refusals if isinstance(r, NoFastFp8)]
+    assert obstacles == ([] if obstacle is None else [obstacle])
+
+
+def attention_net(head: int, sequence: int = 64) -> Model:
+    """Return a Linear and one attention of one head."""
+    net = Net()
+    shape = [1, 2, sequence, head]
+    net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    weights = [net.const(f"w{i}", np.eye(head)) for i in range(3)]
+    q, k, v = (net.op("MatMul", f"l{i}", "x", w) for i, w in enumerate(weights))
+    keys = net.op("Transpose", "t", k, perm=[0, 1, 3, 2])
+    scores = net.op("Softmax", "s", net.op("MatMul", "qk", q, keys), axis=-1)
+    return net.output(net.op("MatMul", "sv", scores, v)).index()
+
+
+@pytest.mark.parametrize(
+    ("head", "attention", "quantized"),
+    [
+        (32, "auto", True),
+        (64, "auto", True),
+        (128, "auto", False),
+        (128, "fp8", True),
+        (32, "float", False),
+    ],
+)
+def test_attention_is_quantized_where_it_fuses(head: int, attention: str, quantized: bool) -> None:
+    rules = PlacementRules(attention=attention, max_head=64, number_format=FP8)
+    placement = place(attention_net(head), rules)
+    consumers = {e.node.name for entries in placement.inputs.values() for e in entries}
+    assert ({"qk", "sv"} <= consumers) == quantized
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "parameter"),
+    [
+        ({"target": "8.6"}, "unsupported", "precision"),
+        ({"weights": "int8"}, "option-conflict", "weights"),
+        ({"attention": "int8"}, "option-conflict", "attention"),
+        ({"input_type": "uint8"}, "option-conflict", "input_type"),
+    ],
+)
+def test_options_that_do_not_fit_fp8(options: Any, code: str, parameter: str) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
+        insert_fp8(relu_net().model(), **options)
+
+
+def test_remainder_is_fp16_by_default() -> None:
+    result = insert_fp8(relu_net().model(), high_precision=None)
+    check(result.model)
+    types = {t.name: t.data_type for t in result.model.graph.initializer}
+    scales = {types[n.input[1]] for n in nodes_of(result.model, "DequantizeLinear")}
+    assert (result.float_type, scales) == ("fp16", {TensorProto.FLOAT16})
+
+
+@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+@pytest.mark.parametrize("capability", [89, 120])
+def test_tensorrt_rtx_builds_fp8_convolutions(capability: int, tmp_path: Path) -> None:
+    result = insert_fp8(relu_net().model(), high_precision=None, target="rtx1.7")
+    assert result.compute_capabilities == ["8.9"]
+    save(result.model, tmp_path / "m.onnx")
+    build = build_model(tmp_path / "m.onnx", sm=[capability])
+    assert build.status == "built"
+    assert {n.name: n.precision for n in build.nodes} == {"a": Precision.FP8, "b": Precision.FP8}
