@@ -19,6 +19,14 @@ from qdqtool.buildlog.types import Build, Gap, GapKind, Section, TunedLayer
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
+_LEVEL = rb"(?:VERBOSE|GRAPH|DEBUG|INFO|WARNING|INTERNAL_ERROR|ERROR|CRITICAL)"
+# Torch-TensorRT's loggers of TensorRT's messages: of its dynamo front end (a logger of Python's
+# logging module, whose format the user may choose), and of its TorchScript front end (C++).
+_TORCH = (
+    rb"(?:torch_tensorrt ?\[[^\]]{0,60}\]"
+    rb"|\[(?:TRT|Torch-TensorRT[^\]]{0,60}|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
+)
+_JOINT = rb"(?::\w{1,60}\.py:\d{1,6} {1,4}| [-|] |: | :|:|- | )"  # between the fields of a format
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
     rb"(?:"
@@ -29,17 +37,26 @@ _BY_TENSORRT = (
     rb"|\[TRT\] \[(?P<trt>[VIWEF])\]"
     rb"|(?:\[TensorRT\] |TensorRT |\[TRT\] )(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
     rb"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?P<ort>VERBOSE|INFO|WARNING|ERROR)\]"
-    rb"|(?P<stream>VERBOSE|DEBUG|INFO|WARNING|ERROR): "
-    rb"\[(?:TRT|Torch-TensorRT[^\]]{0,60})\](?: -|:)?"
-    rb"|\[TRT\] {1,20}"
+    rb"|\[?(?P<stream>" + _LEVEL + rb") {0,8}\]?(?:" + _JOINT + rb")?" + _TORCH + _JOINT + rb"?"
+    rb"|" + _TORCH + _JOINT + rb"\[?(?P<after>" + _LEVEL + rb") {0,8}\]?" + _JOINT + rb"?"
+    rb"|torch_tensorrt ?\[[^\]]{0,60}\]" + _JOINT + rb"|\[TRT\] {1,20}"
     rb") ?"
 )
-_LETTERS = {b"F": "E", b"INTERNAL_ERROR": "E", b"DEBUG": "V"}  # other levels: their first letter
+_LETTERS = {
+    **{letter.encode(): letter for letter in "VIWE"},
+    **dict.fromkeys((b"VERBOSE", b"DEBUG", b"GRAPH"), "V"),
+    b"INFO": "I",
+    b"WARNING": "W",
+    **dict.fromkeys((b"F", b"ERROR", b"INTERNAL_ERROR", b"CRITICAL"), "E"),
+}
 _PREFIX = re.compile(rb"\s*" + _BY_TENSORRT)
 _SECOND = re.compile(
     _STAMP
     + rb" \[(?:[VIWEF]|TRT)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
+    rb"|(?:\[?" + _LEVEL + rb" {0,8}\]?(?:" + _JOINT + rb")?)?torch_tensorrt ?\["
+    rb"|\[?" + _LEVEL + rb"\]?:? {0,8}\[(?:Torch-TensorRT|TRTorch)"
 )
+_LEVEL_WORD = re.compile(rb"\b" + _LEVEL + rb"\b")
 _COLOR = re.compile(rb"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\))")
 
 
@@ -62,7 +79,9 @@ def split_prefix(line: bytes) -> tuple[str, bytes, bytes]:
         if match is None:
             return "", b"", line
     level = match[match.lastgroup] if match.lastgroup else b"V"
-    return _LETTERS.get(level) or chr(level[0]), match["stamp"] or b"", line[match.end() :]
+    if match.lastgroup is None and (word := _LEVEL_WORD.search(line, 0, match.start())):
+        level = word[0]
+    return _LETTERS[level], match["stamp"] or b"", line[match.end() :]
 
 
 _TENSORRT_START = re.compile(  # a prefix of TensorRT, or a line that it prints without one
@@ -103,7 +122,8 @@ class LogPrefixStripper:
         for line in map(clean_line, lines):
             prefix = self._form.match(line)
             if prefix is not None:
-                line = self._join_pieces(prefix[0], line[prefix.end() :])
+                text = self._join_pieces(prefix[0], line[prefix.end() :])
+                line = _add_level(prefix[0], text)
             stripped.append(line)
         return stripped
 
@@ -139,6 +159,15 @@ class LogPrefixStripper:
             self._form = form
 
 
+def _add_level(prefix: bytes, text: bytes) -> bytes:
+    """Return a text without a level of its own with the level in the prefix of a formatter."""
+    level, own = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
+    if level is None or not text or (own is not None and own.lastgroup is not None):
+        return text
+    message = text if own is None else text[own.end() :]
+    return b"[%s] %s" % (_LETTERS[level[0]].encode(), message)
+
+
 def _prefix_pattern(head: bytes) -> bytes:
     """Return a pattern that matches prefixes with other words and numbers; empty for blanks."""
     if not head.strip():
@@ -155,7 +184,7 @@ def _prefix_pattern(head: bytes) -> bytes:
 def is_marked(line: bytes) -> bool:
     """Return whether the beginning of a line names TensorRT, or a tool that logs for it."""
     head = line[:160]
-    return b"[TRT]" in head or b"TensorRT" in head or b":onnxruntime" in head
+    return b"[TRT" in head or b"TensorRT" in head or b":onnxruntime" in head
 
 
 def parse_stamp(stamp: bytes) -> int | None:

@@ -533,6 +533,9 @@ def test_performance_summary(line: str, values: dict[str, dict[str, float]]) -> 
     assert performance == values
 
 
+TORCH_TENSORRT = "torch_tensorrt [TensorRT Conversion Context]"  # a logger of Python
+
+
 @pytest.mark.parametrize(
     ("line", "level", "message"),
     [
@@ -541,6 +544,18 @@ def test_performance_summary(line: str, values: dict[str, dict[str, float]]) -> 
         ("[TensorRT] INTERNAL_ERROR: c", "E", "c"),
         ("[F] [TRT] d", "E", "d"),
         ("DEBUG: [Torch-TensorRT] - e", "V", "e"),
+        ("DEBUG: [TRTorch Conversion Context] - e", "V", "e"),
+        ("GRAPH: [Torch-TensorRT TorchScript Conversion Context] - e", "V", "e"),
+        (f"WARNING:{TORCH_TENSORRT}:e", "W", "e"),
+        (f"INFO: {TORCH_TENSORRT}: e", "I", "e"),
+        (f"DEBUG:{TORCH_TENSORRT}:--------------- e", "V", "--------------- e"),
+        (f"2026-01-02 10:11:12,345 - {TORCH_TENSORRT} - ERROR - e", "E", "e"),
+        (f"[2026-01-02 10:11:12] [CRITICAL] {TORCH_TENSORRT}: e", "E", "e"),
+        (f"{TORCH_TENSORRT} [INFO] e", "I", "e"),
+        (f"WARNING  {TORCH_TENSORRT}:_TRTInterpreter.py:123 e", "W", "e"),
+        (f"[WARNING|10:11:12] {TORCH_TENSORRT}: e", "W", "e"),
+        (f"{TORCH_TENSORRT}: e", "V", "e"),
+        ("INFO:torch_tensorrt.dynamo._compiler:e", "", "INFO:torch_tensorrt.dynamo._compiler:e"),
         ("[2022-12-30 12:38:57 WARNING] f", "W", "f"),
         ("[TRT]    g", "V", "g"),
         ("plain", "", "plain"),

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog.lines import PARSER_WORDS, read_metric
-from qdqtool.buildlog.log import LogReader
+from qdqtool.buildlog.log import LogReader, split_prefix
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, ParsedTensor, TunedLayer
 from qdqtool.errors import BuildLogError
@@ -295,6 +295,34 @@ def test_prefix_of_another_logger(prefix: str) -> None:
     assert [e.event for e in build.trace] == [
         Event("EltReluFusion", "Running", "Add_1"),
         Event("EltReluFusion", "Fusing", "Add_1", "Relu_2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{level}:torch_tensorrt [TensorRT Conversion Context]:{text}",
+        "2026-01-02 10:11:12,345 - torch_tensorrt [TensorRT Conversion Context] - {level} - {text}",
+        "[{level}|10:11:12] torch_tensorrt [TensorRT Conversion Context]: {text}",
+        "{level}: [Torch-TensorRT TorchScript Conversion Context] - {text}",
+        "2026-01-02 10:11:12,345 - {level} - {text}",
+        "{level}:root:{text}",
+    ],
+)
+def test_log_of_torch_tensorrt(form: str) -> None:
+    """Lines without a level, as of a message of several lines, stay as they are."""
+    levels = {"V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
+    lines = []
+    for line in [*LOG.splitlines(), samples.stamped("W", "a warning")]:
+        level, _, message = split_prefix(line.encode())
+        text = message.decode()
+        lines.append(form.format(level=levels[level], text=text) if level else text)
+    build, expected = read("\n".join(lines)), read(f"{LOG}{samples.stamped('W', 'a warning')}\n")
+    assert build.tensorrt == expected.tensorrt
+    assert [e.event for e in build.trace] == [e.event for e in expected.trace]
+    assert [x.name for x in build.layers] == [x.name for x in expected.layers]
+    assert [(m.level, m.text) for m in build.messages] == [
+        (m.level, m.text) for m in expected.messages
     ]
 
 
