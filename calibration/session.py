@@ -250,7 +250,8 @@ def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: 
     """
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
-    fold_qdq = not has_fp8(model)  # onnxruntime up to 1.31 makes integer kernels of FP8 as well
+    # onnxruntime up to 1.31 makes integer kernels of FP8 as well, and refuses them.
+    fold_qdq = fold_qdq and not has_fp8(model)
     try:
         try:
             return open_proto(
