@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 
+_CALIBRATION_PARAMETERS = (
+    "method",
+    "method_for",
+    "percentile",
+    "max_images",
+    "calib_cache",
+    "overwrite_cache",
+    "losses",
+    "cluster",
+)
+
+
 @click.command("insert", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
 @options.calib_option()
@@ -106,12 +118,8 @@ def command(
             parameter="calib_table",
         )
     options.check_cluster(cluster, mixed_cpus)
-    if cluster is not None and calib is None:
-        raise UsageError(
-            "--cluster calibrates on images, and --calib-table needs none",
-            code="option-without-effect",
-            parameter="cluster",
-        )
+    if calib is None:
+        options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
     path = options.quantized_path(model, output)
     release = options.choose_target(target, strongly_typed)
     if gpu is not None:  # an unknown GPU is refused before the work
