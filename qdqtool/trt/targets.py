@@ -20,6 +20,8 @@ DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and
 DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
 
 _FIRST_FP8 = (10, 0)
+# NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
+_FIRST_FP8_CONVOLUTIONS = (10, 2)
 # Release notes of 10.6: attention, and scales for each column of products
 _FIRST_FP8_ATTENTION = (10, 6)
 
@@ -131,6 +133,31 @@ class Target:
         return self.version[0]
 
     @property
+    def has_calibrators(self) -> bool:
+        """Whether it builds INT8 without Q/DQ from a calibration table (removed in 11)."""
+        return not self.is_rtx and self.version < (11, 0)
+
+    @property
+    def recovers_scales_on_dla(self) -> bool:
+        """Whether its DLA (3.13 or later, JetPack 6) fuses Conv + Add without a scale between."""
+        return self.version >= (8, 6)
+
+    @property
+    def table_number(self) -> int:
+        """Version in the first line of a calibration table: 8502 for 8.5.2, 100300 for 10.3.0.
+
+        Without a patch, it is that of the newest JetPack with the version.
+        """
+        named = self.requested_version.split(".")[:3]
+        numbers = [int(n) for n in named if n.isdigit()] or list(self.version)
+        if not self.requested_version and self.version == (10, 0):
+            numbers = list(_JETPACK_6)
+        major, minor, *patches = numbers
+        patch = patches[0] if patches else _JETPACK_PATCHES.get((major, minor), 0)
+        thousands = 10_000 if self.version >= (10, 0) else 1000
+        return major * thousands + minor * 100 + patch
+
+    @property
     def has_local_functions(self) -> bool:
         """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)
@@ -175,6 +202,11 @@ class Target:
     def has_fp8(self) -> bool:
         """Whether it accepts FP8 quantizers: TensorRT 10 and later, and TensorRT-RTX."""
         return self.is_rtx or self.version >= _FIRST_FP8
+
+    @property
+    def fp8_convolutions(self) -> bool:
+        """Whether it computes convolutions in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`)."""
+        return self.is_rtx or self._minor_version >= _FIRST_FP8_CONVOLUTIONS
 
     @property
     def fp8_product_channels(self) -> bool:
@@ -347,6 +379,8 @@ def target_before(name: str) -> Target | None:
     return max(earlier, key=lambda t: t.version, default=None)
 
 
+_JETPACK_6 = (10, 3)  # stands for TensorRT 10 without a minor version
+_JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}  # others have 0
 MAX_MAJOR = 19  # of versions that may be released; a larger number is a typing error (85)
 STRONGLY_TYPED = "-strongly-typed"  # suffix of a target's name if it is a choice (TensorRT 10)
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
@@ -433,10 +467,12 @@ class TrtexecSupport:
             and later).
         precision_flags: ``--int8``, ``--fp16`` and similar ones. They are gone in 11, where layers
             are always timed in a separate run.
+        layer_types: ``--layerPrecisions`` and ``--layerOutputTypes`` (8.4 to 10).
     """
 
     lists_layers: bool
     precision_flags: bool
+    layer_types: bool
 
 
 def trtexec_of_version(version: str) -> TrtexecSupport | None:
@@ -446,7 +482,8 @@ def trtexec_of_version(version: str) -> TrtexecSupport | None:
 
 
 def _trtexec_support(version: tuple[int, int]) -> TrtexecSupport:
-    return TrtexecSupport(version >= (8, 2), version < (11, 0))
+    has_types = (8, 4) <= version < (11, 0)
+    return TrtexecSupport(version >= (8, 2), version < (11, 0), has_types)
 
 
 def version_numbers(version: str) -> tuple[int, int] | None:
