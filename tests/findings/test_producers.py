@@ -240,7 +240,7 @@ def computed(g: Graph, x: str) -> str:
 
 
 def by_identity(g: Graph, x: str) -> str:
-    """Scale and zero point are outputs of nodes, which the simulation does not compute."""
+    """Scale and zero point are outputs of Identities."""
     names = [
         g.op("Identity", g.const(f"{part}0", value), part)
         for part, value in (("scale", np.float32(0.1)), ("zero", np.int8(0)))
@@ -255,7 +255,7 @@ def of_int32(g: Graph, x: str) -> str:
 PAIRS: list[tuple[Callable[[Graph, str], str], str]] = [
     (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"),
     (computed, "SCALE-DYNAMIC"),
-    (by_identity, "SCALE-DYNAMIC"),
+    (by_identity, "SCALE-INDIRECT"),
     (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"),
     (of_int32, "QTYPE"),
     (lambda g, x: g.pair(x, "p", np.full(16, 0.1), axis=1), "ACT-PER-CHANNEL"),
