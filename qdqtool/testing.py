@@ -59,7 +59,7 @@ def assert_int8(
     allowed = _match_convolutions(convolutions, allow_float, "allow_float")
     if required is None:
         required = [c for c in convolutions if c not in allowed]
-    failures = [_float_message(prediction, c) for c in required if not c.is_int8]
+    failures = [_float_message(prediction, c) for c in required if not c.is_quantized]
     if max_conversions is not None:
         if prediction.conversions is None:
             raise QdqtoolError(

@@ -36,6 +36,7 @@ class MyelinRegion:
             whose logs do not show it).
         products: Number of matrix products.
         int8_products: Number of matrix products that compute in INT8.
+        fp8_products: Number of matrix products that compute in FP8.
         softmaxes: Number of Softmax nodes.
         norms: Number of normalizations, as one node or decomposed.
     """
@@ -49,6 +50,7 @@ class MyelinRegion:
     possible: list[str] = field(default_factory=list)
     products: int = 0
     int8_products: int = 0
+    fp8_products: int = 0
     softmaxes: int = 0
     norms: int = 0
 
@@ -64,6 +66,7 @@ class MyelinRegion:
             "possible": list(self.possible),
             "matrix_products": self.products,
             "matrix_products_int8": self.int8_products,
+            "matrix_products_fp8": self.fp8_products,
             "softmax": self.softmaxes,
             "normalizations": self.norms,
         }
@@ -91,17 +94,23 @@ class AssumptionCounts:
         int8: Convolutions that compute in INT8.
         int8_to_int8: Convolutions that compute in INT8 and write INT8.
         conversions: Q and DQ that remain as layers.
+        fp8: Convolutions that compute in FP8.
+        fp8_to_fp8: Convolutions that compute in FP8 and write FP8.
     """
 
     int8: int
     int8_to_int8: int
     conversions: int | None
+    fp8: int = 0
+    fp8_to_fp8: int = 0
 
     def as_json(self) -> dict[str, int | None]:
         """Return the JSON fields."""
         return {
             "int8": self.int8,
             "int8_to_int8": self.int8_to_int8,
+            "fp8": self.fp8,
+            "fp8_to_fp8": self.fp8_to_fp8,
             "conversions": self.conversions,
         }
 
@@ -206,6 +215,7 @@ _FLOATS, BYTES = (
     (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16),
     (Precision.INT8, Precision.UINT8),
 )
+EIGHT_BITS = (*BYTES, Precision.FP8)
 
 
 class Evidence(StrEnum):
@@ -536,6 +546,20 @@ class ConvOutcome:
         return self.precision in BYTES
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether it computes in FP8."""
+        return self.precision is Precision.FP8
+
+    def computes_in(self, precision: Precision) -> bool:
+        """Return whether it computes in INT8 (or UINT8), or in FP8."""
+        return self.is_fp8 if precision is Precision.FP8 else self.is_int8
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it computes in INT8, UINT8 or FP8."""
+        return self.precision in EIGHT_BITS
+
+    @property
     def is_product(self) -> bool:
         """Whether it is a matrix product: Gemm, MatMul or Einsum."""
         return self.op in ("Gemm", "MatMul", "Einsum")
@@ -544,6 +568,11 @@ class ConvOutcome:
     def int8_in_int8_out(self) -> bool:
         """Whether it computes in INT8 or UINT8 and writes INT8."""
         return self.is_int8 and self.output == Precision.INT8
+
+    @property
+    def quantized_in_quantized_out(self) -> bool:
+        """Whether it computes in 8 bits and writes the type that it computes in."""
+        return self.is_quantized and self.output in (Precision.INT8, Precision.FP8)
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -654,9 +683,10 @@ class Prediction:
 
     def __repr__(self) -> str:
         summary = self.summary()
+        fp8 = f"{summary['fp8']} FP8, " if summary["fp8"] else ""
         return (
             f"<Prediction {self.model.path or 'of a model in memory'} for {self.target}: "
-            f"{summary['convolutions']} convolutions, {summary['int8']} INT8, "
+            f"{summary['convolutions']} convolutions, {summary['int8']} INT8, {fp8}"
             f"{len(self.findings)} findings>"
         )
 
@@ -669,19 +699,27 @@ class Prediction:
         """Return the counts of convolutions, matrix products and conversions."""
         convs = self.convolutions
         int8 = [c for c in convs if c.is_int8]
-        to_int8 = sum(c.output == Precision.INT8 for c in int8)
+        to_int8 = sum(c.int8_in_int8_out for c in int8)
+        fp8 = [c for c in convs if c.is_fp8]
+        fp8_to_fp8 = sum(c.quantized_in_quantized_out for c in fp8)
         products = [c for c in convs if c.is_product]
         int8_products = sum(c.is_int8 for c in products)
+        fp8_products = sum(c.is_fp8 for c in products)
+        all_products = len(products) + len(self.float_products)
         return {
             "convolutions": len(convs),
             "int8": len(int8),
             "int8_to_int8": to_int8,
             "int8_to_float": len(int8) - to_int8,
-            "float": len(convs) - len(int8),
+            "fp8": len(fp8),
+            "fp8_to_fp8": fp8_to_fp8,
+            "fp8_to_float": len(fp8) - fp8_to_fp8,
+            "float": len(convs) - len(int8) - len(fp8),
             "conversions": self.conversions,
-            "matrix_products": len(products) + len(self.float_products),
+            "matrix_products": all_products,
             "matrix_products_int8": int8_products,
-            "matrix_products_float": len(products) + len(self.float_products) - int8_products,
+            "matrix_products_fp8": fp8_products,
+            "matrix_products_float": all_products - int8_products - fp8_products,
         }
 
     @property

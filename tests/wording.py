@@ -65,6 +65,19 @@ def padded() -> onnx.ModelProto:
     return g.model(g.conv(g.op("Pad", [g.relu(g.input(1, 16, 8, 8), "r"), pads], "pad"), "c", 16))
 
 
+def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
+    """Yield networks of FP8 quantizers that are not in the graphs of refusals."""
+    for name, channels, options in (("depthwise", 32, {"groups": 32}), ("channels", 8, {})):
+        g = Graph(opset=19, fp8=True)
+        model = g.model(g.conv(g.input(1, 32, 8, 8), "c", channels, **options))
+        yield f"FP8 {name}", model, "trt10"
+    for target in ("trt10", "rtx1.7"):
+        g = Graph(opset=19, fp8=True)
+        x = g.pair(g.input(1, 32, 8, 8), "in", zero=3)
+        g.channels[x] = 32
+        yield f"FP8 zero point, {target}", g.model(g.conv(x, "c", 32, scale=None)), target
+
+
 def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     """Yield a label, a network, and the target that it is predicted for."""
     for reason, make in GRAPHS.items():
@@ -116,6 +129,8 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield from ((name, proto, "trt8.5") for name, proto in plain.items())
     yield "float types", lint.simple(), "trt11"
     yield "stored behind", lint.stored("int8", "Identity"), "trt10"
+    for name, model, target in fp8_networks():
+        yield name, model, target
     yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
     yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
     yield "3D", conv3d(), "trt8.0"

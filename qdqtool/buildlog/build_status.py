@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import (
+    NOTE,
     Build,
     BuiltLayer,
     BuiltTensor,
@@ -24,6 +25,7 @@ _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "st
 # Truncations of the parse section that leave the rest of a log complete.
 _HARMLESS = (Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST))
 _MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names of weights and numbers
+_SKIPPED_TACTIC = "Skipping tactic"
 LATEST_SPELLING = "8.6"  # TensorRT 10 spells its listings alike, and is more likely today
 # Kernels that 8.x keeps inside one Myelin layer.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
@@ -40,6 +42,8 @@ _MISSING_RANGE_MESSAGES = (
 def set_build_status(build: Build) -> None:
     """Set gaps, completeness, precision flags and version hint, and mark Q and DQ layers."""
     _mark_qdq(build)
+    if build.passed:
+        _note_skipped_tactics(build)
     build.precision_flags = _find_precision_flags(build)
     layers = build.layers
     build.names_only = bool(layers) and not any(map(_has_details, layers))
@@ -54,6 +58,13 @@ def set_build_status(build: Build) -> None:
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         build.gaps.append(Gap(Section.END))
     build.complete = bool(layers) and not build.names_only and not any(map(_is_harmful, build.gaps))
+
+
+def _note_skipped_tactics(build: Build) -> None:
+    """Turn errors of skipped tactics into notes: TensorRT found other tactics."""
+    for message in build.messages:
+        if message.level == "E" and _SKIPPED_TACTIC in message.text:
+            message.level = NOTE
 
 
 def _has_details(layer: BuiltLayer) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from qdqtool.buildlog.build_status import is_implicit_int8
-from qdqtool.buildlog.types import Build, BuiltLayer, LogMessage
+from qdqtool.buildlog.types import NOTE, Build, BuiltLayer, LogMessage
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
@@ -123,9 +123,11 @@ def _summarize_model(build: Build) -> Json:
     }
 
 
+_LEVELS = {"E": "error", "W": "warning", NOTE: "note"}
+
+
 def _summarize_message(message: LogMessage) -> Json:
-    level = "error" if message.level == "E" else "warning"
-    return {"level": level, **to_json_fields(message, "text", "line", "count")}
+    return {"level": _LEVELS[message.level], **to_json_fields(message, "text", "line", "count")}
 
 
 def describe_contents(build: Build) -> list[str]:
@@ -152,6 +154,7 @@ def describe_contents(build: Build) -> list[str]:
         (len(build.performance), "line", "of the performance summary"),
         (sum(message.count for message in build.warnings), "warning", ""),
         (sum(message.count for message in build.errors), "error", ""),
+        (sum(message.count for message in build.skipped_tactics), "error", "of skipped tactics"),
     )
     parts = [
         f"{format_count(count, noun)} {rest}".rstrip() for count, noun, rest in records if count

@@ -150,9 +150,17 @@ class Milestone:
     line: int
 
 
+NOTE = "N"  # level of a message that needs no action
+
+
 @dataclass(slots=True)
 class LogMessage:
-    """Warning or error, with its first line and the number of its occurrences."""
+    """Warning or error, with its first line and the number of its occurrences.
+
+    Attributes:
+        level: ``W`` or ``E``, or :data:`NOTE` for the error of a skipped tactic in a build that
+            passed.
+    """
 
     level: str
     text: str
@@ -570,6 +578,11 @@ class Build:
     def errors(self) -> list[LogMessage]:
         """Messages of level error."""
         return [m for m in self.messages if m.level == "E"]
+
+    @property
+    def skipped_tactics(self) -> list[LogMessage]:
+        """Errors of skipped tactics, if the build passed."""
+        return [m for m in self.messages if m.level == NOTE]
 
     @property
     def merged_layers(self) -> list[list[str]]:

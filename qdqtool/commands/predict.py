@@ -312,7 +312,12 @@ def _render_text(
 ) -> TextPage:
     """Return the text of all models, each with the commands that come next."""
     from qdqtool.formats.output import TextPage
-    from qdqtool.formats.predict_text import build_commands, builds_int8, render
+    from qdqtool.formats.predict_text import (
+        build_commands,
+        builds_quantized,
+        choose_typing,
+        render,
+    )
 
     page = TextPage(width)
     for result in results:
@@ -321,10 +326,11 @@ def _render_text(
             continue
         page.add_gap()
         page.add_page(render(prediction, width, times=result.times, half=half, **settings))
-        if settings["way"] is None and not target.is_rtx and builds_int8(prediction):
+        if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
             page.add_gap()
+            built = choose_typing(prediction, target)
             page.add_page(
-                build_commands(target, result.path, width, prediction.model, half=half, batch=batch)
+                build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
             )
             if not result.times:
                 page.add_command(
@@ -377,7 +383,7 @@ def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> 
     lines = []
     for pattern in patterns:
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]
-        missed = [c.name for c in matches if not c.is_int8]
+        missed = [c.name for c in matches if not c.is_quantized]
         if missed:
             lines.append(
                 f"--require '{pattern.pattern}' is not met: {len(missed)} of {len(matches)} "

@@ -52,7 +52,7 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
     recorded = RecordedReasons(prediction, report)
     for residual in recorded.reasons_of_kind(simulation.ResidualBothQuantized):
         outcome = recorded.outcomes.get(residual.node)
-        if outcome is not None and outcome.is_int8:
+        if outcome is not None and outcome.is_quantized:
             diagnosis = Diagnosis(
                 residual.add, Cause(residual), residual.elements, (residual.node,)
             )
@@ -63,7 +63,7 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
     for pad in recorded.reasons_of_kind(simulation.PadBeforeConvolution):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
-        if not outcome.int8_in_int8_out:
+        if not outcome.quantized_in_quantized_out:
             _explain_convolution(recorded, outcome)
     for conversion in recorded.reasons_of_kind(simulation.RemainingConversion):
         report_conversion(recorded, conversion)
@@ -74,7 +74,7 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
 def _explain_convolution(recorded: RecordedReasons, outcome: ConvOutcome) -> None:
     reasons = recorded.at(outcome.name)
     diagnosis = None
-    if not outcome.is_int8:
+    if not outcome.is_quantized:
         for reason in reasons:
             if isinstance(reason, tuple(MODEL_FAULTS)):
                 kind = type(reason)
@@ -107,6 +107,7 @@ def _describe_region(region: MyelinRegion) -> FusedByMyelin:
         len(region.nodes),
         region.products,
         region.int8_products,
+        region.fp8_products,
         region.softmaxes,
         region.norms,
         len(region.fused),

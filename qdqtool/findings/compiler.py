@@ -7,7 +7,7 @@ from qdqtool.findings.rules import finding_code, finding_codes
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
-from qdqtool.reasons import faults, simulation
+from qdqtool.reasons import faults, fp8, simulation
 from qdqtool.reasons.compiler import (
     CompilerFault,
     IntegersLost,
@@ -24,6 +24,8 @@ REASONS: tuple[type[Refusal], ...] = (
     simulation.InputNotDequantized,
     simulation.WeightsNotDequantized,
     simulation.NonzeroZeroPoint,
+    fp8.LargeFp8Kernel,
+    fp8.NonzeroFp8ZeroPoint,
     faults.FloatDeconvolution,
     faults.IntegerOperator,
     faults.MisreadConstant,
@@ -37,6 +39,7 @@ _NODE_CAUSES = (  # reported at the node where the integers are lost
     LossCause.OPERATOR,
     LossCause.SHARED,
     LossCause.POOL,
+    LossCause.FP8_POOL,
     LossCause.JOIN_FLOAT,
     LossCause.JOIN_SCALE,
     LossCause.PAD,
@@ -65,13 +68,14 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
         if quantizer is not None and reason.node not in convolutions:
             affected = view.consuming_convolutions(quantizer)
         is_fatal = ends_build(reason)
+        is_wrong = isinstance(reason, fp8.NonzeroFp8ZeroPoint)  # but it builds
         is_joined = is_pair_fault or (is_fatal and code != "QTYPE")
         report.add(
             reason,
             node,
             [c for c in affected if c in convolutions],
             joined=is_joined,
-            fatal=is_fatal,
+            fatal=None if is_wrong else is_fatal,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qdqtool.findings.report import Diagnosis, FindingReference, RecordedReasons
 from qdqtool.ir.operators import CUTS, JOINS, SUMS
-from qdqtool.reasons import simulation
+from qdqtool.reasons import fp8, simulation
 from qdqtool.reasons.simulation import (
     OutputManyConsumers,
     OutputNotQuantized,
@@ -31,6 +31,14 @@ from qdqtool.trt.surroundings import have_different_scales
 from qdqtool.types import Cause, Precision, Refusal
 from qdqtool.util.records import replace_fields
 
+_FLOAT_INPUT_REASONS = (
+    simulation.InMyelin,
+    simulation.WeightsNotDequantized,
+    fp8.LargeFp8Kernel,
+    fp8.FloatFp8Deconvolution,
+    fp8.EarlyFp8Convolution,
+)
+
 # Float inputs ---------------------------------------------------------------------------------
 
 
@@ -43,7 +51,7 @@ def diagnose_inputs(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Di
                 related = recorded.first(simulation.ManyConsumers, r.dq)
             cause = Cause(r, () if related is None else (related,))
             return Diagnosis(r.node, cause, r.elements, (r.node,))
-        if isinstance(r, simulation.InMyelin | simulation.WeightsNotDequantized):
+        if isinstance(r, _FLOAT_INPUT_REASONS):
             return Diagnosis(r.node, Cause(r), getattr(r, "elements", None), (r.node,))
     return None
 
@@ -80,6 +88,7 @@ OUTPUT_REASONS: tuple[type[Refusal], ...] = (
     simulation.ActivationBeforeAdd,
     simulation.ActivationJoined,
     simulation.OutputScale,
+    fp8.OutputTypeDiffers,
     simulation.OutputDifferentScales,
     OutputManyConsumers,
     OutputNotQuantized,
@@ -207,7 +216,7 @@ def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
 
 def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
     """Report a remaining conversion, and its cause if no other finding reports that."""
-    is_integer = conversion.precision in (Precision.INT8, Precision.INT32)
+    is_integer = conversion.precision in (Precision.INT8, Precision.FP8, Precision.INT32)
     if not is_integer and conversion.origin.node:
         _add_conversion(recorded, conversion)
     elif conversion.requantizes:

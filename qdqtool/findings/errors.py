@@ -465,13 +465,16 @@ def lookup(text: str) -> KnownError | None:
     return explain_form(head)
 
 
+_SKIPPED_TACTIC = next(entry for entry in KNOWN_ERRORS if entry.id == "tactic-skipped")
+
+
 def annotate(facts: Json) -> Json:
     """Add the entry of each message to the facts of a build.
 
     The facts are those of :func:`qdqtool.buildlog.summary.summarize`.
     """
     for message in facts["messages"]:
-        entry = lookup(message["text"])
+        entry = _SKIPPED_TACTIC if message["level"] == "note" else lookup(message["text"])
         message["known"] = entry.id if entry else None
         message |= {name: getattr(entry, name, None) for name in ("severity", "cause", "fix")}
     return facts

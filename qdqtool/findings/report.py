@@ -147,6 +147,10 @@ class FindingReport:
         """Return whether the report has a finding of a code at a node."""
         return (code, node) in self._by_place
 
+    def has_code(self, code: FindingCode) -> bool:
+        """Return whether the report has a finding of a code."""
+        return any(finding.code == code for finding in self.findings)
+
     def _scope(self, code: FindingCode) -> tuple[CodeScope | None, Severity]:
         """Return where a code applies on the target, and its severity there."""
         scope = self._scopes.get(code)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qdqtool.findings import ways  # declares a reason
-from qdqtool.reasons import compiler, faults, gpus, simulation
+from qdqtool.reasons import compiler, faults, fp8, gpus, simulation
 from qdqtool.types import Finding, FindingCode, FindingRule, Refusal
 
-REASON_MODULES = (simulation, faults, compiler, gpus, ways)
+REASON_MODULES = (simulation, faults, fp8, compiler, gpus, ways)
 
 
 def reason_classes() -> Iterator[type[Refusal]]:

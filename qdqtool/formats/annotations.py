@@ -160,12 +160,14 @@ def _section(review: ModelReview) -> list[str]:
     if not review.prediction.findings:
         return [*lines, "No findings.", ""]
     lines += _finding_table(review.prediction.findings)
-    names = [c.name for c in review.prediction.convolutions if not c.is_int8]
+    names = [c.name for c in review.prediction.convolutions if not c.is_quantized]
+    fp8 = any(c.is_fp8 for c in review.prediction.convolutions)
     if names:
         rows = [f"* {_cell(name)}" for name in names[:_ROWS]]
         if len(names) > _ROWS:
             rows.append(f"* and {len(names) - _ROWS} more")
-        summary = f"<details><summary>Not INT8 ({len(names)})</summary>"
+        types = "INT8 or FP8" if fp8 else "INT8"
+        summary = f"<details><summary>Not {types} ({len(names)})</summary>"
         lines += ["", summary, "", *rows, "", "</details>"]
     return [*lines, ""]
 

@@ -14,8 +14,9 @@ from qdqtool.formats import verdicts
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
 from qdqtool.formats.verdicts import Verdict
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import Target, strongly_typed, target_named
 from qdqtool.types import (
+    EIGHT_BITS,
     ConvOutcome,
     EngineLayer,
     Finding,
@@ -122,13 +123,15 @@ def _add_verdict(
 
 def _quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
     """Return the verdict on a model that TensorRT builds, without times."""
-    if not prediction.summary()["int8"]:
+    counts = prediction.summary()
+    if not (counts["int8"] or counts["fp8"]):
         subject = "Nothing is quantized" if verdicts.has_no_qdq(prediction) else "Nothing is INT8"
         layers = verdicts.count_layers(prediction)
         return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
     codes = {f.code for f in prediction.findings if f.severity == Severity.WARNING}
     if not codes:
-        return Verdict("TensorRT runs this model in INT8 as intended.", Style.GOOD)
+        types = " and ".join(t for t in ("INT8", "FP8") if counts[t.lower()])
+        return Verdict(f"TensorRT runs this model in {types} as intended.", Style.GOOD)
     return Verdict(
         "TensorRT builds this model, with losses of speed or accuracy "
         f"({format_count(len(codes), 'kind')} of warnings).",
@@ -207,22 +210,31 @@ def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: 
 def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
     """Return whether a convolution is not INT8 to INT8, and no finding names it."""
     # Targets that quantize inside their kernels have no INT8 outputs to expect.
-    is_best = conv.is_int8 if prediction.conversions is None else conv.int8_in_int8_out
+    is_best = (
+        conv.is_quantized if prediction.conversions is None else conv.quantized_in_quantized_out
+    )
     return not conv.findings and not is_best
 
 
-def has_int8(prediction: Prediction) -> bool:
-    """Return whether any layer of the engine reads or writes INT8, such as an Add with Q/DQ."""
+def has_quantized(prediction: Prediction) -> bool:
+    """Return whether a layer of the engine, such as an Add, reads or writes INT8 or FP8."""
     return any(
-        t.precision == Precision.INT8
+        t.precision in EIGHT_BITS
         for layer in prediction.layers
         for t in (*layer.inputs, *layer.outputs)
     )
 
 
-def builds_int8(prediction: Prediction) -> bool:
-    """Return whether TensorRT builds an engine with INT8 from the model."""
-    return has_int8(prediction) and not verdicts.describe_rejection(prediction)
+def builds_quantized(prediction: Prediction) -> bool:
+    """Return whether TensorRT builds an engine with INT8 or FP8 from the model."""
+    return has_quantized(prediction) and not verdicts.describe_rejection(prediction)
+
+
+def choose_typing(prediction: Prediction, target: Target) -> Target:
+    """Return the target to build for: strongly typed if the network has FP8."""
+    if not target.has_fp8 or not prediction.summary()["fp8"]:
+        return target
+    return strongly_typed(target)
 
 
 def build_commands(

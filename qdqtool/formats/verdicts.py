@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
@@ -94,36 +94,55 @@ def layer_rows(
     if any(not c.is_product for c in prediction.convolutions):
         noun = "convolution" if nouns else ""
         rows["Convolutions"] = _describe_convolutions(prediction, float_type, noun)
-    total, int8 = counts["matrix_products"], counts["matrix_products_int8"]
+    total = counts["matrix_products"]
     if total:
         noun = "matrix product" if nouns else ""
-        rows["Matrix products"] = f"{_share(int8, total, noun)}{_rest(total - int8, float_type)}"
+        shares = {
+            t: counts[f"matrix_products_{t.lower()}"] for t in (Precision.INT8, Precision.FP8)
+        }
+        rest = _rest(counts["matrix_products_float"], float_type)
+        rows["Matrix products"] = f"{_share(shares, total, noun)}{rest}"
     return rows
 
 
 def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: str) -> str:
     """Describe convolutions by type; numbers that depend on an assumption are ranges."""
     convolutions = [c for c in prediction.convolutions if not c.is_product]
-    products = [c for c in prediction.convolutions if c.is_product]
-    product_int8 = sum(c.is_int8 for c in products)
-    product_inside = sum(c.int8_in_int8_out for c in products)
-    counts = prediction.summary()
-    cases = [(counts["int8"], counts["int8_to_int8"])]
-    for assumption in open_assumptions(prediction):
-        cases += [(c.int8, c.int8_to_int8) for c in assumption.alternatives.values()]
-    int8 = [total - product_int8 for total, _ in cases]
-    to_float = [
-        total - (inside - product_inside) for total, (_, inside) in zip(int8, cases, strict=True)
-    ]
-    text = _share(_format_range(int8), len(convolutions), noun)
+    int8, int8_to_int8 = _count_convolutions(prediction, Precision.INT8)
+    fp8, fp8_to_fp8 = _count_convolutions(prediction, Precision.FP8)
+    quantized = [a + b for a, b in zip(int8, fp8, strict=True)]
+    inside = [a + b for a, b in zip(int8_to_int8, fp8_to_fp8, strict=True)]
+    to_float = [total - same for total, same in zip(quantized, inside, strict=True)]
+    shares = {Precision.INT8: _format_range(int8), Precision.FP8: _format_range(fp8)}
+    text = _share(shares, len(convolutions), noun)
     if prediction.conversions is not None and any(to_float):
         text += f" ({_format_range(to_float)} of them with {float_type} output)"
-    return text + _rest(_format_range([len(convolutions) - n for n in int8]), float_type)
+    return text + _rest(_format_range([len(convolutions) - n for n in quantized]), float_type)
 
 
-def _share(part: int | str, total: int, noun: str) -> str:
+def _count_convolutions(
+    prediction: Prediction, precision: Precision
+) -> tuple[list[int], list[int]]:
+    """Count convolutions of a type, and those that write it, for each open assumption."""
+    name = precision.lower()
+    products = [c for c in prediction.convolutions if c.is_product and c.computes_in(precision)]
+    product_inside = sum(c.quantized_in_quantized_out for c in products)
+    counts = [prediction.summary()]
+    for assumption in open_assumptions(prediction):
+        counts += [c.as_json() for c in assumption.alternatives.values()]
+    inside = [c[f"{name}_to_{name}"] - product_inside for c in counts]
+    return [c[name] - len(products) for c in counts], inside
+
+
+def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
+    """Return ``60 of 64 convolutions in INT8``; with FP8, each type that occurs."""
+    counted = format_count(total, noun) if noun else str(total)
+    int8, fp8 = shares[Precision.INT8], shares[Precision.FP8]
+    if int8 and fp8:
+        return f"{int8} of {counted} in INT8 and {fp8} in FP8"
+    part, precision = (fp8, Precision.FP8) if fp8 else (int8, Precision.INT8)
     share = "all" if part == total > 1 else f"{part} of"
-    return f"{share} {format_count(total, noun) if noun else total} in INT8"
+    return f"{share} {counted} in {precision}"
 
 
 def _rest(count: int | str, float_type: Precision) -> str:
@@ -157,11 +176,11 @@ def open_assumptions(prediction: Prediction) -> list[Assumption]:
 
 
 def describe_outside(prediction: Prediction, float_type: Precision) -> str:
-    """Return the start of a verdict whose numbers do not cover FP8 and INT4."""
+    """Return the start of a verdict whose numbers do not cover INT4 and FP4."""
     types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""
-    return f"{' and '.join(types) or 'FP8'} Q/DQ is not predicted and counts as {float_type}; "
+    return f"{' and '.join(types) or 'FP4'} Q/DQ is not predicted and counts as {float_type}; "
 
 
 def remarks(prediction: Prediction) -> list[str]:
@@ -184,12 +203,14 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
     """
     a, counts = assumption, prediction.summary()
     adds = format_count(len(a.places), "residual Add")
-    numbers = {a.value: (counts["int8_to_int8"], counts["conversions"])}
-    numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
+    kind = Precision.FP8 if counts["fp8"] and not counts["int8"] else Precision.INT8
+    field = f"{kind.lower()}_to_{kind.lower()}"
+    numbers = {a.value: (counts[field], counts["conversions"])}
+    numbers |= {name: (c.as_json()[field], c.conversions) for name, c in a.alternatives.items()}
     first = f" ({a.places[0]}{' first' if a.places[1:] else ''})" if a.places else ""
     results = [
-        f"{value}{' (assumed here)' if value == a.value else ''} {inside} convolutions write INT8 "
-        f"and {format_count(layers, 'Q/DQ layer')} remain"
+        f"{value}{' (assumed here)' if value == a.value else ''} {inside} convolutions write "
+        f"{kind} and {format_count(layers, 'Q/DQ layer')} remain"
         for value, (inside, layers) in sorted(numbers.items())
     ]
     text = (

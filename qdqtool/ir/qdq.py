@@ -52,9 +52,6 @@ _PRECISIONS: dict[int, Precision] = {
     onnx.TensorProto.INT64: Precision.INT64,
     onnx.TensorProto.BOOL: Precision.BOOL,
     onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8,
-    onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
-    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8,
-    onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
     onnx.TensorProto.FLOAT: Precision.FP32,
     onnx.TensorProto.DOUBLE: Precision.FP32,
     onnx.TensorProto.FLOAT16: Precision.FP16,
@@ -146,7 +143,8 @@ class QuantParams:
             run time or if the data is not available.
         scale_shape: Dimensions of the scale tensor; None if unknown.
         scale_type: ONNX element type of the scale; 0 if unknown.
-        zero_points: Flat int64 zero points; zeros if the input is missing, None if unknown.
+        zero_points: Flat int64 zero points (float64 of FP8); zeros if the input is missing, None if
+            unknown.
         has_zero_point: Whether the node has a zero-point input.
         precision: The quantized type.
         axis: Channel axis of a per-channel node as written (1 by default); None for per-tensor.
@@ -175,7 +173,7 @@ class QuantParams:
         return None if self.scales is None else self.scales.values
 
     @property
-    def zero_point(self) -> npt.NDArray[np.int64] | None:
+    def zero_point(self) -> npt.NDArray[Any] | None:
         """The values of ``zero_points``."""
         return None if self.zero_points is None else self.zero_points.values
 
@@ -249,8 +247,10 @@ def _read_params(model: Model, node: Node) -> QuantParams:
     shape = model.constant_shape(scale_name)
     size = scales.values.size if scales is not None else 0
     count = math.prod(shape) if shape is not None else size
+    precision = _quantized_type(model, node, zero_name)
     if zero_name:
-        zeros = _values(model, zero_name, np.int64)
+        dtype = np.float64 if precision == Precision.FP8 else np.int64
+        zeros = _values(model, zero_name, dtype)
     else:
         # As many as there are scales: the number that the file states may be wrong.
         zero_count = size if scales is not None else 1
@@ -261,7 +261,7 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         scale_type=model.elem_type(scale_name),
         zero_points=zeros,
         has_zero_point=bool(zero_name),
-        precision=_quantized_type(model, node, zero_name),
+        precision=precision,
         axis=_channel_axis(node) if count > 1 else None,
         has_axis="axis" in node.attributes,
     )
@@ -289,7 +289,8 @@ def _values(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues
 def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
     zero_type = model.elem_type(zero_name) if zero_name else 0
     if zero_type:
-        return precision_of(zero_type)  # UNKNOWN for int16 etc., which TensorRT does not support
+        # UNKNOWN for int16, FP8 E5M2 etc., which TensorRT does not support
+        return precision_of(zero_type)
     if node.op == Q:
         output_type = node.integer("output_dtype", 0)
         # ONNX: without a zero point the type is uint8.

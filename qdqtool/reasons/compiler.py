@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from qdqtool.reasons.faults import FloatDeconvolution
+from qdqtool.reasons.fp8 import LargeFp8Kernel, NonzeroFp8ZeroPoint
 from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message
@@ -24,6 +25,7 @@ class LossCause(StrEnum):
     OPERATOR = "an operator that is computed in float"
     SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
     POOL = "a pool that becomes INT8 for a Q after it, and runs in float for other consumers"
+    FP8_POOL = "a pool, which is computed in float at FP8"
     JOIN_FLOAT = "a join with an input that is float"
     JOIN_SCALE = "a join of different scales"
     PAD = "a Pad that does not join the convolution"
@@ -105,6 +107,11 @@ _LOST: dict[LossCause, Message] = {
         "{conv}: {node} ({op}) is between {dq} and a Q and becomes an INT8 pooling with the scale "
         "of the Q; {conv} reads a second, float pooling.",
         "Put Q/DQ on the input of {conv} as well, or remove the Q of the other consumer.",
+    ),
+    LossCause.FP8_POOL: (
+        "{conv}: {node} ({op}) is between {dq} and it. TensorRT-RTX computes it in float, because "
+        "the quantizer is FP8.",
+        "Put Q/DQ after {node}, directly before {conv}.",
     ),
     LossCause.JOIN_FLOAT: (
         "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
@@ -393,6 +400,14 @@ class CompilerFault(Refusal):
 
 def ends_build(refusal: Refusal) -> bool:
     """Whether the build fails. Otherwise a layer runs in float."""
-    return not isinstance(
-        refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | FloatDeconvolution
-    )
+    return not isinstance(refusal, _FLOAT_REASONS)
+
+
+_FLOAT_REASONS = (
+    IntegersLost,
+    InputNotDequantized,
+    WeightsNotDequantized,
+    FloatDeconvolution,
+    LargeFp8Kernel,
+    NonzeroFp8ZeroPoint,
+)

@@ -916,7 +916,7 @@ class OtherTypes(Refusal):
         return (
             f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in self.kinds)} "
             f"({self.node} first) are not "
-            "covered by this prediction, which has only rules for INT8."
+            "covered by this prediction, which has rules for INT8 and FP8."
         )
 
 
@@ -928,6 +928,7 @@ class FusedByMyelin(Refusal):
         nodes: Number of nodes without Q and DQ.
         products: Number of matrix products.
         int8: Number of matrix products that compute in INT8.
+        fp8: Number of matrix products that compute in FP8.
         softmaxes: Number of Softmax nodes.
         norms: Number of normalizations.
         fused: Number of Q and DQ that the region's kernels absorb.
@@ -941,6 +942,7 @@ class FusedByMyelin(Refusal):
     nodes: int
     products: int
     int8: int
+    fp8: int
     softmaxes: int
     norms: int
     fused: int
@@ -948,8 +950,10 @@ class FusedByMyelin(Refusal):
     possible: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
+        fp8 = f"{self.fp8} FP8, " if self.fp8 else ""
+        floats = self.products - self.int8 - self.fp8
         parts = [
-            f"{self.products} matrix products ({self.int8} INT8, {self.products - self.int8} float)"
+            f"{self.products} matrix products ({self.int8} INT8, {fp8}{floats} float)"
             if self.products
             else "",
             f"{self.softmaxes} Softmax" if self.softmaxes else "",

@@ -182,10 +182,12 @@ def _scales(
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
     """Return why a conversion remains: a finding, a refusal, or a node that cannot absorb it."""
     origin = r.origin
-    if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
+    if r.precision not in (Precision.INT8, Precision.FP8, Precision.INT32) and origin.node:
         return f"{r.precision} is not covered by the prediction"
     if cause.see:
-        return "see " + ", and ".join(f"{code} at {node}" for code, node in cause.see)
+        return "see " + ", and ".join(
+            f"{code} at {node}" if node else code for code, node in cause.see
+        )
     if not r.quantize:
         who = list_names(
             "the network's output" if x.kind == ConsumerKind.OUTPUT else x.node for x in r.consumers
@@ -194,7 +196,8 @@ def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
     if cause.also:
         return _describe_obstacle(r, cause.also[0])
     if origin.int8:
-        return f"{format_node(origin.node, origin.op)} runs in INT8 but cannot absorb it"
+        kind = Precision.FP8 if r.precision is Precision.FP8 else Precision.INT8
+        return f"{format_node(origin.node, origin.op)} runs in {kind} but cannot absorb it"
     joined = " joins several tensors and" if origin.op in JOINS else ""
     return f"{origin.node} ({origin.op}){joined} runs in float"
 

@@ -14,6 +14,7 @@ from qdqtool.types import Evidence, Finding, Prediction
 
 # Compute capability, and the first target that supports it and newer ones.
 _FIRST_TARGETS = ((10.0, (10, 0)), (8.9, (8, 5)))
+FIRST_FP8 = 8.9  # compute capability
 # Compute capability, and the first target that dropped it and older ones.
 _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))
 
@@ -96,7 +97,10 @@ def _int8_facts(prediction: Prediction, gpu: Gpu, model: Model | None) -> Iterat
 
 
 def _other_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:
-    floats = [c.name for c in prediction.convolutions if not c.is_int8]
+    fp8 = [c.name for c in prediction.convolutions if c.is_fp8]
+    if fp8 and float(gpu.cc) < FIRST_FP8:
+        yield GpuFact.NO_FP8, fp8, Evidence.DOCUMENTED, ()
+    floats = [c.name for c in prediction.convolutions if not c.is_quantized]
     if floats and gpu.rates.fp16 < gpu.rates.fp32_pipe:
         yield GpuFact.NO_FP16, floats, gpu.rates.evidence, ()
     target = prediction.target

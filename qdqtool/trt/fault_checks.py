@@ -7,6 +7,7 @@ Checks of the model, passes, the rules of TensorRT-RTX and placements all use th
 targets differ, the caller passes the difference as an argument.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,11 +18,15 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.proto.subgraphs import DOMAINS, INNER_DOMAINS
-from qdqtool.reasons import faults, simulation
+from qdqtool.reasons import faults, fp8, simulation
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.types import Precision
 
 MAX_CHANNELS = 5  # that a record lists
+# Elements of the kernel of an FP8 convolution. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with
+# one exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
+# same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
+MAX_FP8_KERNEL = 32
 LARGEST_SCALE = 1024.0  # of a plausible range: twice what FP16 can hold, over 127
 SMALLEST_SCALE = 2.0**-23  # that torch gives a tensor of zeros (the epsilon of its observers)
 
@@ -302,6 +307,25 @@ def deconvolution_float(by: str, node: Node) -> faults.FloatDeconvolution | None
     if operator_of(node).kind != LayerKind.DECONVOLUTION:
         return None
     return faults.FloatDeconvolution(by, node.name)
+
+
+def large_fp8_kernel(
+    by: str, node: str, kernel: Sequence[int], size: TensorSize | None = None
+) -> fp8.LargeFp8Kernel | None:
+    """Return a refusal if the kernel of a Conv has too many elements for FP8."""
+    if math.prod(kernel) <= MAX_FP8_KERNEL:
+        return None
+    return fp8.LargeFp8Kernel(by, node, tuple(kernel), size)
+
+
+def nonzero_fp8_zero_point(
+    by: str, node: str, zeros: ParameterValues | None
+) -> fp8.NonzeroFp8ZeroPoint | None:
+    """Return a fault if the zero point of an FP8 quantizer is not 0."""
+    if zeros is None or zeros.is_zero:
+        return None
+    limits = float(np.nanmin(zeros.values)), float(np.nanmax(zeros.values))
+    return fp8.NonzeroFp8ZeroPoint(by, node, limits)
 
 
 def deconvolution_3d(

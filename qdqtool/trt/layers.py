@@ -21,6 +21,7 @@ QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
 # Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
 _QUANTIZE, _DEQUANTIZE, _CONSTANT = LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.CONSTANT
 _INT8 = Precision.INT8
+_FLOAT_WITH_FP8 = (LayerKind.POOLING, LayerKind.RESIZE)
 _MYELIN_OPERATORS = frozenset(name for name, operator in OPERATORS.items() if operator.myelin)
 
 
@@ -514,6 +515,23 @@ def can_absorb(q: Layer | None) -> bool:
         and not q.has_computed_scale
         and (q.quant is None or not q.quant.is_per_channel)
     )
+
+
+def quantized_type(quantizer: Layer | None) -> Precision:
+    """Return the type that a Q or DQ stands for. TensorRT reads uint8 and unknown types as INT8."""
+    if quantizer is None or quantizer.quant is None:
+        return Precision.INT8
+    precision = quantizer.quant.precision
+    return _INT8 if precision in (Precision.UINT8, Precision.UNKNOWN) else precision
+
+
+def is_computed_in_float(op: Layer, quantizer: Layer) -> bool:
+    """Return whether an operator that quantizers of INT8 pass is computed in float at one of FP8.
+
+    These are pooling and resizing. TensorRT-RTX 1.7.1 shows it for MaxPool; for TensorRT 10 it is
+    assumed.
+    """
+    return op.kind in _FLOAT_WITH_FP8 and quantized_type(quantizer) is Precision.FP8
 
 
 def weights_position(layer: Layer) -> int | None:

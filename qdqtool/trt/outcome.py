@@ -25,6 +25,7 @@ from qdqtool.trt.network import Network, describe_rules, weakest_evidence
 from qdqtool.trt.pipeline import case_id
 from qdqtool.trt.targets import Target
 from qdqtool.types import (
+    BYTES,
     CHOICES,
     SILU_ADD,
     Assumption,
@@ -143,7 +144,13 @@ def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]
 
 def _counts(prediction: Prediction) -> AssumptionCounts:
     summary = prediction.summary()
-    return AssumptionCounts(summary["int8"], summary["int8_to_int8"], summary["conversions"])
+    return AssumptionCounts(
+        summary["int8"],
+        summary["int8_to_int8"],
+        summary["conversions"],
+        summary["fp8"],
+        summary["fp8_to_fp8"],
+    )
 
 
 def _user_visible(prediction: Prediction) -> object:
@@ -176,8 +183,8 @@ _TYPES_IN_REGIONS = {LayerKind.COPY: KERNEL, LayerKind.CONVOLUTION: _PRODUCT}
 
 # Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
 _CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
-_INT8 = Precision.INT8
-_ONLY_INT8 = frozenset({Precision.INT8})
+_INT8, _FP8 = Precision.INT8, Precision.FP8
+_ONLY_INT8, _ONLY_FP8 = frozenset({Precision.INT8}), frozenset({Precision.FP8})
 _TYPES_UNLIKE_INT8 = (Precision.FP8, Precision.INT4)
 
 
@@ -252,8 +259,11 @@ class Outcome:
                 is_uint8 = layer.quant.precision == Precision.UINT8
                 return _INT8 if is_uint8 else layer.quant.precision
         elif layer.kind in _KINDS_THAT_KEEP_TYPE or layer.pooling_type == "MAX":
-            if {self.precision(t) for t in layer.inputs} == _ONLY_INT8:
+            types = {self.precision(t) for t in layer.inputs}
+            if types == _ONLY_INT8:
                 return _INT8
+            if types == _ONLY_FP8:
+                return _FP8
         return float_precision(tensor.elem_type, self._target.strongly_typed)
 
     # Layers -----------------------------------------------------------------------------------
@@ -357,19 +367,19 @@ class Outcome:
         """Return the regions of Myelin, with the nodes and products in them."""
         if not self._network.regions:
             return []
-        is_int8 = {c.name: c.is_int8 for c in self.convolutions if c.is_product}
-        is_int8.update(dict.fromkeys(self.float_products, False))
+        types = {c.name: c.precision for c in self.convolutions if c.is_product}
+        types.update(dict.fromkeys(self.float_products, Precision.FLOAT))
         squares = {pieces.square.name for pieces in find_decomposed_layer_norms(self._model)}
-        return [self._describe_region(region, is_int8, squares) for region in self._network.regions]
+        return [self._describe_region(region, types, squares) for region in self._network.regions]
 
     def _describe_region(
-        self, region: MyelinRegion, is_int8: Mapping[str, bool], squares: set[str]
+        self, region: MyelinRegion, types: Mapping[str, Precision], squares: set[str]
     ) -> MyelinRegion:
         """Complete a region.
 
         Args:
             region: The region.
-            is_int8: Products of the model, and whether they compute in INT8.
+            types: Type that each product of the model computes in.
             squares: Nodes that square in decomposed normalizations: one for each.
         """
         names, quantizers = [], []
@@ -389,8 +399,9 @@ class Outcome:
             region,
             nodes=names,
             fused=list(dict.fromkeys([*region.fused, *quantizers])),
-            products=sum(name in is_int8 for name in names),
-            int8_products=sum(is_int8.get(name, False) for name in names),
+            products=sum(name in types for name in names),
+            int8_products=sum(types.get(name) in BYTES for name in names),
+            fp8_products=sum(types.get(name) is Precision.FP8 for name in names),
             softmaxes=ops.count("Softmax"),
             norms=sum(op in NORMALIZATIONS for op in ops) + sum(name in squares for name in names),
         )

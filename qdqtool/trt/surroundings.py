@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from qdqtool.ir.operators import OPERATORS, LayerKind
 from qdqtool.ir.qdq import precision_of
-from qdqtool.reasons import simulation
+from qdqtool.reasons import fp8, simulation
 from qdqtool.reasons.tensors import (
     STEPS,
     ConsumerKind,
@@ -480,6 +480,22 @@ def _type_obstacles(
     if target.float16_scales:
         floats = (_output_float_type(data), _output_float_type(weights))
         yield fault_checks.float_types_differ(by, node, floats, node_name(data), node_name(weights))
+    if computed_type == "FP8":
+        yield _find_fp8_obstacle(layer, by, target)
+
+
+def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
+    """Return the reason for which a layer of FP8 data and weights runs in float, or None."""
+    node, size = node_name(layer), tensor_size(layer.out)
+    if not target.has_fp8:
+        return None  # the build ends, which a check reports
+    if layer.kind == LayerKind.DECONVOLUTION:
+        return fp8.FloatFp8Deconvolution(by, node, size)
+    if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
+        if not target.fp8_convolutions:
+            return fp8.EarlyFp8Convolution(by, node, target.display_name, size)
+        return fault_checks.large_fp8_kernel(by, node, layer.weights.kernel, size)
+    return None
 
 
 def _quantizer_obstacles(
@@ -492,7 +508,8 @@ def _quantizer_obstacles(
     yield from (
         fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
         for dq in dqs
-        if dq.quant is not None
+        # The parser does not look at the zero point of an FP8 quantizer.
+        if dq.quant is not None and dq.quant.precision != Precision.FP8
     )
     if weights.quant is not None and not layer_weights.from_matmul:
         yield fault_checks.weights_axis(

@@ -20,6 +20,8 @@ DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and
 DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
 
 _FIRST_FP8 = (10, 0)
+# NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
+_FIRST_FP8_CONVOLUTIONS = (10, 2)
 # Release notes of 10.6: attention, and scales for each column of products
 _FIRST_FP8_ATTENTION = (10, 6)
 
@@ -174,6 +176,11 @@ class Target:
     def has_fp8(self) -> bool:
         """Whether it accepts FP8 quantizers: TensorRT 10 and later, and TensorRT-RTX."""
         return self.is_rtx or self.version >= _FIRST_FP8
+
+    @property
+    def fp8_convolutions(self) -> bool:
+        """Whether it computes convolutions in FP8 (see :data:`_FIRST_FP8_CONVOLUTIONS`)."""
+        return self.is_rtx or self._minor_version >= _FIRST_FP8_CONVOLUTIONS
 
     @property
     def fp8_product_channels(self) -> bool:

@@ -17,6 +17,7 @@ from qdqtool.buildlog.types import (
     GapKind,
     ListingSource,
     LogEvent,
+    LogMessage,
     MemoryUse,
     Milestone,
     ParsedNode,
@@ -528,3 +529,17 @@ def test_merge_rejects_builds_with_few_common_names(first: str, second: str, sam
             else pytest.raises(BuildLogError, check=has("different-builds"))
         ):
             merge(build(first, "f"), other)
+
+
+# Skipped tactics ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("passed", [True, False, None])
+def test_errors_of_skipped_tactics_are_notes_if_the_build_passed(passed: bool | None) -> None:
+    # RT-DETR on 10.16.2 prints eight such errors and passes.
+    skipped = "Error Code: 9: Skipping tactic 0x0 due to exception"
+    build = Build(messages=[LogMessage("E", skipped, 1, 8), LogMessage("E", "bad", 2, 1)])
+    build.passed = passed
+    set_build_status(build)
+    assert [m.text for m in build.skipped_tactics] == [skipped] * bool(passed)
+    assert [m.text for m in build.errors] == (["bad"] if passed else [skipped, "bad"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from ml_dtypes import int4
 
 from qdqtool.prediction import predict
 from qdqtool.types import Finding, Prediction
@@ -210,21 +211,31 @@ def in_myelin(g: Graph) -> onnx.ModelProto:
 
 
 def outside_rules(g: Graph) -> onnx.ModelProto:
-    g.opset = 19
-    g.initializers.append(
-        onnx.helper.make_tensor("zero8", onnx.TensorProto.FLOAT8E4M3FN, [], [0.0])
-    )
-    x, w = g.input(1, 16, 8, 8), ones(g)
-    g.const("scale", np.float32(0.1))
-    pairs = [
-        g.op(
-            "DequantizeLinear",
-            [g.op("QuantizeLinear", [t, "scale", "zero8"], f"{n}.Q"), "scale", "zero8"],
-            f"{n}.DQ",
-        )
-        for t, n in ((x, "in"), (w, "wq"))
-    ]
-    return g.model(g.op("Conv", pairs, "c", kernel_shape=[1, 1]))
+    g.opset = 21
+    return g.model(weighted(g, g.pair(ones(g), "wq", 0.01, integer=int4)))
+
+
+def _fp8(g: Graph) -> Graph:
+    g.opset, g.fp8 = 19, True
+    return g
+
+
+def fp8_kernel(g: Graph) -> onnx.ModelProto:
+    return g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32, k=7))
+
+
+def fp8_deconvolution(g: Graph) -> onnx.ModelProto:
+    x = _fp8(g).input(1, 32, 8, 8)
+    return g.model(g.conv(x, "up", 32, k=2, stride=2, op="ConvTranspose", weights="tensor"))
+
+
+def fp8_version(g: Graph) -> onnx.ModelProto:
+    return g.model(_fp8(g).conv(g.input(1, 32, 8, 8), "c", 32))
+
+
+def output_type(g: Graph) -> onnx.ModelProto:
+    x = g.relu(g.conv(g.input(1, 32, 8, 8), "c0", 32), "r0")
+    return g.model(_fp8(g).conv(x, "end", 32))
 
 
 def _by_name(
@@ -274,6 +285,10 @@ _MAKERS = (
         reduce_not_pooling,
         in_myelin,
         outside_rules,
+        fp8_kernel,
+        fp8_deconvolution,
+        fp8_version,
+        output_type,
     )
     | {"stays": residual(skip=False, side=False, quantized=True)}
 )

@@ -73,6 +73,12 @@ def with_data(scale: float, largest: float) -> Prediction:
     return prediction
 
 
+def fp8(**options: int) -> onnx.ModelProto:
+    """Return a convolution of FP8."""
+    g = Graph(opset=19, fp8=True)
+    return g.model(g.conv(g.input(1, 32, 8, 8), "c", 32, **options))
+
+
 def on_gpu(sm: str) -> Prediction:
     """Predict a depthwise convolution in INT8, a SiLU and a float convolution on a GPU."""
     g = Graph()
@@ -113,6 +119,8 @@ PREDICTIONS: dict[str, Callable[[], Prediction]] = {
     "FLOAT-SM75": lambda: predict_on_gpu(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
     "ACT-SCALE": lambda: with_data(1.0, 3.0),
     "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
+    "FP8-GPU": lambda: predict_on_gpu(fp8(), "trt10", TimingOptions(sm="8.6"))[0],
+    "FP8-SLOW": lambda: predict(fp8(groups=32), "trt10"),
     "GPU-DP4A": lambda: on_gpu("6.1"),
     "GPU-FUSION": lambda: on_gpu("6.1"),
     "GPU-NO-INT8": lambda: on_gpu("6.0"),

@@ -8,6 +8,7 @@ from qdqtool.findings.errors import (
     KNOWN_ERRORS,
     NODE_KINDS,
     KnownError,
+    annotate,
     lookup,
     parse_error,
     parse_missing_kernel,
@@ -234,3 +235,14 @@ def test_named_node_ignores_other_messages() -> None:
 def test_short_cuts_the_middle_of_long_names() -> None:
     assert shorten_name("x" * 90) == "x" * 90
     assert shorten_name("a" * 45 + "b" * 46) == f"{'a' * 40}...{'b' * 40}"
+
+
+def test_note_of_a_skipped_tactic_needs_no_action() -> None:
+    text = (
+        "Error[9]: Error Code: 9: Skipping tactic 0x0 due to exception [type.cpp:186: infer_type] "
+        "Could not infer output types for operation: dequantize"
+    )
+    facts = {"messages": [{"level": level, "text": text} for level in ("note", "error")]}
+    note, error = annotate(facts)["messages"]
+    assert (note["known"], note["severity"]) == ("tactic-skipped", "warning")
+    assert error["known"] != "tactic-skipped"

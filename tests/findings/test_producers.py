@@ -22,7 +22,7 @@ from qdqtool.fixing.api import fix
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.reasons import simulation
+from qdqtool.reasons import fp8, simulation
 from qdqtool.reasons.compiler import IntegersLost
 from qdqtool.trt import fault_checks, surroundings
 from qdqtool.trt.passes import quantize_double_input_nodes
@@ -183,6 +183,10 @@ def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
         simulation.OutputScale,
         simulation.InputNotDequantized,
         simulation.WeightsNotDequantized,
+        fp8.FloatFp8Deconvolution,
+        fp8.EarlyFp8Convolution,
+        fp8.LargeFp8Kernel,
+        fp8.OutputTypeDiffers,
     }
     assert of_layers == {*reported, *MODEL_FAULTS}
     of_checks = made_in(operators) | made_in(quantizers) | made_in(weights)

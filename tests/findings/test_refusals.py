@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from qdqtool.prediction import predict
-from qdqtool.reasons import simulation
+from qdqtool.reasons import fp8, simulation
 from qdqtool.reasons.faults import OtherTypes, TypeUnknown
 from qdqtool.reasons.simulation import ScalesAround
 from qdqtool.reasons.tensors import PathStep
@@ -15,8 +15,11 @@ from tests.findings.graphs import GRAPHS
 
 CLASSES = {
     kind.reason: kind
-    for kind in vars(simulation).values()
-    if isinstance(kind, type) and issubclass(kind, Refusal) and kind not in (Refusal, ScalesAround)
+    for kind in (*vars(simulation).values(), *vars(fp8).values())
+    if isinstance(kind, type)
+    and issubclass(kind, Refusal)
+    and kind.reason
+    and kind not in (Refusal, ScalesAround)
 }
 
 # Finding that each class becomes, and values in its causes.
@@ -56,14 +59,25 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "pooling-one-side": ("POOL-FLOAT", {"gap", "end.in.Q"}),
     "reduce-not-pooling": ("POOL-FLOAT", {"mean", "gap.DQ"}),
     "in-myelin": ("NOT-QUANTIZED", {"fc", PathStep("best", "ArgMax")}),
-    "outside-rules": ("FP8-OUTSIDE", {"FP8", "in.Q"}),
+    "outside-rules": ("FP8-OUTSIDE", {"INT4", "wq.Q"}),
+    "fp8-kernel": ("FP8-KERNEL", {"c", (7, 7)}),
+    "fp8-deconvolution": ("FP8-DECONV", {"up"}),
+    "fp8-version": ("FP8-VERSION", {"c", "10.1"}),
+    "output-type": ("FP8-MIXED", {"c0", "end.in.Q", ("INT8", "FP8")}),
     "stays": ("CONVERSION", {"end.in.Q", 0.05, ("SKIP-FLOAT", "sum")}),
 }
 
 # Classes that another record reports: a check of the model, or the conversion that results.
 OTHERS = {"types": TypeUnknown, "outside-rules": OtherTypes, "scales-differ": ScalesAround}
 
-TARGETS = {"float-types": "trt11"}  # reasons that do not exist on 8.5
+# Reasons that do not exist on 8.5
+TARGETS = {
+    "float-types": "trt11",
+    "fp8-kernel": "trt10",
+    "fp8-deconvolution": "trt10",
+    "fp8-version": "10.1",
+    "output-type": "trt10",
+}
 
 
 def values(item: object) -> Iterator[object]:
@@ -89,7 +103,7 @@ def test_refusal_becomes_finding_with_its_values(reason: str) -> None:
     causes = [list(values(f.causes)) for f in prediction.findings if f.code == code]
     assert any(expected <= set(c) and kind in map(type, c) for c in causes), causes
     for conv in prediction.convolutions:
-        assert conv.int8_in_int8_out or conv.findings, conv.name
+        assert conv.quantized_in_quantized_out or conv.findings, conv.name
     conversions = ("CONVERSION", "INPUT-CONVERSION")
     nodes = {f.node for f in prediction.findings if f.code in conversions}
     assert nodes == set(prediction.conversion_nodes)

@@ -49,6 +49,7 @@ TEXTS_OF_SEVERAL_CAUSES = {
     ("SCALE-RANK", "trt11"),
     ("ZP-VOLUME", "trt8"),
     ("BIAS-DQ", ""),
+    ("FP8-TARGET", ""),
 }
 
 

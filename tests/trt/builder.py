@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+from ml_dtypes import float8_e4m3fn
 from onnx import TensorProto, helper, numpy_helper
 
 
@@ -21,12 +22,19 @@ class Graph:
         constant_nodes: Whether constants are Constant nodes instead of initializers.
         seed: Seed of the weights.
         half: Whether float tensors are float16.
+        fp8: Whether quantizers are FP8 (E4M3FN) unless they name another type; needs opset 19.
     """
 
     def __init__(
-        self, opset: int = 13, constant_nodes: bool = False, seed: int = 0, half: bool = False
+        self,
+        opset: int = 13,
+        constant_nodes: bool = False,
+        seed: int = 0,
+        half: bool = False,
+        fp8: bool = False,
     ) -> None:
         self.opset = opset
+        self.fp8 = fp8
         self.constant_nodes = constant_nodes
         self.random = np.random.default_rng(seed)
         self.dtype: Any = np.float16 if half else np.float32
@@ -77,6 +85,7 @@ class Graph:
         values = np.asarray(scale, dtype=self.dtype)
         names = [self.const(f"{name}.scale", values)]
         if zero is not None:
+            integer = integer or (float8_e4m3fn if self.fp8 else np.int8)
             names.append(self.const(f"{name}.zero", np.full(values.shape, zero, dtype=integer)))
         return names
 
@@ -87,7 +96,7 @@ class Graph:
         scale: npt.ArrayLike = 0.1,
         axis: int | None = None,
         zero: int | None = 0,
-        integer: Any = np.int8,
+        integer: Any = None,
     ) -> str:
         attributes = {} if axis is None else {"axis": axis}
         return self.op(
@@ -101,7 +110,7 @@ class Graph:
         scale: npt.ArrayLike = 0.1,
         axis: int | None = None,
         zero: int | None = 0,
-        integer: Any = np.int8,
+        integer: Any = None,
     ) -> str:
         attributes = {} if axis is None else {"axis": axis}
         return self.op(
@@ -118,7 +127,7 @@ class Graph:
         scale: npt.ArrayLike = 0.1,
         axis: int | None = None,
         zero: int | None = 0,
-        integer: Any = np.int8,
+        integer: Any = None,
     ) -> str:
         """Add a Q called ``<stem>.Q`` and a DQ called ``<stem>.DQ``."""
         quantized = self.q(x, f"{stem}.Q", scale, axis, zero, integer)
@@ -133,8 +142,9 @@ class Graph:
         count = shape[axis]
         scales = self.random.uniform(0.01, 0.02, count)
         if form == "int8":
+            integers = self.random.integers(-127, 128, tuple(shape))
             stored = self.const(
-                f"{name}.{parameter}", self.random.integers(-127, 128, tuple(shape)).astype(np.int8)
+                f"{name}.{parameter}", integers.astype(float8_e4m3fn if self.fp8 else np.int8)
             )
             return self.dq(stored, f"{name}.w.DQ", scales, axis)
         plain = self.const(f"{name}.{parameter}", self.random.normal(0, 0.3, tuple(shape)))

@@ -7,6 +7,7 @@ from qdqtool.findings.lint import (
     activation_scales,
     dead_scales,
     floats,
+    fp8,
     heads,
     operators,
     quantizers,
@@ -33,6 +34,7 @@ def run(view: View, report: FindingReport, convolutions: Iterable[ConvOutcome]) 
     operators.check_functions(view, report)
     operators.run(view, report)
     quantizers.run(view, report)
+    fp8.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
     weight_granularity.run(view, report)

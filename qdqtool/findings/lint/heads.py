@@ -15,6 +15,7 @@ from qdqtool.patterns.view import View, adds_computed
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons import faults
 from qdqtool.reasons.faults import CHECK
+from qdqtool.types import Precision
 
 
 def find_last_convolutions(view: View) -> list[Node]:
@@ -86,7 +87,9 @@ def run(view: View, report: FindingReport) -> None:
         else:
             add(conv, "box" if head.dfl else "head")
     for q in view.activation_qs:
-        concat = None if q.index in view.feeds_weighted else _find_head_concat(view, q)
+        has_steps = view.params(q).precision != Precision.FP8
+        is_last = has_steps and q.index not in view.feeds_weighted
+        concat = _find_head_concat(view, q) if is_last else None
         if concat is not None:
             fault = _build_concat_fault(view, q, concat)
             report.add(fault, fatal=_is_fatal(fault))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
+from qdqtool.findings.lint import fp8
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
@@ -19,10 +20,9 @@ from qdqtool.trt.layers import SILU
 from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Precision
 
-_OTHER_TYPES = (Precision.FP8, Precision.INT4)
 _MIN_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
 # Types in the names of quantizers that are operators of their own (ModelOpt, domain trt)
-_TYPES_IN_NAMES = ("FP8", "FP4", "INT4")
+_TYPES_IN_NAMES = ("FP4", "INT4")
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -128,10 +128,10 @@ def _is_normalization(node: Node) -> bool:
 
 
 def _find_other_type(view: View, node: Node) -> str:
-    """Return the type of a quantizer if it is FP8 or INT4, else an empty string."""
+    """Return the type of a quantizer if it is INT4 or FP4, else an empty string."""
     if qdq.is_qdq(node):
         precision = view.params(node).precision
-        return precision if precision in _OTHER_TYPES else ""
+        return precision if precision == Precision.INT4 else ""
     if node.op.endswith(("QuantizeLinear", "DequantizeLinear")):
         return next((t for t in _TYPES_IN_NAMES if t in node.op.upper()), "")
     return ""
@@ -147,6 +147,8 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
         if isinstance(attribute, (list, tuple))
         else ()
     )
+    if fp8.is_fp8(view, conv):
+        return
     if operator_of(conv).kind == LayerKind.DECONVOLUTION:
         if (fault := fault_checks.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
             report.add(fault, convolutions=[conv.name])
@@ -206,6 +208,10 @@ def _check_shape(
     if channels is None:
         return
     inputs, outputs, groups = channels
+    if fp8.is_fp8(view, conv):
+        if outcome is not None and outcome.is_fp8:
+            fp8.check_shape(report, conv, inputs, outputs, groups)
+        return
     if groups > 1 and groups == inputs and outcome is not None:
         consumers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
         # Builds failed on SiLU only, not on other gates.

@@ -18,7 +18,11 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import BYTES, Precision, Refusal
 
 _SUPPORTED = (*BYTES, Precision.INT4, Precision.FP8)
-_E5M2 = onnx.TensorProto.FLOAT8E5M2
+_UNSUPPORTED_FP8: dict[int, str] = {
+    onnx.TensorProto.FLOAT8E5M2: "FP8 E5M2",
+    onnx.TensorProto.FLOAT8E5M2FNUZ: "FP8 E5M2 FNUZ",
+    onnx.TensorProto.FLOAT8E4M3FNUZ: "FP8 E4M3 FNUZ",
+}
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
 
@@ -114,15 +118,21 @@ def _find_zero_point_faults(
     view: View, node: Node, params: QuantParams
 ) -> Iterator[Refusal | None]:
     name = node.name
-    kind = view.model.elem_type(node.input(2 if params.has_zero_point else 0))
+    kind = _find_type(view, node, params)
     supported = params.precision in _SUPPORTED or (
         params.precision == Precision.UNKNOWN and not params.has_zero_point
     )
-    if not supported or (params.has_zero_point and kind == _E5M2):
-        type_name = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
-        yield faults.TypeUnknown(CHECK, name, type_name)
+    if not supported or kind in _UNSUPPORTED_FP8:
+        type_name = onnx.TensorProto.DataType.Name(kind).lower()
+        yield faults.TypeUnknown(CHECK, name, _UNSUPPORTED_FP8.get(kind, type_name))
         return
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
+    if params.precision == Precision.FP8:
+        yield fault_checks.nonzero_fp8_zero_point(CHECK, name, params.zero_points)
+        if values is not None and params.has_zero_point and params.scale_shape is not None:
+            scales = math.prod(params.scale_shape)
+            yield fault_checks.zero_point_count(CHECK, name, scales, values.size)
+        return
     # A DQ without zero point has the type of its input.
     reads_q = qdq.is_q(view.model.producer(node.input(0)))
     nonzero = fault_checks.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
@@ -134,6 +144,15 @@ def _find_zero_point_faults(
         yield faults.ZeroPointMissing(CHECK, name, node.op)
     elif values is not None and params.scale_shape is not None:
         yield fault_checks.zero_point_count(CHECK, name, math.prod(params.scale_shape), values.size)
+
+
+def _find_type(view: View, node: Node, params: QuantParams) -> int:
+    """Return the ONNX type that a node quantizes to or dequantizes."""
+    if params.has_zero_point:
+        return view.model.elem_type(node.input(2))
+    if qdq.is_q(node):
+        return node.integer("output_dtype", 0) or view.model.elem_type(node.output)
+    return view.model.elem_type(node.input(0))
 
 
 def _find_scale_faults(

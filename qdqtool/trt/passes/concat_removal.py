@@ -34,11 +34,11 @@ SHARED = assumed(
 )
 STOMPING = assumed(
     "stomping",
-    "An input that is a view of another tensor, is in a Concat twice, or is the network's input, "
-    "at most with a Q or a reshape after it, is copied.",
-    "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network "
-    "input is quantized to, while a convolution's output next to it is retargeted; that these are "
-    "the conditions is assumed",
+    "An input that is a view of another tensor or is in a Concat twice is copied. So is the first "
+    "that is a network's input, at most with a Q or a reshape after it.",
+    "yolov8-orin-trt8412-excerpts:241 is one such line, the second input (242) is retargeted; "
+    "builds of 8.5.2 and 8.6.0 copy the first of two quantized network inputs and retarget the "
+    "second, and a convolution's output next to one; that these are the conditions is assumed",
     about=(COPY_STOMPING,),
 )
 
@@ -57,8 +57,9 @@ class ConcatRemoval(Pass):
             self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
             concat.is_eliminated = True
             copies = []
+            outside = next((t for t in concat.inputs if _comes_from_outside(t.producer)), None)
             for tensor in concat.inputs:
-                kind, case = _choose_line(tensor, retargeted)
+                kind, case = _choose_line(tensor, retargeted, outside)
                 self.fire(case, concat, kind, tensor.name, concat.out.name, by="")
                 if kind == RETARGETING:
                     retargeted.add(tensor)
@@ -68,8 +69,16 @@ class ConcatRemoval(Pass):
             concat.copies = tuple(copies)
 
 
-def _choose_line(tensor: Tensor, retargeted: set[Tensor]) -> tuple[str, Case]:
-    """Return the kind of line that TensorRT logs for an input of a Concat, and its case."""
+def _choose_line(
+    tensor: Tensor, retargeted: set[Tensor], outside: Tensor | None
+) -> tuple[str, Case]:
+    """Return the kind of line that TensorRT logs for an input of a Concat, and its case.
+
+    Args:
+        tensor: The input.
+        retargeted: Tensors that are written into the output of a Concat.
+        outside: First input of the Concat that comes from outside the network.
+    """
     if tensor.producer_of_kind(LayerKind.RESIZE):
         return COPY_STRIDING, RESIZE
     if tensor.producer_of_kind(LayerKind.DECONVOLUTION):
@@ -78,7 +87,7 @@ def _choose_line(tensor: Tensor, retargeted: set[Tensor]) -> tuple[str, Case]:
         return COPY_STRIDING, SHARED
     producer = tensor.producer
     is_view = producer is not None and producer.is_eliminated
-    if is_view or tensor in retargeted or _comes_from_outside(producer):
+    if is_view or tensor in retargeted or tensor is outside:
         return COPY_STOMPING, STOMPING
     return RETARGETING, DIRECT
 

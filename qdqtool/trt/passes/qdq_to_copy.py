@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from qdqtool.reasons.simulation import RemainingConversion
 from qdqtool.reasons.tensors import TensorConsumer
+from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.passes._infra import (
     QDQ,
     Case,
@@ -26,7 +27,6 @@ from qdqtool.trt.surroundings import (
     tensor_size,
 )
 from qdqtool.trt.trace import SWAP_TYPE
-from qdqtool.types import Precision
 
 QUANTIZE = seen(
     "quantize",
@@ -109,7 +109,7 @@ class QDQToCopy(Pass):
             layer.paired_q,
             layer.source_scale,
             layer.requantizes,
-            _precision(layer),
+            quantized_type(layer),
             is_in_attention,
             weakest_evidence(cases, self.target),
         )
@@ -132,10 +132,3 @@ def _is_in_attention(layer: Layer) -> bool:
         return False
     products = [c for c in layer.out.consumers if c.kind == LayerKind.MATRIX_MULTIPLY]
     return any(not product.weights.constant for product in products)
-
-
-def _precision(layer: Layer) -> Precision:
-    """Return the quantized type. TensorRT reads uint8, and an unknown type, as INT8."""
-    if layer.quant is None or layer.quant.precision in (Precision.UINT8, Precision.UNKNOWN):
-        return Precision.INT8
-    return layer.quant.precision

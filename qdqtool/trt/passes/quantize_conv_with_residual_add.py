@@ -9,6 +9,7 @@ from qdqtool.trt.layers import (
     dq_before,
     node_name,
     q_after,
+    quantized_type,
     weights_position,
 )
 from qdqtool.trt.passes._infra import (
@@ -32,6 +33,7 @@ from qdqtool.trt.surroundings import (
     quantizer_scale,
     tensor_size,
 )
+from qdqtool.types import Precision
 
 QUANTIZED = seen(
     "quantized-residual",
@@ -51,6 +53,12 @@ ACTIVATED = assumed(
     "quantizes the residual branch only since 2025-10, so that convolution, activation and Add "
     "can fuse on 10.x",
 )
+FP8 = assumed(
+    "fp8",
+    "An FP8 convolution fuses the Add after it as an INT8 one does.",
+    "ModelOpt quantizes residual Adds for FP8 as for INT8; an engine with a separate Add would "
+    "refute it",
+)
 
 
 class QuantizeConvWithResidualAdd(Pass):
@@ -66,7 +74,7 @@ class QuantizeConvWithResidualAdd(Pass):
     activation is between convolution and Add, unless the target says that it fuses.
     """
 
-    cases = (QUANTIZED, ACTIVATED)
+    cases = (QUANTIZED, ACTIVATED, FP8)
     anonymous_lines = (SWAPPING, REMOVING)
 
     def _apply(self, network: Network) -> None:
@@ -101,7 +109,7 @@ class QuantizeConvWithResidualAdd(Pass):
             self._refuse_float_residual(conv, add, residual)
         elif q is None:
             self._refuse_float_sum(conv, add, residual)
-        else:
+        elif len({quantized_type(each) for each in (dq_before(conv.data), dq, q)}) == 1:
             self._fuse(network, conv, add, dq, q)
 
     # Refusals ---------------------------------------------------------------------------------
@@ -195,6 +203,9 @@ class QuantizeConvWithResidualAdd(Pass):
         network.set_output(conv, out)
         conv.residual = residual
         conv.int8 = conv.int8_out = conv.fusion.has_activation = True
+        conv.quantized_type = quantized_type(q)
+        if conv.quantized_type == Precision.FP8:
+            conv.add_cases(FP8)
 
     def _absorb_inputs(self, network: Network, case: Case, conv: Layer, q: Layer) -> None:
         """Absorb the DQs of data and weights, and the weights."""

@@ -1,19 +1,28 @@
 """QuantizeDoubleInputNodes."""
 
 from qdqtool.ir.operators import find_case
+from qdqtool.reasons import fp8
 from qdqtool.reasons.simulation import (
     Deconvolution3D,
     FloatTypesDiffer,
     OutputDifferentScales,
     OutputScale,
-    OutsideRules,
 )
 from qdqtool.trt import fault_checks
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_before, node_name, q_after
+from qdqtool.trt.layers import (
+    WEIGHTED,
+    Layer,
+    Tensor,
+    can_absorb,
+    dq_before,
+    node_name,
+    q_after,
+    quantized_type,
+)
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
-from qdqtool.types import Precision
+from qdqtool.types import Precision, Refusal
 
 CONVOLUTION = find_case("Conv")
 DECONVOLUTION_80 = find_case("ConvTranspose")
@@ -70,12 +79,69 @@ DIFFERENT = assumed(
     "A result that only Qs of different scales read is written as float.",
     "in every log such a result has a float consumer as well",
 )
+FP8_CONVOLUTION = documented(
+    "fp8-convolution",
+    "A convolution whose data and weights come from DQs of FP8 computes in FP8, except with more "
+    "than 32 elements in its kernel.",
+    "NVIDIA/TensorRT issue 3987 (from 10.2 on Hopper, 10.3 on Ada); the limit of the kernel is in "
+    "the release notes of 10.16.1 as quoted, and seen on TensorRT-RTX 1.7.1",
+    about=("Conv",),
+)
+FP8_PRODUCT = documented(
+    "fp8-product",
+    "A matrix product whose inputs come from DQs of FP8 computes in FP8.",
+    "release notes of 10.6 (FP8 GEMM and attention)",
+    about=("MatMul", "Gemm"),
+)
+FP8_DECONVOLUTION = assumed(
+    "fp8-deconvolution",
+    "A ConvTranspose of FP8 data and weights runs in float.",
+    "TensorRT-RTX documents that it has no FP8 deconvolution; an FP8 one in the layers of a "
+    "TensorRT 10 engine would refute it",
+    about=("ConvTranspose",),
+)
+FP8_KERNEL = documented(
+    "fp8-kernel",
+    "A convolution of FP8 with more than 32 elements in its kernel runs in float.",
+    "release notes of 10.16.1 as quoted, for compute capabilities 8.9, 9.0, 12.0 and 12.1; seen on "
+    "TensorRT-RTX 1.7.1. It is assumed for 10.0, 10.3 and 11.0",
+    about=("Conv",),
+)
+FP8_EARLY = documented(
+    "fp8-early",
+    "TensorRT before 10.2 has no FP8 convolutions.",
+    "NVIDIA/TensorRT issue 3987",
+    about=("Conv",),
+)
+FP8_POINTWISE = assumed(
+    "fp8-pointwise",
+    "A pointwise layer whose inputs all come from DQs of FP8 absorbs them as those of INT8.",
+    "as for INT8; a conversion before such a layer in an engine would refute it",
+)
+FP8_MOVED = assumed(
+    "fp8-moved",
+    "FP8 Qs and DQs move past the operators that INT8 ones pass, except MaxPool and Resize.",
+    "as seen on TensorRT-RTX 1.7.1 for operators that only move values and for MaxPool; no log of "
+    "an FP8 build of TensorRT 10 is available",
+)
+OTHER_TYPE = assumed(
+    "other-type",
+    "A layer does not absorb the Q after it if that quantizes to another 8-bit type.",
+    "no kernel that reads INT8 and writes FP8 is known; an engine that shows one would refute it",
+)
 PRELU = assumed(
     "prelu",
     "A PRelu after a convolution remains a separate layer.",
     "no build shows whether it fuses",
     about=("PRelu",),
 )
+# Cases of the reasons for which a layer with Q/DQ on both inputs runs in float
+_OBSTACLE_CASES: dict[type[Refusal], Case] = {
+    FloatTypesDiffer: MIXED_FLOATS,
+    fp8.FloatFp8Deconvolution: FP8_DECONVOLUTION,
+    fp8.LargeFp8Kernel: FP8_KERNEL,
+    fp8.EarlyFp8Convolution: FP8_EARLY,
+}
 _POINTWISE_KINDS = (
     LayerKind.ELEMENTWISE,
     LayerKind.POINTWISE,
@@ -106,6 +172,14 @@ class QuantizeDoubleInputNodes(Pass):
         FLOAT_SUM,
         FLOAT_POINTWISE,
         DIFFERENT,
+        FP8_CONVOLUTION,
+        FP8_PRODUCT,
+        FP8_DECONVOLUTION,
+        FP8_KERNEL,
+        FP8_EARLY,
+        FP8_POINTWISE,
+        FP8_MOVED,
+        OTHER_TYPE,
         PRELU,
     )
     anonymous_lines = (REMOVING,)
@@ -124,12 +198,13 @@ class QuantizeDoubleInputNodes(Pass):
         )
         if obstacle is not None:
             self.refuse(obstacle)
-            if isinstance(obstacle, FloatTypesDiffer):
-                layer.add_cases(MIXED_FLOATS)
+            case = _OBSTACLE_CASES.get(type(obstacle))
+            if case is not None:
+                layer.add_cases(case)
             return
         self._absorb(network, self._choose_case(layer), layer, layer.inputs[:2])
         if layer.int8_out or q_after(layer.out) is not None:
-            return  # a Q that remains was refused because of its scale
+            return  # a Q that remains was refused because of its scale or type
         output = explain_float_output(layer, self.name)
         self.refuse(output)
         if isinstance(output, OutputDifferentScales):
@@ -156,16 +231,22 @@ class QuantizeDoubleInputNodes(Pass):
         return obstacle
 
     def _choose_case(self, layer: Layer) -> Case:
+        if quantized_type(dq_before(layer.data)) == Precision.FP8:
+            return FP8_CONVOLUTION if layer.op == "Conv" else FP8_PRODUCT
         if layer.kind == LayerKind.DECONVOLUTION:
             return DECONVOLUTION_80 if self.target.deconvolution_seen else DECONVOLUTION
         return MATRIX if layer.kind == LayerKind.MATRIX_MULTIPLY else CONVOLUTION
 
     def _quantize_pointwise(self, network: Network, layer: Layer) -> None:
-        if not all(can_absorb(dq_before(tensor)) for tensor in layer.inputs):
+        dqs = [dq_before(tensor) for tensor in layer.inputs]
+        types = set(map(quantized_type, dqs))
+        if not all(map(can_absorb, dqs)) or (Precision.FP8 in types and len(types) > 1):
             return
         q = q_after(layer.out)
         is_plain_sum = layer.op == "Add" and len(layer.nodes) == 1
-        if can_absorb(q):
+        if Precision.FP8 in types:
+            case = FP8_POINTWISE
+        elif can_absorb(q):
             case = SUM if is_plain_sum else POINTWISE
         else:
             case = FLOAT_SUM if is_plain_sum else FLOAT_POINTWISE
@@ -176,7 +257,10 @@ class QuantizeDoubleInputNodes(Pass):
     def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
         """Absorb the DQs before a layer, and the Q after it if it has one known scale."""
         dqs = [dq for dq in map(dq_before, inputs) if dq is not None]
+        q = q_after(layer.out)
+        moved = dqs if q is None else [*dqs, q]
         self.fire_running(case, layer)
+        layer.quantized_type = quantized_type(dqs[0])
         q = self._absorbable_q(layer)
         if q is not None:
             self.fire(case, layer, FUSING_INTO, q.name, layer.name)
@@ -189,19 +273,22 @@ class QuantizeDoubleInputNodes(Pass):
             if network.bypass_dq(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
         layer.int8 = True
-        if dqs and dqs[0].quant is not None:
-            self._set_quantized_type(layer, dqs[0], dqs[0].quant.precision)
+        if layer.quantized_type == Precision.FP8 and any(quantizer.path.ops for quantizer in moved):
+            layer.add_cases(FP8_MOVED)
 
     def _absorbable_q(self, layer: Layer) -> Layer | None:
-        """Return the Q after a layer; refuse one without a single known scale."""
+        """Return the Q after a layer; refuse one of another type, or without a single scale."""
         q = q_after(layer.out)
-        if q is None or can_absorb(q):
-            return q
-        name, has_computed_scale = node_name(q), q.has_computed_scale
-        self.refuse(OutputScale(self.name, node_name(layer), name, has_computed_scale))
-        return None
-
-    def _set_quantized_type(self, layer: Layer, dq: Layer, precision: Precision) -> None:
-        layer.quantized_type = precision
-        if precision == Precision.FP8:
-            self.refuse(OutsideRules(self.name, node_name(layer), node_name(dq), precision))
+        if q is None:
+            return None
+        name = node_name(q)
+        if not can_absorb(q):
+            self.refuse(OutputScale(self.name, node_name(layer), name, q.has_computed_scale))
+            return None
+        types = layer.quantized_type, quantized_type(q)
+        if types[0] != types[1] and Precision.FP8 in types and self.target.has_fp8:
+            size = tensor_size(layer.out)
+            self.refuse(fp8.OutputTypeDiffers(self.name, node_name(layer), name, types, size))
+            layer.add_cases(OTHER_TYPE)
+            return None
+        return q

@@ -2,11 +2,13 @@
 
 from qdqtool.ir.operators import AVERAGES
 from qdqtool.reasons.simulation import PoolingOneSide, ReduceNotPooling
+from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.passes._infra import (
     Layer,
     LayerKind,
     Network,
     Pass,
+    assumed,
     documented,
     dq_before,
     node_name,
@@ -15,6 +17,7 @@ from qdqtool.trt.passes._infra import (
 )
 from qdqtool.trt.surroundings import find_consumers, find_origin, tensor_size
 from qdqtool.trt.trace import REMOVING
+from qdqtool.types import Precision
 
 GLOBAL = seen(
     "global-average",
@@ -30,6 +33,13 @@ WINDOW = documented(
     "developer guide: pooling is quantizable",
     about=("AveragePool",),
 )
+FP8 = assumed(
+    "fp8",
+    "An average pooling between a DQ and a Q of FP8 runs in float; both remain.",
+    "TensorRT-RTX 1.7.1 computes poolings of FP8 in float; an FP8 pooling in an engine would "
+    "refute it",
+    about=("AveragePool", "GlobalAveragePool"),
+)
 
 
 class QuantizeSingleInputNodes(Pass):
@@ -38,7 +48,7 @@ class QuantizeSingleInputNodes(Pass):
     It refuses if only one of them is there, which remains in the engine as a conversion.
     """
 
-    cases = (GLOBAL, WINDOW)
+    cases = (GLOBAL, WINDOW, FP8)
     anonymous_lines = (REMOVING,)
 
     def _apply(self, network: Network) -> None:
@@ -52,6 +62,9 @@ class QuantizeSingleInputNodes(Pass):
     def _quantize_pooling(self, network: Network, layer: Layer) -> None:
         dq, q = dq_before(layer.data), q_after(layer.out)
         if dq is None and q is None:
+            return
+        if Precision.FP8 in (quantized_type(dq), quantized_type(q)):
+            layer.add_cases(FP8)
             return
         if dq is None or q is None:
             self._refuse_one_side(layer, dq is not None)

@@ -1,5 +1,6 @@
 """Fusion of a DQ and a Q of another scale."""
 
+from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     Layer,
@@ -41,7 +42,8 @@ class RequantizeFusion(Pass):
                 continue
             conv = dq.data.producer_of_kind(*CONVOLVE)
             is_chain = dq.data.single_consumer() and dq.out.single_consumer()
-            if conv is not None and conv.int8_out and is_chain:
+            is_same_type = quantized_type(dq) == quantized_type(q)
+            if conv is not None and conv.int8_out and is_chain and is_same_type:
                 _fuse_into_convolution(network, conv, dq, q)
             else:
                 _fuse_into_conversion(network, dq, q)

@@ -5,6 +5,7 @@ from collections import deque
 from qdqtool.ir.operators import QPassage
 from qdqtool.reasons.simulation import ManyConsumers, NotCommuting
 from qdqtool.reasons.tensors import TensorConsumer
+from qdqtool.trt.layers import is_computed_in_float
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Layer,
@@ -61,7 +62,7 @@ class VanillaSwapWithFollowingQ(Pass):
             op = q.data.producer
             if op is None or q.has_computed_scale:
                 continue
-            if op.passage is None or op.kind is _CONCATENATION:
+            if op.passage is None or op.kind is _CONCATENATION or is_computed_in_float(op, q):
                 self._refuse_operator(op, q)
             elif q.data.single_consumer() is not q:
                 if network.reports_refusals:
@@ -80,7 +81,7 @@ class VanillaSwapWithFollowingQ(Pass):
         network.swap(op, q)
 
     def _refuse_operator(self, op: Layer, q: Layer) -> None:
-        if op.kind in _KINDS_WITH_OPTIONAL_PASSAGE:
+        if op.kind in _KINDS_WITH_OPTIONAL_PASSAGE or op.passage is not None:
             q.blocked_by = NotCommuting(self.name, node_name(op), op.op, node_name(q))
             self.refuse(q.blocked_by)
 

@@ -3,7 +3,14 @@
 from collections import deque
 
 from qdqtool.reasons.simulation import ManyConsumers
-from qdqtool.trt.layers import Layer, Tensor, dq_before, next_rank, node_name
+from qdqtool.trt.layers import (
+    Layer,
+    Tensor,
+    dq_before,
+    is_computed_in_float,
+    next_rank,
+    node_name,
+)
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Case,
@@ -65,7 +72,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
                     queue.extend(self._copy(network, dq))
                 else:
                     self._refuse(dq)
-            elif _can_pass(op) and dq_before(op.data) is dq:
+            elif _can_pass(op) and dq_before(op.data) is dq and not is_computed_in_float(op, dq):
                 case = _choose_case(dq, op)
                 if case is not None:
                     self._swap(network, case, dq, op)

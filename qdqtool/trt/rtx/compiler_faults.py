@@ -371,8 +371,12 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
         count = math.prod(scales)
         yield fault_checks.zero_point_count(COMPILER, name, count, math.prod(shape))
     value = constants.value(zero_point)
-    if value is not None:
-        unsigned = qdq.read_params(states.model, node).precision == Precision.UINT8
+    precision = qdq.read_params(states.model, node).precision
+    if value is not None and precision == Precision.FP8:
+        zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
+        yield fault_checks.nonzero_fp8_zero_point(COMPILER, name, zeros)
+    elif value is not None:
+        unsigned = precision == Precision.UINT8
         zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
         yield fault_checks.nonzero_zero_point(COMPILER, name, name, zeros, unsigned)
 

@@ -26,6 +26,7 @@ from qdqtool.trt.rtx.operands import (
     IntegerState,
     State,
 )
+from qdqtool.types import Precision
 from qdqtool.util.records import replace_fields
 
 # A Q after these is pulled up before them, whatever else reads their results.
@@ -427,6 +428,8 @@ class IntegerMotion:
         """
         if _is_single(node):
             return state
+        if state.precision == Precision.FP8:
+            return _lose(LossCause.FP8_POOL, node, state)
         producer = self.model.producer(node.input(0))
         # A Tile, Expand or Resize that keeps the size is removed before anything moves.
         while producer is not None and (

@@ -16,9 +16,10 @@ from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import RANDOM, contraction
 from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
+from qdqtool.reasons.fp8 import LargeFp8Kernel
 from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
 from qdqtool.reasons.tensors import PathStep
-from qdqtool.trt.fault_checks import deconvolution_float
+from qdqtool.trt.fault_checks import deconvolution_float, large_fp8_kernel
 from qdqtool.types import BYTES, Precision, Refusal
 from qdqtool.util.records import record
 
@@ -117,8 +118,19 @@ def resolve_precision(model: Model, node: Node, left: State, right: State) -> Pr
     if left.precision in BYTES and right.precision in (*BYTES, Precision.INT4):
         return Precision.INT8
     if left.precision == right.precision == Precision.FP8:
-        return Precision.FP8
+        return _find_large_kernel(model, node) or Precision.FP8
     return integer_loss(node, LossCause.TYPES, node, left.dq)
+
+
+def _find_large_kernel(model: Model, node: Node) -> LargeFp8Kernel | None:
+    """Return the refusal of a convolution whose kernel is too large for FP8."""
+    if node.op != "Conv":
+        return None
+    kernel = node.attributes.get("kernel_shape")
+    if not isinstance(kernel, list):
+        shape = model.shape(node.input(1)) or ()
+        kernel = [d or 0 for d in shape[2:]]
+    return large_fp8_kernel(COMPILER, node.name, kernel)
 
 
 def integer_loss(

@@ -48,8 +48,8 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
         if not is_multiplication(model, node):
             continue
         outcome, refusal = _predict_node(states, node, target)
-        is_int8 = outcome is not None and outcome.is_int8
-        if not is_int8 and node.output not in view.varying:
+        is_quantized = outcome is not None and outcome.is_quantized
+        if not is_quantized and node.output not in view.varying:
             continue  # computed from constants and shapes alone while the engine is built
         if outcome is None:
             prediction.float_products.append(node.name)
@@ -82,6 +82,7 @@ def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
             [node.name for node in nodes if qdq.is_qdq(node)],
             products=summary["matrix_products"],
             int8_products=summary["matrix_products_int8"],
+            fp8_products=summary["matrix_products_fp8"],
             softmaxes=len(softmaxes),
             norms=len(norms),
         )

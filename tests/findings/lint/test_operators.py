@@ -124,11 +124,12 @@ def test_integer_operator_is_reported_unless_it_is_a_plugin(
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
-def test_fp8_is_reported_first_and_not_explained_with_int8(target: str) -> None:
+def test_int4_is_reported_first_and_not_explained_with_int8(target: str) -> None:
     prediction = predict(GRAPHS["outside-rules"](), target)
-    assert "FP8 Q/DQ is not predicted" in str(render(prediction))
+    assert "INT4 Q/DQ is not predicted" in str(render(prediction))
     codes = {f.code for f in prediction.findings if "c" in f.convolutions}
-    assert "FP8-OUTSIDE" in codes and codes <= {"FP8-OUTSIDE", "INPUT-CONVERSION"}
+    assert "FP8-OUTSIDE" in codes
+    assert codes <= {"FP8-OUTSIDE", "INPUT-CONVERSION", "CONVERSION"}
 
 
 # Decomposed LayerNorms and constants that FP16 cannot hold.

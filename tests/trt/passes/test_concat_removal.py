@@ -63,3 +63,11 @@ def test_tensor_concatenated_with_itself_is_copied_once(g: Graph) -> None:
         g.model(g.op("Tanh", g.concat([part, part], "Twice"), "t")), ConcatRemoval
     ).lines
     assert sorted(r[0] for r in rows[1:]) == [STOMPING, "Retargeting"]
+
+
+def test_second_of_two_quantized_network_inputs_is_retargeted(g: Graph) -> None:
+    # Builds of 8.5.2 and 8.6.0.
+    x, y = g.input(1, 8, 4, 4), g.input(1, 8, 4, 4, name="y")
+    out = g.conv(g.concat([g.pair(x, "px", 0.1), g.pair(y, "py", 0.1)], "Concat"), "d", 8)
+    rows = run_pass(g.model(out), ConcatRemoval).lines
+    assert [r[0] for r in rows[1:]] == [STOMPING, "Retargeting"]

@@ -112,6 +112,7 @@ def test_region_as_json(g: Graph) -> None:
             "possible": [],
             "matrix_products": 1,
             "matrix_products_int8": 1,
+            "matrix_products_fp8": 0,
             "softmax": 0,
             "normalizations": 0,
         }

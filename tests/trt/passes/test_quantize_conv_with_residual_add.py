@@ -1,5 +1,6 @@
 """QuantizeConvWithResidualAdd: resnet18-qat-rtx2000-trt8510, lines 2619 to 2628."""
 
+import numpy as np
 import pytest
 
 from qdqtool.prediction import predict
@@ -29,9 +30,10 @@ def block(
     conv_first: bool = False,
     activation: str = "",
     weights: str = "qdq",
+    fp8: bool = False,
 ) -> Graph:
     """Build a ResNet block. ``straight`` is the scale of a pair between convolution and Add."""
-    g = Graph()
+    g = Graph(opset=19 if fp8 else 13, fp8=fp8)
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     other = x if skip_scale is None else g.pair(x, "skip", skip_scale)
     conv = g.bn(g.conv(x, "Conv_34", weights=weights), "bn")
@@ -132,3 +134,27 @@ def test_only_add_has_a_residual(g: Graph, op: str) -> None:
     )
     assert result.lines == []
     assert not [r for r in result.reasons if r[0] == "c"]
+
+
+def test_residual_of_fp8_is_fused() -> None:
+    model = block(fp8=True).model("end:0")
+    layer = run_pass(model, QuantizeConvWithResidualAdd, "trt10").layer(
+        "Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43"
+    )
+    assert layer.int8_out and layer.quantized_type == Precision.FP8
+
+
+def test_residual_of_another_type_is_not_fused() -> None:
+    g = block(fp8=True)
+    g.initializers = [t for t in g.initializers if not t.name.startswith("skip.")]
+    for name in ("skip.Q", "skip.DQ"):
+        g.parameters(name, 0.07, 0, np.int8)
+    assert not run_pass(g.model("end:0"), QuantizeConvWithResidualAdd, "trt10").lines
+
+
+def _residual(g: Graph) -> str:
+    g.__dict__.update(block(fp8=True).__dict__)
+    return "end:0"
+
+
+GRAPHS = {"QuantizeConvWithResidualAdd/fp8": (_residual, "trt10")}

@@ -1,10 +1,12 @@
 """QuantizeDoubleInputNodes: yolo-resnet18-orin-trt8502, lines 5405 to 5414."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
-import onnx
 import pytest
 
-from qdqtool.reasons.simulation import InputNotDequantized, OutsideRules
+from qdqtool.reasons.simulation import InputNotDequantized
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
@@ -146,46 +148,118 @@ def test_float_convolution_is_reported(case: str) -> None:
     assert (result.lines, result.reasons) == ([], [("c", case)])
 
 
-def fp8_weights(data: str) -> Graph:
-    g = Graph(opset=19)
-    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    stored = onnx.TensorProto(
-        name="w", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[8, 8, 1, 1], raw_data=bytes(64)
-    )
-    zero = onnx.TensorProto(
-        name="z", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[], raw_data=bytes(1)
-    )
-    g.initializers.extend([stored, zero])
-    scale = g.const("s", np.float32(1))
-    x = (
-        g.pair(x, "in")
-        if data == "INT8"
-        else g.op(
-            "DequantizeLinear",
-            [g.op("QuantizeLinear", [x, scale, "z"], "in.Q"), scale, "z"],
-            "in.DQ",
-        )
-    )
-    g.op("Conv", [x, g.op("DequantizeLinear", ["w", scale, "z"], "w.DQ")], "c")
+def fp8(**options: Any) -> Graph:
+    """Return a convolution of FP8, between two Softmax."""
+    g = Graph(opset=19, fp8=True)
+    x = g.op("Softmax", g.input(1, 32, 8, 8), "before")
+    g.op("Softmax", g.conv(x, "c", 32, **options), "end")
+    return g
+
+
+def mixed(data: Any, after: Any = None) -> Graph:
+    """Return a convolution of FP8 weights and data of a type, with a Q of a type after it."""
+    g = Graph(opset=19, fp8=True)
+    x = g.op("Softmax", g.input(1, 32, 8, 8), "before")
+    x = g.pair(x, "in", integer=data)
+    g.channels[x] = 32
+    g.op("Softmax", g.pair(g.conv(x, "c", 32, scale=None), "p", integer=after), "end")
     return g
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
-    result = run_pass(fp8_weights("INT8").model("c:0"), QuantizeDoubleInputNodes, target=target)
+    result = run_pass(mixed(np.int8).model("end:0"), QuantizeDoubleInputNodes, target=target)
     assert result.reasons == [("c", "types")]
     assert result.refusals[0].types == ("INT8", "FP8")
 
 
-def test_fp8_convolution_is_quantized() -> None:
-    result = run_pass(fp8_weights("FP8").model("c:0"), QuantizeDoubleInputNodes, target="trt10")
+@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
+def test_fp8_convolution_is_quantized(weights: str) -> None:
+    g = fp8(weights=weights)
+    result = run_pass(g.model("end:0"), QuantizeDoubleInputNodes, target="trt10")
     layer = result.layer("c")
     assert layer.int8 and layer.quantized_type == Precision.FP8
-    outside, _ = result.refusals
-    assert isinstance(outside, OutsideRules) and (outside.node, outside.precision) == (
-        "c",
-        Precision.FP8,
-    )
+    assert result.reasons == [("c", "output-not-quantized")]
+
+
+@pytest.mark.parametrize(("kernel", "is_fp8"), [(5, True), (6, False), (7, False)])
+def test_fp8_convolution_with_over_32_elements_is_float(kernel: int, is_fp8: bool) -> None:
+    result = run_pass(fp8(k=kernel).model("end:0"), QuantizeDoubleInputNodes, target="trt10")
+    assert result.layer("c").int8 == is_fp8
+    assert (("c", "fp8-kernel") in result.reasons) != is_fp8
+
+
+@pytest.mark.parametrize(("target", "is_fp8"), [("10.1", False), ("10.2", True), ("trt11", True)])
+def test_fp8_convolution_needs_10_2(target: str, is_fp8: bool) -> None:
+    result = run_pass(fp8().model("end:0"), QuantizeDoubleInputNodes, target=target)
+    assert result.layer("c").int8 == is_fp8
+
+
+def test_fp8_deconvolution_is_float() -> None:
+    g = fp8(k=2, stride=2, op="ConvTranspose", weights="tensor")
+    result = run_pass(g.model("end:0"), QuantizeDoubleInputNodes, target="trt10")
+    assert result.reasons == [("c", "fp8-deconvolution")]
+
+
+def test_q_of_another_type_after_a_layer_remains() -> None:
+    result = run_pass(mixed(None, np.int8).model("end:0"), QuantizeDoubleInputNodes, "trt10")
+    layer = result.layer("c")
+    assert layer.quantized_type == Precision.FP8 and not layer.int8_out
+    assert result.reasons == [("c", "output-type")]
+    assert result.refusals[0].types == (Precision.FP8, Precision.INT8)
+
+
+@pytest.mark.parametrize("types", [(None, None), (None, np.int8), (np.int8, np.int8)])
+def test_sum_needs_one_type(types: tuple[Any, Any]) -> None:
+    g = Graph(opset=19, fp8=True)
+    x = g.op("Softmax", g.input(1, 8, 4, 4), "before")
+    y = g.add(g.pair(x, "a", integer=types[0]), g.pair(x, "b", 0.2, integer=types[1]), "sum")
+    result = run_pass(g.model(g.op("Tanh", y, "end")), QuantizeDoubleInputNodes, target="trt10")
+    assert result.layer("sum").int8 == (types[0] is types[1])
+
+
+def _moved(g: Graph) -> str:
+    """Return a convolution of FP8 whose DQ moves down past a Transpose."""
+    g.opset, g.fp8 = 19, True
+    x = g.pair(g.op("Softmax", g.input(1, 8, 4, 4), "before"), "in")
+    x = g.op("Transpose", x, "turn", perm=[0, 1, 3, 2])
+    g.channels[x] = 8
+    return g.conv(x, "c", scale=None)
+
+
+def _product(g: Graph) -> str:
+    g.opset, g.fp8 = 19, True
+    x = g.pair(g.op("Softmax", g.input(2, 8), "before"), "in")
+    return g.op("MatMul", [x, g.pair(g.const("w", np.ones((8, 8))), "w.q")], "m")
+
+
+def _sum(g: Graph) -> str:
+    g.opset, g.fp8 = 19, True
+    x = g.op("Softmax", g.input(1, 8, 4, 4), "before")
+    return g.add(g.pair(x, "a"), g.pair(x, "b", 0.2), "sum")
+
+
+def _drawn(drawn: Graph) -> Callable[[Graph], str]:
+    """Return a builder that copies a finished graph."""
+
+    def build(g: Graph) -> str:
+        g.__dict__.update(drawn.__dict__)
+        return "end:0"
+
+    return build
+
+
+_UP = {"k": 2, "stride": 2, "op": "ConvTranspose", "weights": "tensor"}
+GRAPHS = {
+    "QuantizeDoubleInputNodes/fp8-convolution": (_drawn(fp8()), "trt10"),
+    "QuantizeDoubleInputNodes/fp8-kernel": (_drawn(fp8(k=7)), "trt10"),
+    "QuantizeDoubleInputNodes/fp8-early": (_drawn(fp8()), "10.1"),
+    "QuantizeDoubleInputNodes/fp8-deconvolution": (_drawn(fp8(**_UP)), "trt10"),
+    "QuantizeDoubleInputNodes/other-type": (_drawn(mixed(None, np.int8)), "trt10"),
+    "QuantizeDoubleInputNodes/fp8-product": (_product, "trt10"),
+    "QuantizeDoubleInputNodes/fp8-pointwise": (_sum, "trt10"),
+    "QuantizeDoubleInputNodes/fp8-moved": (_moved, "trt10"),
+}
 
 
 def test_report_names_producer_of_float_input() -> None:

@@ -7,8 +7,8 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass
 
 
-def pooled(op: str, before: bool, after: bool) -> Graph:
-    g = Graph()
+def pooled(op: str, before: bool, after: bool, fp8: bool = False) -> Graph:
+    g = Graph(opset=19 if fp8 else 13, fp8=fp8)
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     x = g.pair(x, "a") if before else x
     x = g.op("GlobalAveragePool", x, "pool") if op == "GlobalAveragePool" else g.pool(x, "pool", op)
@@ -50,3 +50,17 @@ def test_pooling_quantized_on_one_side_is_reported(
 def test_max_pool_is_left_to_q_motion() -> None:
     result = run_pass(pooled("MaxPool", True, True).model("end:0"), QuantizeSingleInputNodes)
     assert (result.lines, result.reasons) == ([], [])
+
+
+def test_average_pooling_of_fp8_is_float() -> None:
+    model = pooled("AveragePool", True, True, fp8=True).model("end:0")
+    result = run_pass(model, QuantizeSingleInputNodes, target="trt10")
+    assert not result.layer("pool").int8 and not result.lines
+
+
+def _average(g: Graph) -> str:
+    g.__dict__.update(pooled("AveragePool", True, True, fp8=True).__dict__)
+    return "end:0"
+
+
+GRAPHS = {"QuantizeSingleInputNodes/fp8": (_average, "trt10")}

@@ -35,6 +35,19 @@ def test_q_moves_up_past_commuting_operator(g: Graph, op: str) -> None:
     assert result.layer("op").out.name == "p.Q:0"
 
 
+@pytest.mark.parametrize(
+    ("op", "is_passed"),
+    [("MaxPool", False), ("Resize", False), ("Slice", True), ("Transpose", True)],
+)
+def test_fp8_q_moves_up_past_operators_without_arithmetic(op: str, is_passed: bool) -> None:
+    g = Graph(opset=19, fp8=True)
+    between = operator(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
+    out = g.op("Neg", g.pair(between, "p"), "n")
+    result = run_pass(g.model(out), VanillaSwapWithFollowingQ, "trt10")
+    assert bool(result.lines) == is_passed
+    assert (("op", "not-commuting") in result.reasons) != is_passed
+
+
 def test_q_moves_up_past_chain(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
     out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")

@@ -22,7 +22,9 @@ from tests.fixing.test_places import detector
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, build_models
 from tools.fuzz.driver import Lab
+from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.grammar import network
+from tools.fuzz.net import Net
 
 
 @functools.cache
@@ -71,7 +73,7 @@ def test_errors_are_predicted_for_failed_builds() -> None:
 
 
 # Seen in builds for another GPU (tests/builders/test_tensorrt.py).
-SEEN_ELSEWHERE = {"FLOAT-SM75"}
+SEEN_ELSEWHERE = {"FLOAT-SM75", "FP8-KERNEL", "FP8-ZERO-POINT"}
 
 
 def test_seen_codes_are_shown_by_experiments() -> None:
@@ -151,12 +153,20 @@ def test_integer_operators_of_onnxruntime_end_the_build(op: str, inputs: list[st
             assert answer(lab, model)["status"] == "refused"
 
 
+def fp8_zero_point() -> onnx.ModelProto:
+    """Return a convolution of FP8 whose data have a zero point of 3."""
+    net = Net(19)
+    return convert_to_fp8(
+        net.model(net.conv(net.dq(net.q(net.input((1, 8, 8, 8)), zero=3), zero=3), 8))
+    )
+
+
 def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
     yield from ((model, predicted(question)) for question, model in models().items())
     yield from zip(producer_models(), predictions("rtx1.7"), strict=True)
     yield from (
         (model, predict(model, "rtx1.7"))
-        for model in (integers(), of_shape_1("Conv", "Softmax"), detector())
+        for model in (integers(), of_shape_1("Conv", "Softmax"), detector(), fp8_zero_point())
     )
 
 

@@ -1,0 +1,57 @@
+"""Check quantizers of FP8, and convolutions that are slow in it."""
+
+from collections.abc import Collection
+
+from qdqtool.findings.report import FindingReport
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Node
+from qdqtool.patterns.view import View
+from qdqtool.reasons import fp8
+from qdqtool.reasons.faults import CHECK
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Precision
+
+# Fewer channels are slower in FP8 than in FP16 on some GPUs (ModelOpt pull request 1083).
+_SMALL = 16
+_MULTIPLE = 16  # of channels that FP8 kernels read and write
+
+
+def run(view: View, report: FindingReport) -> None:
+    """Add findings about a target without FP8, and about weakly typed networks."""
+    nodes = [node for node in view.quantizers if view.params(node).precision == Precision.FP8]
+    if not nodes:
+        return
+    target, first = target_named(report.target), nodes[0].name
+    if not target.has_fp8:
+        fault = fp8.Fp8Unsupported(CHECK, first, target.display_name, len(nodes))
+        report.add(fault, convolutions=_find_convolutions(view, nodes))
+    elif not target.strongly_typed:
+        report.add(fp8.WeaklyTypedFp8(CHECK, first, len(nodes)), node="")
+
+
+def _find_convolutions(view: View, nodes: Collection[Node]) -> list[str]:
+    return list(dict.fromkeys(c for node in nodes for c in view.consuming_convolutions(node)))
+
+
+def is_fp8(view: View, conv: Node) -> bool:
+    """Return whether the data of a convolution come from a DQ of FP8."""
+    pair = qdq.find_pair(view.model, conv.input(0))
+    return pair is not None and view.params(pair[0]).precision == Precision.FP8
+
+
+def check_shape(report: FindingReport, conv: Node, inputs: int, outputs: int, groups: int) -> None:
+    """Report a convolution of FP8 whose channels or groups have no fast kernel.
+
+    Args:
+        report: Receives the finding.
+        conv: A Conv with FP8 data and weights.
+        inputs: Input channels.
+        outputs: Output channels.
+        groups: Number of groups.
+    """
+    of_group = inputs // groups
+    channels = (of_group, outputs)
+    is_small = min(channels) <= _SMALL or any(c % _MULTIPLE for c in channels)
+    if groups > 1 or is_small:
+        fault = fp8.SlowFp8Convolution(CHECK, conv.name, of_group, outputs, groups)
+        report.add(fault, convolutions=[conv.name])

@@ -1,0 +1,136 @@
+"""Reasons about FP8: where a quantizer of FP8 behaves unlike one of INT8."""
+
+from __future__ import annotations
+
+from qdqtool.reasons.tensors import TensorSize
+from qdqtool.reasons.text import Message
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Refusal
+from qdqtool.util.text import format_count
+
+
+class LargeFp8Kernel(Refusal, reason="fp8-kernel"):
+    """A convolution of FP8 data and weights whose kernel is too large for FP8.
+
+    Attributes:
+        kernel: Its kernel.
+        elements: Size of its output.
+    """
+
+    rules = (FindingRule("FP8-KERNEL"),)
+
+    kernel: tuple[int, ...]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        size = "x".join(map(str, self.kernel))
+        return f"{self.node} has an FP8 kernel of {size} and runs in float."
+
+
+class FloatFp8Deconvolution(Refusal, reason="fp8-deconvolution"):
+    """A ConvTranspose of FP8 data and weights."""
+
+    rules = (FindingRule("FP8-DECONV"),)
+
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} is a deconvolution of FP8 data and weights and runs in float."
+
+
+class EarlyFp8Convolution(Refusal, reason="fp8-version"):
+    """A convolution of FP8 data and weights on a TensorRT without FP8 convolutions."""
+
+    rules = (FindingRule("FP8-VERSION"),)
+
+    version: str
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}: TensorRT {self.version} has no FP8 convolutions, so it runs in float."
+
+
+class OutputTypeDiffers(Refusal, reason="output-type"):
+    """The Q after a layer is of another 8-bit type than the layer computes in.
+
+    Attributes:
+        quantizer: The Q.
+        types: Type of the layer, and of the Q.
+        elements: Size of the layer's output.
+    """
+
+    rules = (FindingRule("FP8-MIXED"),)
+
+    quantizer: str
+    types: tuple[Precision, Precision]
+    elements: TensorSize | None = None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it quantizes to "
+            f"{self.types[1]}: it writes float, and the Q remains."
+        )
+
+
+class Fp8Unsupported(Refusal):
+    """Quantizers of FP8 on a TensorRT that has no such type; the node is the first one."""
+
+    rules = (FindingRule("FP8-TARGET"),)
+
+    target: str
+    count: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        nodes = format_count(self.count, "Q/DQ node")
+        return f"{nodes} of FP8 ({self.node} first): {self.target} has no FP8."
+
+
+class WeaklyTypedFp8(Refusal):
+    """Quantizers of FP8 in a weakly typed network; the node is the first one."""
+
+    rules = (FindingRule("FP8-WEAK"),)
+
+    count: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        nodes = format_count(self.count, "Q/DQ node")
+        return f"{nodes} of FP8 ({self.node} first): a weakly typed build may run them in FP16."
+
+
+class NonzeroFp8ZeroPoint(Refusal):
+    """An FP8 quantizer with a zero point other than 0.
+
+    Attributes:
+        zero_points: Smallest and largest value.
+    """
+
+    rules = (FindingRule("FP8-ZERO-POINT"),)
+
+    zero_points: tuple[float, float]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        low, high = self.zero_points
+        text = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        return f"{self.node}: its FP8 zero point is {text}, not 0."
+
+
+class SlowFp8Convolution(Refusal):
+    """A convolution of FP8 data and weights that is slow in FP8.
+
+    Attributes:
+        inputs: Input channels of a group.
+        outputs: Output channels.
+        groups: Number of groups.
+    """
+
+    rules = (FindingRule("FP8-SLOW"),)
+
+    inputs: int
+    outputs: int
+    groups: int
+
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        channels = f"{self.inputs} input and {self.outputs} output channels"
+        if self.groups == 1:
+            return f"{self.node} has {channels}; FP8 kernels want multiples of 16, more than 16."
+        form = "depthwise" if self.inputs == 1 else f"of {self.groups} groups"
+        return f"{self.node} is {form}, for which TensorRT has no optimized FP8 kernel."
