@@ -53,6 +53,10 @@ def command(
     from qdqtool.verification.api import exit_code, verify, verify_from_log, verify_with_builder
 
     _check_arguments(len(files), builder, from_log, gpu is not None or clock is not None)
+    if builder is None:
+        options.refuse_without("--builder", "sm")
+    else:
+        options.refuse_without("files of a BUILD", "gpu", "clock")
     try:
         if from_log:
             result = verify_from_log(*files, target=target)

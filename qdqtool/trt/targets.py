@@ -123,6 +123,31 @@ class Target:
         return self.version[0]
 
     @property
+    def has_calibrators(self) -> bool:
+        """Whether it builds INT8 without Q/DQ from a calibration table (removed in 11)."""
+        return not self.is_rtx and self.version < (11, 0)
+
+    @property
+    def recovers_scales_on_dla(self) -> bool:
+        """Whether its DLA (3.13 or later, JetPack 6) fuses Conv + Add without a scale between."""
+        return self.version >= (8, 6)
+
+    @property
+    def table_number(self) -> int:
+        """Version in the first line of a calibration table: 8502 for 8.5.2, 100300 for 10.3.0.
+
+        Without a patch, it is that of the newest JetPack with the version.
+        """
+        named = self.requested_version.split(".")[:3]
+        numbers = [int(n) for n in named if n.isdigit()] or list(self.version)
+        if not self.requested_version and self.version == (10, 0):
+            numbers = list(_JETPACK_6)
+        major, minor, *patches = numbers
+        patch = patches[0] if patches else _JETPACK_PATCHES.get((major, minor), 0)
+        thousands = 10_000 if self.version >= (10, 0) else 1000
+        return major * thousands + minor * 100 + patch
+
+    @property
     def has_local_functions(self) -> bool:
         """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)
@@ -349,6 +374,8 @@ def target_before(name: str) -> Target | None:
     return max(earlier, key=lambda t: t.version, default=None)
 
 
+_JETPACK_6 = (10, 3)  # stands for TensorRT 10 without a minor version
+_JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}  # others have 0
 MAX_MAJOR = 19  # of versions that may be released; a larger number is a typing error (85)
 STRONGLY_TYPED = "-strongly-typed"  # suffix of a target's name if it is a choice (TensorRT 10)
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
@@ -435,10 +462,12 @@ class TrtexecSupport:
             and later).
         precision_flags: ``--int8``, ``--fp16`` and similar ones. They are gone in 11, where layers
             are always timed in a separate run.
+        layer_types: ``--layerPrecisions`` and ``--layerOutputTypes`` (8.4 to 10).
     """
 
     lists_layers: bool
     precision_flags: bool
+    layer_types: bool
 
 
 def trtexec_of_version(version: str) -> TrtexecSupport | None:
@@ -448,7 +477,8 @@ def trtexec_of_version(version: str) -> TrtexecSupport | None:
 
 
 def _trtexec_support(version: tuple[int, int]) -> TrtexecSupport:
-    return TrtexecSupport(version >= (8, 2), version < (11, 0))
+    has_types = (8, 4) <= version < (11, 0)
+    return TrtexecSupport(version >= (8, 2), version < (11, 0), has_types)
 
 
 def version_numbers(version: str) -> tuple[int, int] | None:
