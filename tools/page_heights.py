@@ -12,7 +12,9 @@ from pathlib import Path
 from tests.reporting.browser import browser, missing
 
 WIDTH, LIMIT = 1280, 10_000  # pixels
-_TABLES = "return [...document.querySelectorAll('table')].reduce((sum, t) => sum + t.offsetHeight, 0)"
+_TABLES = (
+    "return [...document.querySelectorAll('table')].reduce((sum, t) => sum + t.offsetHeight, 0)"
+)
 
 
 def main() -> None:
