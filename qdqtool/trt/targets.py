@@ -73,6 +73,12 @@ class Target:
         fuses_quantized_relu: A Relu with Q/DQ before and after it is fused into the INT8 layer
             before it.
         copies_dq: A DQ with several consumers is copied for each operator that it can pass.
+        copies_moved_dq: A DQ that has moved down past an operator is copied for each Q after it.
+        merges_beside_floats: Equal Qs of a tensor are merged although another layer reads the
+            tensor as float.
+        sums_into_first: Of two convolutions that feed a sum, the earlier-listed one fuses it.
+        reshapes_before_resize: An INT8 Resize whose result is copied into a Concat has a reshape
+            before it; for times alone.
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q
             and DQ around.
         regions: Attention and normalization are regions of few kernels; for times alone.
@@ -106,6 +112,10 @@ class Target:
     transposed_per_channel: bool = False
     fuses_quantized_relu: bool = False
     copies_dq: bool = False
+    copies_moved_dq: bool = False
+    merges_beside_floats: bool = True
+    sums_into_first: bool = False
+    reshapes_before_resize: bool = False
     products_in_myelin: bool = False
     regions: bool = False
     layer_normalization: bool = False
@@ -150,6 +160,15 @@ class Target:
     @property
     def has_local_functions(self) -> bool:
         """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
+    def folds_identities(self) -> bool:
+        """Whether a zero point may come out of an Identity.
+
+        TensorRT-RTX 1.7 builds it, and refuses other operators there. 8.x refused it
+        (NVIDIA-AI-IOT/Lidar_AI_Solution issue 127).
+        """
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
@@ -265,6 +284,10 @@ _TRT10 = Target(
     layer_normalization=True,
     int8_weights=True,
     fuses_quantized_relu=True,
+    copies_moved_dq=True,
+    merges_beside_floats=False,
+    sums_into_first=True,
+    reshapes_before_resize=True,
     products_in_myelin=True,
     regions=True,
 )
