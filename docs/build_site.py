@@ -96,6 +96,7 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "attention.md",
             "tune-search.md",
             "tune-results.md",
+            "qat-results.md",
             "qat-models.md",
             "speed.md",
         ),

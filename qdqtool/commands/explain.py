@@ -37,6 +37,13 @@ def command(
     from qdqtool.formats.output import TextPage
 
     build_method = find_build_method(way) if way is not None else None
+    if listing and (what or way is not None):
+        raise UsageError(
+            "--list lists all finding codes; leave out "
+            + (f"'{' '.join(what)[:60]}'" if what else "--for"),
+            code="option-without-effect",
+            parameter="what" if what else "way",
+        )
     if listing:
         rows = list(codes.CODES.values())
         answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))

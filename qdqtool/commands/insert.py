@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 
+_CALIBRATION_PARAMETERS = (
+    "method",
+    "method_for",
+    "percentile",
+    "max_images",
+    "calib_cache",
+    "overwrite_cache",
+    "losses",
+    "cluster",
+)
+
+
 @click.command("insert", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
 @options.calib_option()
@@ -47,7 +59,8 @@ if TYPE_CHECKING:
     "--write-table",
     type=click.Path(),
     metavar="FILE",
-    help="Write a TensorRT calibration table as well.",
+    help="Write a TensorRT calibration table for the float model as well, with a scale for every "
+    "tensor, and print the build for DLA.",
 )
 @options.placement_options
 @options.network_options
@@ -105,12 +118,8 @@ def command(
             parameter="calib_table",
         )
     options.check_cluster(cluster, mixed_cpus)
-    if cluster is not None and calib is None:
-        raise UsageError(
-            "--cluster calibrates on images, and --calib-table needs none",
-            code="option-without-effect",
-            parameter="cluster",
-        )
+    if calib is None:
+        options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
     path = options.quantized_path(model, output)
     release = options.choose_target(target, strongly_typed)
     if gpu is not None:  # an unknown GPU is refused before the work
@@ -146,8 +155,7 @@ def command(
         **settings,
     )
     result.save(path)
-    if write_table is not None:
-        save_table(result, write_table)
+    cache = None if write_table is None else save_table(result, write_table)
     built = choose_fp8_target(release) if result.precision == "fp8" else release
     time = _estimate_time(result.model, gpu, built) if gpu else None
     seconds = perf_counter() - started
@@ -159,11 +167,17 @@ def command(
             add_speed(page, [time])
         page.add_gap()
         page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
+        for line in cache.lines() if cache else ():
+            page.add_lines(line)
         page.add_page(_suggest_next(built, path, gpu, width, result.model))
         return page
 
     answer.write(
-        lambda: use_option_names(result.as_json()) | ({"time": time.as_json()} if time else {}),
+        lambda: (
+            use_option_names(result.as_json())
+            | ({"time": time.as_json()} if time else {})
+            | ({"table": cache.as_json()} if cache else {})
+        ),
         render_text,
     )
     return 0

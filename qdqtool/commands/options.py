@@ -72,6 +72,32 @@ class ParsedText(click.types.StringParamType):
             self.fail(str(error), param, ctx)
 
 
+def refuse_without(requirement: str, *names: str) -> None:
+    """Refuse options of the command line that have no effect without something.
+
+    Args:
+        requirement: Option or condition without which they have no effect.
+        names: Names of the options' parameters.
+
+    Raises:
+        UsageError: One of the options is given.
+    """
+    context = click.get_current_context()
+    flags = {p.name: p.opts[0] for p in context.command.params}
+    given = [
+        name
+        for name in names
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        verb = "has" if len(given) == 1 else "have"
+        raise UsageError(
+            f"{' and '.join(flags[name] for name in given)} {verb} no effect without {requirement}",
+            code="option-without-effect",
+            parameter=given[0],
+        )
+
+
 class OptionalNumber(click.types.FloatParamType):
     """Type of an option whose number may be missing, but only before another option."""
 
@@ -412,6 +438,9 @@ PREPROCESS_NAMES = (
 )
 
 
+_IMAGE_PARAMETERS = ("preprocess", "resize", "bgr", "scale", "mean", "std", "size")
+
+
 @dataclass(frozen=True)
 class ImageArguments:
     """Options about images; None is the default of the preprocessing."""
@@ -459,6 +488,8 @@ def image_options(function: Command) -> Command:
         **arguments: Any,
     ) -> int:
         context = click.get_current_context()
+        if arguments.get("calib", "") is None:
+            refuse_without("images (--calib)", *_IMAGE_PARAMETERS)
         if context.get_parameter_source("resize") == click.core.ParameterSource.DEFAULT:
             resize = None
         images = ImageArguments(preprocess, resize, bgr, scale, mean, std, size)

@@ -53,6 +53,11 @@ STEPS = (
         _EXACT,
         find=weights.find_computed_weights,
     ),
+    FixStep(
+        (faults.ParameterIndirect, faults.MisreadConstant),
+        _EXACT,
+        find=quantizers.find_computed_parameters,
+    ),
     FixStep((faults.WeightsStored,), _EXACT, find=weights.find_stored_integers),
     FixStep((simulation.WeightsShared,), _EXACT, find=weights.find_shared_weights),
     FixStep((simulation.BatchNormNotConstant,), _EXACT, find=weights.find_batchnorm_parameters),

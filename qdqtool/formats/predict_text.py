@@ -445,8 +445,9 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
     """Return the table of known GPUs."""
     page = TextPage(width)
     page.add_lines(
+        f"{'TOPS':>64}{'TFLOPS':>7}",
         f"{'GPU':<27}{'CC':>5}{'SMs':>5}{'MHz':>6}{'GB/s':>7}{'L2 MB':>7}{'INT8':>7}{'FP16':>7}"
-        "  INT8 by"
+        "  INT8 by",
     )
     for gpu in gpus:
         tops = gpu.as_json()["tops"]
@@ -459,8 +460,8 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
             page.fill(f"{gpu.evidence}: {gpu.source}; {rates}", 4, "    ")
     page.add_gap()
     page.fill(
-        "INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for "
-        "another; --sources shows where each figure comes from.",
+        "Dense, at the boost clock; predict --clock takes another. --sources shows where each "
+        "figure comes from.",
         0,
     )
     return str(page)

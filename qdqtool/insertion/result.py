@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,11 @@ import onnx
 from qdqtool.insertion.losses import ActivationLosses, Fp16Agreement
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import ScaleMigration
+from qdqtool.ir.graph import Model
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import save
 from qdqtool.reasons.placement import SkippedNode
-from qdqtool.trt.targets import DEFAULT_TARGET
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 from qdqtool.util.files import InputFiles, forbid_overwrite
 from qdqtool.util.notes import Note
@@ -52,6 +54,11 @@ class Insertion:
             ``prediction`` has all others.
         compute_capabilities: Compute capabilities of the GPUs that ``target`` builds for; empty for
             all.
+        requested_target: The target with the version that the user named.
+        load_float_model: Returns the float model; None for a result that was not made by
+            :func:`qdqtool.insert`.
+        measure_scales: Returns scales of tensors of the float model, measured on the calibration
+            data; empty if there is none that can be read again.
     """
 
     model: onnx.ModelProto
@@ -74,6 +81,11 @@ class Insertion:
     findings: list[Finding] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
     precision: str = "int8"
+    requested_target: Target | None = field(default=None, repr=False, compare=False)
+    load_float_model: Callable[[], Model] | None = field(default=None, repr=False, compare=False)
+    measure_scales: Callable[[Model, Sequence[str]], dict[str, float]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def __repr__(self) -> str:
         return (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings.lint.activation_scales import check_outliers
 from qdqtool.findings.lint.floats import check_norms
 from qdqtool.findings.report import FindingReport
@@ -253,6 +253,9 @@ class _Inserter:
             float_type="fp16" if self._network.fp16 else "fp32",
             precision=self._format.name,
             compute_capabilities=target.capability_names,
+            requested_target=target,
+            load_float_model=self._network.load_float_model,
+            measure_scales=self._measure_scales,
         )
 
     def choose_placement(self) -> Placement:
@@ -320,6 +323,28 @@ class _Inserter:
         self._statistics = statistics
         self._maxima = {tensor: entry.absmax for tensor, entry in statistics.items()}
         return scales
+
+    def _measure_scales(self, model: Model, tensors: Sequence[str]) -> dict[str, float]:
+        """Return scales of tensors of the float model, measured in a pass of their own."""
+        options = self._options
+        if self._data is None or isinstance(self._data, Iterator) or not tensors:
+            return {}
+        groups = [ScaleGroup((tensor,), (tensor,), (tensor,)) for tensor in tensors]
+        methods = MethodChoice.from_options(options.ranges)
+        try:
+            statistics, _ = collect_statistics(
+                model,
+                self._data,
+                groups,
+                max_images=options.ranges.max_images,
+                images=options.images,
+                cluster=options.cluster,
+                progress=options.progress,
+            )
+        except (ModelError, DataError) as error:
+            self._warn("others-not-measured", "tensors without a quantizer: not measured", error)
+            return {}
+        return {g.tensors[0]: choose_scale(g, statistics, methods)[0].scale for g in groups}
 
     def _record_preprocess(self) -> None:
         """Report the preprocessing of images, and record it in the model's metadata."""

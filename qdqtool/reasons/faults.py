@@ -438,15 +438,55 @@ class OperatorsOnWeights(Refusal):
 
 
 class MisreadConstant(Refusal):
-    """A node other than a DQ reads stored integers."""
+    """A node other than a DQ reads stored integers.
+
+    Attributes:
+        op: Operator of the node.
+        tensor: The integers.
+        quantizer: Quantizer whose zero point the node computes; empty for other nodes.
+    """
 
     rules = (fixable("WEIGHT-INDIRECT"),)
 
     op: str
     tensor: str
+    quantizer: str
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        if not self.quantizer:
+            return f"{self.node} ({self.op}) reads the stored integers '{self.tensor}'.", ""
+        return (
+            f"{self.node} ({self.op}) is between the stored zero point '{self.tensor}' and "
+            f"{self.quantizer}.",
+            "Fold the node, so that the zero point is a stored constant.",
+        )
+
+
+class ParameterIndirect(Refusal):
+    """A scale or zero point that operators compute from constants.
+
+    Attributes:
+        parameter: ``scale`` or ``zero point``.
+        tensor: The parameter.
+        op: Operator that computes it.
+        producer: Node with that operator.
+        more: Number of further quantizers that read it.
+    """
+
+    rules = (fixable("SCALE-INDIRECT"),)
+
+    parameter: str
+    tensor: str
+    op: str
+    producer: str
+    more: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} ({self.op}) reads the stored integers '{self.tensor}'."
+        more = f" (and of {self.more} more)" if self.more else ""
+        return (
+            f"the {self.parameter} '{self.tensor}' of {self.node}{more} is not stored: "
+            f"{self.producer} ({self.op}) computes it from constants."
+        )
 
 
 class WeightsStored(Refusal):

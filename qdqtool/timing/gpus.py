@@ -579,9 +579,11 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
             is a rough guess; a note says so.
 
     Raises:
-        QdqtoolError: The GPU is unknown, or a number is out of range.
+        QdqtoolError: The GPU is unknown, a number is out of range, or the power has no effect.
     """
     gpu = parse_description(name) if "=" in name else find_gpu(name)
+    if power is not None:
+        _check_power(gpu, power, clock)
     notes = list(gpu.notes)
     others = find_variants(name, gpu.name, [g.name for g in all_gpus()]) if "=" not in name else []
     if others:
@@ -615,6 +617,28 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
             )
             gpu = replace(gpu, clock=slow)
     return replace(gpu, notes=tuple(notes))
+
+
+def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
+    """Check that a power mode changes the clock of a GPU.
+
+    Raises:
+        QdqtoolError: It does not.
+    """
+    reason = ""
+    if not gpu.is_jetson:
+        reason = (
+            f"{gpu.name} has no power modes; give `clock`, the SM clock that nvidia-smi shows "
+            "under load"
+        )
+    elif clock is not None:
+        reason = "`clock` is given, which decides"
+    if reason:
+        raise QdqtoolError(
+            f"`power` {power[:40]}: has no effect, because {reason}",
+            code="option-without-effect",
+            parameter="power",
+        )
 
 
 def restrict_to_target(target: Target, gpu: Gpu) -> Gpu:
