@@ -270,13 +270,13 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
 
 
 def speed_verdict(time: TimeEstimate) -> Verdict:
-    """Return whether INT8 is faster than FP16 or FP32 on a GPU, and by how much."""
+    """Return whether INT8 or FP8 is faster than FP16 or FP32 on a GPU, and by how much."""
     if not time.gpu.has_int8:
         return Verdict(f"{time.gpu.name} has no INT8: deploy the float model there.", Style.BAD)
-    gain = time.best_range if time.is_float else time.gain_range
+    gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
-        return Verdict("The gain of INT8 is unknown.", Style.UNCLEAR)
-    subject = "INT8 would be" if time.is_float else "INT8 is"
+        return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
+    subject = f"{gain.quantized} would be" if time.is_float else f"{gain.quantized} is"
     return Verdict(f"{subject} {describe_ratio(gain)}.", ratio_style(gain))
 
 
