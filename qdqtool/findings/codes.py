@@ -59,6 +59,7 @@ class FindingCodeEntry:
         holds: Targets to which it applies, with evidence.
         builds: Whether the engine builds in spite of an error, with wrong results.
         passes: Whether it comes from the simulated passes, whose evidence then limits its own.
+        numeric: Whether its fix changes numbers and not layers, so that it saves no time.
         error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
             specific first. ``log`` names them in braces in place of the text.
     """
@@ -73,6 +74,7 @@ class FindingCodeEntry:
     holds: tuple[CodeScope, ...]
     builds: bool = False
     passes: bool = False
+    numeric: bool = False
     error: tuple[tuple[str, str], ...] = ()
 
     def on(self, target: str) -> CodeScope | None:

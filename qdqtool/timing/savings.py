@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.findings.codes import find as find_code
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import estimate_seconds
@@ -50,6 +51,9 @@ def add_savings(
     finder = _SavingFinder(simulated, workload, ms, best_ms)
     layer_of = {c.name: c.layer for c in prediction.convolutions}
     for finding in prediction.findings:
+        entry = find_code(finding.code)
+        if entry is not None and entry.numeric:
+            continue
         own = finder.positions.get(finding.node)
         if own is not None and simulated.layers[own].type == "Conversion":
             finding.saves_ms = round(float(ms[own]), 5)
