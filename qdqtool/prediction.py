@@ -193,6 +193,7 @@ def _find_findings(
     model: Model, prediction: Prediction, way: str | None, target: Target
 ) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
+    from qdqtool.findings.lint.operators import report_fake_quantizers
     from qdqtool.findings.lint.quantizers import check_parameters
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.view import View
@@ -200,6 +201,7 @@ def _find_findings(
     view = View(fold_constants(model))
     report = FindingReport(target, way)
     check_parameters(model, view, report)
+    report_fake_quantizers(model, report)
     if target.is_rtx:
         from qdqtool.findings.compiler import explain_compiler
 

@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from qdqtool.commands import cli
+from qdqtool.commands.help_sections import SECTIONS
 from qdqtool.findings.messages import describe_finding as worded_finding
 from qdqtool.formats.output import (
     Style,
@@ -93,6 +94,21 @@ def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str]) 
     assert max(map(len, text.splitlines())) <= 80
     unwrapped = re.sub(r"\\\n +", "", text)
     assert all(e["run"] in unwrapped for e in EXAMPLES.get(command, []))
+
+
+def test_help_of_many_options_has_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["insert", "--help"]) == 0
+    text = capsys.readouterr().out
+    sections = re.findall(r"^([A-Z].*):$", text, re.MULTILINE)
+    assert sections[0] == "Options" and sections[-2:] == ["Rarely needed", "Examples"]
+    assert len(sections) > 5 and len(set(sections)) == len(sections)
+
+
+def test_sections_of_help_name_options_that_exist() -> None:
+    commands = [cli.cli.get_command(click.Context(cli.cli), name) for name in cli.COMMANDS]
+    names = {p.name for command in commands if command is not None for p in command.params}
+    listed = [name for section in SECTIONS.values() for name in section]
+    assert set(listed) <= names and len(set(listed)) == len(listed)
 
 
 # Commands to paste, and names that are longer than a line, are not broken.
@@ -274,6 +290,12 @@ def test_progress_is_one_line_a_minute(
         ("qdqtool pre", {"predict"}),
         ("qdqtool predict --fa", {"--fail-on"}),
         ("qdqtool predict --format s", {"sarif"}),
+        ("qdqtool predict --gpu jetson-orin-na", {"jetson-orin-nano-8gb"}),
+        ("qdqtool insert --target rt", {"rtx1"}),
+        ("qdqtool fix --only zp", {"ZP-NONZERO"}),
+        ("qdqtool predict --fail-on er", {"error"}),
+        ("qdqtool explain skip", {"SKIP-FLOAT"}),
+        ("qdqtool predict --for tr", {"trtexec"}),
     ],
 )
 def test_completion(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.commands import options
+from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.process import INTERRUPTED
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @options.model_output_option("Where to write the small model.", required=True)
 @click.option(
     "--finding",
+    shell_complete=completion.complete_codes,
     multiple=True,
     metavar="CODE[:n]",
     help="Keep what this finding depends on (the n-th of the code, from 1; repeat for more).",

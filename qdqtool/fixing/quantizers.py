@@ -17,7 +17,7 @@ from qdqtool.fixing.site import (
     list_sites,
     select_refusals,
 )
-from qdqtool.fixing.weights import make_float_constant_site
+from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
 from qdqtool.insertion import fp16
 from qdqtool.insertion.prepare import prepare, raise_opset
 from qdqtool.ir import constants, qdq
@@ -228,13 +228,13 @@ def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> N
     editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_positive", integers))
 
 
-def find_computed_parameters(
+def find_computed_constants(
     view: View, target: Target, refusals: Sequence[Refusal]
 ) -> list[FixSite]:
-    """Return sites that store scales and zero points that constants compute."""
+    """Return sites that store weights, scales and zero points that constants compute."""
     names = collect_names(refusals)
     evaluator = constants.ConstantEvaluator(view.model)
-    sites = []
+    sites = find_computed_weights(view, target, refusals)
     for tensor, consumers in constants.find_computed_parameters(view.model).items():
         chain = evaluator.find_nodes(tensor)
         places = [node.name for node in (*consumers, *chain)]
