@@ -47,7 +47,7 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 # Build the documentation into build/site, with the present output of the commands; a broken link is an error.
 # Its search needs a server: python3 -m http.server -d build/site
 docs: $(VENV)/.docs-installed
-	$(BIN)/python docs/build_site.py
+	$(BIN)/python -m docs.build_site
 
 bench: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/run.py

@@ -27,6 +27,12 @@ from qdqtool.timing.estimate import TimeEstimate, estimate
 from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.targets import target_named
 
+# The layer names of these builds show that torch shared a bias between two BatchNormalizations, with an Identity. The
+# parser decomposes the second one. The rebuilt graphs have two biases.
+SHARED_BIASES = {
+    name: [f"/layer{i}/layer{i}.0/downsample/downsample.1/BatchNormalization" for i in (1, 2)]
+    for name in ("v1", "v2")
+}
 PLACES = ("timing/pairs-2026-11", "evidence")  # folders of scripts, relative to SHARED
 KEYHOLE = (
     "timing/pairs-2026-11/resnet50-ort/quantize_keyhole.py"  # adds the Q/DQ of models ".keyhole"
@@ -127,6 +133,11 @@ def slim(source: Path, target: Path) -> None:
 def load_slim(path: Path) -> Model:
     """Return a model that was written by :func:`slim`."""
     proto = onnx.ModelProto.FromString(path.read_bytes())
+    for node in list(proto.graph.node):
+        if node.name in SHARED_BIASES.get(path.stem, ()):
+            shared = onnx.helper.make_node("Identity", [node.input[2]], [f"{node.input[2]} shared"])
+            node.input[2] = shared.output[0]
+            proto.graph.node.insert(0, shared)
     return Model(proto, str(path))
 
 

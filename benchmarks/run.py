@@ -21,6 +21,8 @@ from benchmarks.speed import CASES, HEAD, USUAL, compare  # noqa: E402
 
 DATA = {  # run these by name, with their arguments
     "accuracy": "models and images of your own",
+    "coco": "a YOLO model, and COCO's images and annotations",
+    "pairs": "a folder of published measurements",
     "qat": "a trained checkpoint and photographs",
     "tune": "models and images of your own",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec, Sample
 from qdqtool.errors import DataError, ModelError
 from qdqtool.ir.graph import Model
-from qdqtool.ir.input_shapes import metadata_size
+from qdqtool.ir.input_shapes import image_shapes, metadata_size
 from qdqtool.ir.qdq import has_fp8
 from qdqtool.proto import external_data as external
 from qdqtool.proto.external_data import all_tensors, read_location
@@ -69,17 +69,21 @@ def choose_size(model: Model, size: Size | None) -> Size | None:
     """Return the size for inputs that leave it open: the caller's, else that of the metadata.
 
     Raises:
-        DataError: The size is not a multiple of Ultralytics' metadata `stride`, and an input
-            leaves it open.
+        DataError: No input leaves the size open, or it is not a multiple of Ultralytics' metadata
+            `stride`.
     """
     if size is None:
         return metadata_size(model)
+    shapes = image_shapes(model)
+    if not any(None in sides for sides in shapes.values()):
+        if tuple(size) not in shapes.values():
+            raise _fixed_size_error(model, size, shapes)
+        return size
     stride = model.metadata.get("stride", "")
     if not stride.isascii() or not stride.isdigit() or not 1 < int(stride[:5]) <= _MAX_STRIDE:
         return size
-    is_open = any(None in (model.shape(name) or ())[2:] for name in model.inputs)
     height, width = (-(-side // int(stride)) * int(stride) for side in size)
-    if is_open and (height, width) != tuple(size):
+    if (height, width) != tuple(size):
         raise DataError(
             f"`size` {size[0]}x{size[1]}: is not a multiple of the model's stride {stride}; give "
             f"{height}x{width}",
@@ -87,6 +91,21 @@ def choose_size(model: Model, size: Size | None) -> Size | None:
             parameter="size",
         )
     return size
+
+
+def _fixed_size_error(
+    model: Model, size: Size, shapes: Mapping[str, tuple[int | None, int | None]]
+) -> DataError:
+    reason = "the model has no input of images"
+    for name, (height, width) in shapes.items():
+        reason = f"input '{name}' is fixed at {height}x{width}"
+    return DataError(
+        f"`size` {size[0]}x{size[1]}: has no effect, because {reason}. Leave it out, or export the "
+        "model with another size",
+        model.path,
+        code="option-without-effect",
+        parameter="size",
+    )
 
 
 def _display_path(model: Model) -> str:
@@ -231,7 +250,8 @@ def open_session(model: Model, names: Sequence[str], threads: int, *, fold_qdq: 
     """
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
-    fold_qdq = not has_fp8(model)  # onnxruntime up to 1.31 makes integer kernels of FP8 as well
+    # onnxruntime up to 1.31 makes integer kernels of FP8 as well, and refuses them.
+    fold_qdq = fold_qdq and not has_fp8(model)
     try:
         try:
             return open_proto(

@@ -1,11 +1,10 @@
-"""Builds the documentation: the pages of this folder, those made of what qdqtool knows and prints, then the site.
+"""Build the documentation: the pages of this folder, those made from tables and outputs, then the site.
 
-    python docs/build_site.py [--output build/site] [--pages-only]
-    python docs/build_site.py --readme      # the README's example of predict anew; the site is refused with a stale one
+usage: python -m docs.build_site [--output build/site] [--pages-only]
 
-Every command's examples are run on the demo's model, so that their output is that of this version. Nothing is
-downloaded. Needs the extra ``docs``; with TensorRT-RTX installed the pages of ``build``, ``verify``, ``log`` and
-``engine`` show a real build.
+The examples of all commands and of docs/python run on the demo's model, so that their output is that of this version.
+Nothing is downloaded. Needs the extra ``docs``. With TensorRT-RTX installed, the pages of ``build``, ``verify``,
+``log`` and ``engine`` show a real build.
 """
 
 from __future__ import annotations
@@ -28,18 +27,16 @@ import qdqtool
 from qdqtool import qat
 from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands import cli
-from qdqtool.demo.images import write_images
-from qdqtool.demo.network import yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.findings.codes import CODES, FindingCodeEntry
 from qdqtool.findings.errors import KNOWN_ERRORS, KnownError
 from qdqtool.findings.rules import PROMISED_CODES
 from qdqtool.findings.ways import BUILD_METHODS
-from qdqtool.ir.modelfile import save
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
 from qdqtool.types import Evidence
 from qdqtool.util.tables import read_sections
+from tools import readme
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -50,44 +47,68 @@ MADE = {
     "Targets": "targets/index.md",
     "Ways to build": "ways.md",
 }
-IMAGES, SIZE = 100, 320  # of the demo's model
+SOURCES = "https://github.com/OWNER/qdqtool/blob/main"  # where your copy of the repository lives
 LINES = 60  # of an answer, on its page
-SECONDS = 600.0  # for one example
+CHANGELOG_LINES = 250  # of one page
 
 #: The navigation. A folder's pages follow its index.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Start", ("index.md", "evidence.md", "terms.md")),
-    ("Commands", ("commands/index.md",)),
-    ("Findings", ("findings/index.md",)),
-    ("TensorRT's errors", ("errors/index.md",)),
-    ("Targets", ("targets/index.md", "builds.md")),
+    (
+        "Start",
+        (
+            "index.md",
+            "first-hour.md",
+            "other-tools.md",
+            "your-accuracy.md",
+            "qat.md",
+            "ci.md",
+            "terms.md",
+        ),
+    ),
     (
         "Guides",
         (
             "insert.md",
-            "ways.md",
+            "transformers.md",
+            "fp8.md",
             "times.md",
+            "ways.md",
             "compare.md",
             "fix.md",
             "tune.md",
             "report.md",
             "extract.md",
-            "ci.md",
-            "qat.md",
             "cluster.md",
         ),
     ),
+    ("Commands", ("commands/index.md",)),
+    ("Findings", ("findings/index.md",)),
+    ("TensorRT's errors", ("errors/index.md",)),
+    ("Targets", ("targets/index.md", "builds.md")),
     (
-        "Figures",
-        ("accuracy.md", "attention.md", "speed.md", "timing.md", "scales.md", "qat-models.md"),
+        "Measurements",
+        (
+            "evidence.md",
+            "timing.md",
+            "accuracy.md",
+            "calibration-methods.md",
+            "scales.md",
+            "scales-results.md",
+            "attention.md",
+            "tune-search.md",
+            "tune-results.md",
+            "qat-results.md",
+            "qat-models.md",
+            "speed.md",
+        ),
     ),
-    ("Python", ("python.md", "examples/index.md")),
-    ("Project", ("architecture.md", "contributing.md", "SECURITY.md", "changelog.md")),
+    ("Python", ("python/index.md", "examples/index.md")),
+    ("Project", ("architecture.md", "contributing.md", "SECURITY.md", "changelog/index.md")),
 )
 
 
 def main() -> None:
-    """Builds pages and site; ends with mkdocs' exit code."""
+    """Build pages and site, and end with mkdocs' exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -95,15 +116,9 @@ def main() -> None:
         "--output", type=Path, default=ROOT / "build" / "site", help="folder of the site"
     )
     parser.add_argument(
-        "--pages-only", action="store_true", help="write the pages beside it, and no site"
-    )
-    parser.add_argument(
-        "--readme", action="store_true", help="write the README's example anew, and nothing else"
+        "--pages-only", action="store_true", help="write the pages next to it, and no site"
     )
     given = parser.parse_args()
-    if given.readme:
-        (ROOT / "README.md").write_text(readme(), encoding="utf-8")
-        return
     made = given.output.resolve().with_name("pages")
     shutil.rmtree(made, ignore_errors=True)
     titles = write_pages(made)
@@ -137,29 +152,35 @@ def main() -> None:
 
 
 def write_pages(folder: Path) -> dict[str, str]:
-    """Writes every page and picture; the title of each page by its path."""
+    """Write all pages and pictures, and return the title of each page by its path."""
     pages = dict(written_pages())
-    pages |= command_pages() | finding_pages() | error_pages() | target_pages() | example_pages()
-    pages |= {"builds.md": builds_page(), "ways.md": ways_page(), "python.md": python_page()}
+    pages |= finding_pages() | error_pages() | target_pages() | example_pages() | changelog_pages()
+    pages |= {"builds.md": builds_page(), "ways.md": ways_page()}
+    with tempfile.TemporaryDirectory() as name:
+        readme.write_demo(Path(name))
+        pages |= command_pages(Path(name)) | python_pages(Path(name))
     for name, text in pages.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.rstrip() + "\n", encoding="utf-8")
     for picture in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")):
         shutil.copy(picture, folder)
-    return {name: re.search(r"^# (.*)", text, re.M)[1] for name, text in pages.items()}  # type: ignore[index]
+    titles = {name: re.search(r"^# (.*)", text, re.M)[1] for name, text in pages.items()}  # type: ignore[index]
+    return {name: title.replace("`", "") for name, title in titles.items()}
 
 
 def navigation(titles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """mkdocs' navigation: every page once.
+    """Return the navigation for mkdocs, with every page once.
 
     Raises:
-        ValueError: No section has a page.
+        ValueError: A page is in no section.
     """
     left, parts = dict(titles), []
     for part, names in PARTS:
         entries = []
         for name in names:
+            if name not in left:
+                continue
             entries.append({left.pop(name): name})
             if name.endswith("/index.md"):
                 inside = sorted(n for n in left if n.startswith(name.removesuffix("index.md")))
@@ -174,65 +195,44 @@ def navigation(titles: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def written_pages() -> Iterator[tuple[str, str]]:
-    """The pages of this folder, the README as the first one, the changelog."""
-    if readme() != (ROOT / "README.md").read_text(encoding="utf-8"):
-        raise ValueError(
-            "README.md shows what predict printed once; run 'python docs/build_site.py --readme'"
-        )
-    for path in sorted(DOCS.glob("*.md")):
-        yield path.name, _linked(path.read_text(encoding="utf-8"), "../")
-    yield (
-        "index.md",
-        _linked((ROOT / "README.md").read_text(encoding="utf-8"), "").replace("](docs/", "]("),
-    )
-    yield "changelog.md", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    """Yield path and text of the pages of this folder, with the README as the first page.
 
-
-def readme() -> str:
-    """The README with its example of ``predict`` as it is now: the verdict, and the first place of the first warning.
-
-    The model is the demo's, with the residual inputs left float as many tools do.
+    Raises:
+        ValueError: The README is out of date.
     """
-    call = 'predict yolov8n_naive.onnx --gpu "RTX 3060"'
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _demo(folder)
-        _run(
-            [
-                "insert",
-                "yolov8n.onnx",
-                "--calib",
-                "images",
-                "--residual",
-                "none",
-                "--losses",
-                "0",
-                "--no-predict",
-                "-o",
-                "yolov8n_naive.onnx",
-            ],
-            folder,
-        )
-        first, second, *others = _run(shlex.split(call), folder)[0].split("\n\n")
-    count = re.split(r"\n  (?=\d)", second)[0]
-    warning = next(part for part in others if part.startswith("warning "))
-    place = "\n  - ".join(warning.split("\n  - ")[:2])
-    shown = f"```\n$ qdqtool {call}\n{first}\n\n{count}\n...\n{place}\n...\n```"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.sub(
-        r"^```\n\$ qdqtool predict .*?^```", lambda _: shown, text, count=1, flags=re.M | re.S
-    )
+    if readme.renew(text) != text:
+        raise ValueError("README.md is out of date; run 'python -m tools.readme'")
+    for path in sorted(DOCS.glob("*.md")):
+        yield path.name, with_links(path.read_text(encoding="utf-8"), "../")
+    yield "index.md", with_links(text, "").replace("](docs/", "](")
 
 
-def _demo(folder: Path) -> None:
-    """The demo's model and images, in a folder."""
-    save(yolov8n(SIZE), folder / "yolov8n.onnx")
-    (folder / "images").mkdir()
-    write_images(folder / "images", IMAGES, SIZE)
+def changelog_pages() -> dict[str, str]:
+    """Return a page for each version of the changelog, and an index."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](../")
+    pages: dict[str, str] = {}
+    for version in re.split(r"^## ", text, flags=re.M)[1:]:
+        title, _, body = version.partition("\n")
+        parts = [""]
+        for section in re.split(r"^(?=### )", body.strip() + "\n", flags=re.M):
+            if parts[-1].count("\n") + section.count("\n") > CHANGELOG_LINES and parts[-1]:
+                parts.append("")
+            parts[-1] += section
+        name = re.sub(r"\W+", "-", title.split(" ")[0]).strip("-").lower()
+        for number, part in enumerate(parts, 1):
+            suffix = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+            pages[f"changelog/{name}-{number}.md"] = f"# {title}{suffix}\n\n{part}"
+    rows = [
+        f"* [{text.split(chr(10))[0].removeprefix('# ')}]({Path(name).name})"
+        for name, text in pages.items()
+    ]
+    return {"changelog/index.md": _page("# Changelog", "\n".join(rows)), **pages}
 
 
-def _linked(text: str, up: str) -> str:
-    """The text with links to examples leading to their pages, and to the pages that only the site has."""
+def with_links(text: str, up: str) -> str:
+    """Return a text with links to the pages of examples, to pages that only the site has, and to scripts."""
+    text = re.sub(rf"\]\({re.escape(up)}(benchmarks/\w+\.py)\)", rf"]({SOURCES}/\1)", text)
     text = re.sub(r"`qdqtool (\w+) --help`", r"[`qdqtool \1 --help`](commands/\1.md)", text)
     text = re.sub(
         r"(?:[Oo]n\s+the site )?the page \*([\w ]+)\*", lambda m: f"[{m[1]}]({MADE[m[1]]})", text
@@ -266,20 +266,89 @@ def example_pages() -> dict[str, str]:
     }
 
 
-def python_page() -> str:
-    """What mkdocstrings makes of the public names."""
-    return _page(
-        "# Python\n\nEverything that the commands do is a function. Models may be paths, bytes or `onnx.ModelProto`; "
-        "every expected error is a `qdqtool.errors.QdqtoolError`, and its text is that of the command line.",
-        "## qdqtool",
-        *_names("qdqtool", qdqtool.__all__),
-        "## qdqtool.testing",
-        *_names("qdqtool.testing", ["assert_int8"]),
-        "## qdqtool.qat",
-        *_names("qdqtool.qat", qat.__all__),
-        "## calibration\n\nUsable alone: it knows nothing of TensorRT and of Q/DQ.",
-        *_names("calibration", calibration.__all__),
+#: Public names on the page of each function, besides the function itself.
+RESULTS = {
+    "insert": ("Insertion",),
+    "predict": ("Prediction", "ConvOutcome", "Finding", "Precision"),
+    "verify": ("Verification",),
+    "compare": ("Comparison",),
+    "tune": ("Tuning",),
+    "fix": ("Fixed",),
+    "report": ("Report",),
+    "extract": ("Extraction",),
+}
+
+
+def python_pages(folder: Path) -> dict[str, str]:
+    """Return a page for each function with an example and its output, run in a folder with the demo's files.
+
+    Raises:
+        RuntimeError: An example fails, or a public name is on no page.
+    """
+    left = {name for name in qdqtool.__all__ if not name.startswith("_")}
+    left -= {*RESULTS, *(name for names in RESULTS.values() for name in names)}
+    if left:
+        raise RuntimeError(f"no page has {', '.join(sorted(left))}")
+    pages, rows = {}, []
+    for verb, names in RESULTS.items():
+        source = (DOCS / "python" / f"{verb}.py").read_text(encoding="utf-8")
+        about, _, code = source.partition("\n\n")
+        about = about.strip('"').strip()
+        example = _fence(code, "python")
+        output = _fence(_run_example(DOCS / "python" / f"{verb}.py", folder))
+        pages[f"python/{verb}.md"] = _page(
+            f"# qdqtool.{verb}",
+            about,
+            example,
+            "prints",
+            output,
+            *_names("qdqtool", (verb, *names)),
+        )
+        rows.append((f"[`qdqtool.{verb}`]({verb}.md)", about))
+    others = {
+        "testing": ("qdqtool.testing", ["assert_int8"], "An assertion for pytest."),
+        "builders": (
+            "qdqtool.builders",
+            ["build"],
+            "Real builds: TensorRT-RTX, trtexec, tensorrt.",
+        ),
+        "qat": ("qdqtool.qat", qat.__all__, "Quantizers for training."),
+        "calibration": (
+            "calibration",
+            calibration.__all__,
+            "Ranges from images; can be used alone.",
+        ),
+        "errors": (
+            "qdqtool.errors",
+            ["QdqtoolError", "ModelError", "DataError", "BuildLogError"],
+            "Errors.",
+        ),
+    }
+    for name, (module, members, about) in others.items():
+        pages[f"python/{name}.md"] = _page(f"# {module}", about, *_names(module, members))
+        rows.append((f"[`{module}`]({name}.md)", about))
+    index = _page(
+        "# Python",
+        "Every command is a function. A model is a path, bytes, an `onnx.ModelProto` or an onnx-graphsurgeon graph. "
+        "Expected errors are a `qdqtool.errors.QdqtoolError` with the text of the command line.",
+        _table(("name", "purpose"), rows),
     )
+    return {"python/index.md": index, **pages}
+
+
+def _run_example(path: Path, folder: Path) -> str:
+    env = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{path}: {done.stderr}")
+    return done.stdout.replace(f"{folder}/", "")
 
 
 def _names(module: str, names: Iterable[str]) -> list[str]:
@@ -289,28 +358,25 @@ def _names(module: str, names: Iterable[str]) -> list[str]:
 # Commands ----------------------------------------------------------------------------------------------------------
 
 
-def command_pages() -> dict[str, str]:
-    """For each command its help and its examples with what they print."""
+def command_pages(folder: Path) -> dict[str, str]:
+    """Return a page for each command with its help and the output of its examples, run in a folder."""
     examples = read_sections(Path(qdqtool.__file__).parent / "commands" / "examples.toml")
     pages, rows = {}, []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _demo(folder)
-        # In the order of the table, in which later examples read what earlier ones wrote.
-        shown = {c: [_example(e, folder) for e in given] for c, given in examples.items()}
-        for command, about in cli.COMMANDS.items():
-            usage = _fence(_run([command, "--help"], folder)[0])
-            pages[f"commands/{command}.md"] = _page(
-                f"# qdqtool {command}", about, *shown[command], "## Options", usage
-            )
-            rows.append((f"[{command}]({command}.md)", about))
+    # In the order of the table: later examples read files that earlier ones wrote.
+    shown = {c: [_example(e, folder) for e in given] for c, given in examples.items()}
+    for command, about in cli.COMMANDS.items():
+        usage = _fence(readme.run([command, "--help"], folder)[0])
+        pages[f"commands/{command}.md"] = _page(
+            f"# qdqtool {command}", about, *shown[command], "## Options", usage
+        )
+        rows.append((f"[{command}]({command}.md)", about))
     index = _page(
         "# Commands",
-        'Exit codes of every command: 0 done (and, for `verify`, everything agreed); 1 the answer is "no" (a mismatch, '
-        "a `--require` or `--fail-on` not met); 2 bad input or usage, with one line on stderr.",
-        _table(("command", "what it does"), rows),
-        f"The outputs are those of this version on the demo's model: YOLOv8n's layers with random weights, {SIZE} x "
-        f"{SIZE} pixels, {IMAGES} generated images. Long ones are cut.",
+        "Exit codes of every command: 0 done (and, for `verify`, everything agrees); 1 a check failed (a mismatch, a "
+        "`--require` or `--fail-on` not met); 2 bad input or usage, with one line on stderr.",
+        _table(("command", "purpose"), rows),
+        f"The outputs are those of this version on the demo's model: YOLOv8n's layers with random weights, "
+        f"{readme.SIZE} x {readme.SIZE} pixels, {readme.IMAGES} generated images. Long ones are cut.",
     )
     return {"commands/index.md": index, **pages}
 
@@ -320,7 +386,7 @@ def _example(example: Mapping[str, str], folder: Path) -> str:
     needs = example.get("needs")
     if needs is not None and not is_installed(needs):
         return head
-    text, code = _run(shlex.split(example["run"])[1:], folder)
+    text, code = readme.run(shlex.split(example["run"])[1:], folder)
     if code == 2:
         raise RuntimeError(f"{example['run']}: {text}")
     lines = text.rstrip().splitlines()
@@ -331,28 +397,7 @@ def _example(example: Mapping[str, str], folder: Path) -> str:
     return f"{head}\n\nprints\n\n{_fence(shown)}{ended}" if lines else f"{head}{ended}"
 
 
-def _run(arguments: list[str], folder: Path) -> tuple[str, int]:
-    """What a command prints, and its exit code; its errors where that is 2."""
-    env = {
-        **os.environ,
-        "COLUMNS": "80",
-        "PYTHONPATH": str(ROOT),
-        "XDG_STATE_HOME": str(folder / ".state"),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "qdqtool", *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    text = done.stderr if done.returncode == 2 else done.stdout
-    return text.replace(f"{folder}/", ""), done.returncode
-
-
-# What is known -----------------------------------------------------------------------------------------------------
+# Tables -----------------------------------------------------------------------------------------------------------
 
 
 def finding_pages() -> dict[str, str]:

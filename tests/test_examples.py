@@ -5,12 +5,18 @@ import sys
 from pathlib import Path
 
 import onnx
+import pytest
 
+import qdqtool
+from qdqtool.demo.images import write_images
+from qdqtool.demo.network import yolov8n
+from qdqtool.ir.modelfile import save
 from tests.calibration.nets import write_pictures
 from tests.insertion.nets import detector
 
 OUTPUT = "/model.3/act/Mul_output_0"
 EXAMPLES = Path(__file__).parents[1] / "examples"
+PAGES = Path(__file__).parents[1] / "docs" / "python"
 
 
 def test_edit_with_graphsurgeon_cuts_and_quantizes(tmp_path: Path) -> None:
@@ -30,3 +36,37 @@ def test_edit_with_graphsurgeon_cuts_and_quantizes(tmp_path: Path) -> None:
     assert [output.name for output in model.graph.output] == [OUTPUT]
     quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
     assert quantizers and all(node.name.startswith("qdq/") for node in quantizers)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the demo's network, small, its images, and its Q/DQ model."""
+    folder = tmp_path_factory.mktemp("demo")
+    save(yolov8n(64), folder / "yolov8n.onnx")
+    (folder / "images").mkdir()
+    write_images(folder / "images", 4, 64)
+    insertion = qdqtool.insert(folder / "yolov8n.onnx", folder / "images", predict=False)
+    insertion.save(folder / "yolov8n_qdq.onnx")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem == "tune"))
+        for path in sorted(PAGES.glob("*.py"))
+    ],
+)
+def test_python_page_has_example_that_runs(example: Path, demo: Path) -> None:
+    if example.stem == "report":
+        pytest.importorskip("fast_sugiyama")
+    run = subprocess.run(
+        [sys.executable, str(example)], cwd=demo, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+
+
+def test_every_function_has_a_python_page() -> None:
+    functions = {name for name in qdqtool.__all__ if callable(getattr(qdqtool, name))}
+    assert {path.stem for path in PAGES.glob("*.py")} == {n for n in functions if n.islower()}

@@ -124,7 +124,7 @@ def test_every_parameter_is_documented(function: Function) -> None:
 @pytest.mark.parametrize(
     ("options", "field", "expected"),
     [
-        (RangeOptions(percentile=np.float32(99.5)), "percentile", 99.5),
+        (RangeOptions("percentile", percentile=np.float32(99.5)), "percentile", 99.5),
         (RangeOptions(max_images=np.int64(8)), "max_images", 8),
         (ImageOptions(size=np.array([32, 64])), "size", (32, 64)),  # type: ignore[arg-type]
         (InsertOptions(losses=np.int64(2)), "losses", 2),
@@ -134,7 +134,7 @@ def test_every_parameter_is_documented(function: Function) -> None:
         (SearchBudget(workers=np.int8(2)), "workers", 2),
         (FixOptions(effort=np.float32(2)), "effort", 2.0),
         (SelectionOptions(hops=np.int64(1)), "hops", 1),
-        (ShrinkOptions(limit=np.int64(9)), "tries", 9),
+        (ShrinkOptions(minimize=True, limit=np.int64(9)), "tries", 9),
         (Preprocess(scale=np.float32(0.5)), "scale", 0.5),
         (Preprocess(mean=np.array([1.0, 2.0, 3.0])), "mean", (1.0, 2.0, 3.0)),  # type: ignore[arg-type]
     ],
@@ -201,7 +201,7 @@ ONLY_COMMAND = {
     "verify": {"from_log", "allow_partial"},
     "compare": {"more_a", "more_b", "fail_on", "page", "calib", "min_agreement"},
     "report": set(),
-    "fix": {"calib"},
+    "fix": {"calib", "dla_cache"},
     "extract": {"issue", "verification"},
     "build": set(),
 }

@@ -121,6 +121,8 @@ def command(
     from qdqtool.formats.build_text import render_comparison
     from qdqtool.util.files import reserve_output
 
+    if calib is None:
+        options.refuse_without("images (--calib)", "max_images")
     reserve_output(page, "--report")
     models = [is_model_file(path) for path in (a, b)]
     if (more_a and models[0]) or (more_b and models[1]):

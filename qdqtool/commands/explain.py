@@ -2,14 +2,14 @@
 
 import click
 
-from qdqtool.commands import options
+from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.records import to_json_fields
 
 
 @click.command("explain", cls=options.HelpCommand)
-@click.argument("what", nargs=-1)
+@click.argument("what", nargs=-1, shell_complete=completion.complete_codes)
 @click.option("--list", "listing", is_flag=True, help="List every finding code.")
 @options.way_option(
     "How the engine is built, as for predict. Without WHAT: the settings for that builder."
@@ -37,6 +37,13 @@ def command(
     from qdqtool.formats.output import TextPage
 
     build_method = find_build_method(way) if way is not None else None
+    if listing and (what or way is not None):
+        raise UsageError(
+            "--list lists all finding codes; leave out "
+            + (f"'{' '.join(what)[:60]}'" if what else "--for"),
+            code="option-without-effect",
+            parameter="what" if what else "way",
+        )
     if listing:
         rows = list(codes.CODES.values())
         answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))

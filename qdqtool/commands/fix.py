@@ -1,8 +1,16 @@
 """``qdqtool fix``: fixes of a Q/DQ model that need no new data."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
-from qdqtool.commands import options
+from qdqtool.commands import completion, options
+from qdqtool.commands.usage import UsageError
+
+if TYPE_CHECKING:
+    from qdqtool.trt.targets import Target
 
 
 @click.command("fix", cls=options.HelpCommand)
@@ -11,6 +19,7 @@ from qdqtool.commands import options
 @options.target_options
 @click.option(
     "--only",
+    shell_complete=completion.complete_codes,
     multiple=True,
     metavar="CODE",
     help="Fix these findings only (HEAD-QUANT is opt-in).",
@@ -26,6 +35,13 @@ from qdqtool.commands import options
     metavar="FACTOR",
     help="Raise the limits on comparing outputs, for large models. [default: 1]",
 )
+@click.option(
+    "--dla-cache",
+    type=click.Path(),
+    metavar="FILE",
+    help="Translate for DLA, which has no Q/DQ, and apply no fixes: --output is the float model, "
+    "and FILE a calibration cache with the scales. Prints the build with the layers' precisions.",
+)
 @options.calib_option("Compare outputs on some of these images, not on random inputs.")
 @options.image_options
 @options.format_options
@@ -37,6 +53,7 @@ def command(
     only: tuple[str, ...],
     inputs: str | None,
     effort: float | None,
+    dla_cache: str | None,
     calib: str | None,
     images: options.ImageArguments,
     answer: options.AnswerWriter,
@@ -50,6 +67,10 @@ def command(
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad
     input.
     """
+    if dla_cache is not None:
+        release = options.choose_target(target, strongly_typed)
+        _translate(model, output, dla_cache, release, only, calib or inputs, answer)
+        return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
     from qdqtool.formats.insertion_text import render_fixed
@@ -73,3 +94,46 @@ def command(
         lambda width: render_fixed(fixed, output, width),
     )
     return 0 if fixed.ok else 1
+
+
+def _translate(
+    model: str,
+    output: str,
+    cache: str,
+    target: Target,
+    only: tuple[str, ...],
+    data: str | None,
+    answer: options.AnswerWriter,
+) -> None:
+    """Write the float model and the calibration cache of ``--dla-cache``."""
+    if only or data is not None:
+        raise UsageError(
+            "--dla-cache applies no fixes, so that --only, --inputs and --calib have no effect",
+            code="option-without-effect",
+            parameter="dla_cache",
+        )
+    from qdqtool.fixing.dla import translate_for_dla
+    from qdqtool.formats.output import use_option_names
+    from qdqtool.util.files import reserve_output
+
+    reserve_output(output, "-o")
+    reserve_output(cache, "--dla-cache")
+    translation = translate_for_dla(model, target)
+    report = translation.save(output, cache)
+    answer.write(
+        lambda: use_option_names(
+            {
+                "schema": "qdqtool/dla/1",
+                "output": output,
+                "table": report.as_json(),
+                "notes": list(translation.notes),
+            }
+        ),
+        lambda width: "\n".join(
+            [
+                f"wrote {output}: the model without Q and DQ",
+                *report.lines(),
+                *(f"note: {note}" for note in translation.notes),
+            ]
+        ),
+    )

@@ -15,8 +15,21 @@ if TYPE_CHECKING:
     import onnx
 
     from qdqtool.formats.output import TextPage
+    from qdqtool.insertion.result import Insertion
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
+
+
+_CALIBRATION_PARAMETERS = (
+    "method",
+    "method_for",
+    "percentile",
+    "max_images",
+    "calib_cache",
+    "overwrite_cache",
+    "losses",
+    "cluster",
+)
 
 
 @click.command("insert", cls=options.HelpCommand)
@@ -24,7 +37,7 @@ if TYPE_CHECKING:
 @options.calib_option()
 @options.quantized_output_option
 @options.target_options
-@options.precision_option("int8", "fp8")
+@options.precision_option("int8", "fp8", "auto")
 @options.range_options
 @options.image_options
 @options.cache_options
@@ -47,7 +60,8 @@ if TYPE_CHECKING:
     "--write-table",
     type=click.Path(),
     metavar="FILE",
-    help="Write a TensorRT calibration table as well.",
+    help="Write a TensorRT calibration table for the float model as well, with a scale for every "
+    "tensor, and print the build for DLA.",
 )
 @options.placement_options
 @options.network_options
@@ -105,12 +119,8 @@ def command(
             parameter="calib_table",
         )
     options.check_cluster(cluster, mixed_cpus)
-    if cluster is not None and calib is None:
-        raise UsageError(
-            "--cluster calibrates on images, and --calib-table needs none",
-            code="option-without-effect",
-            parameter="cluster",
-        )
+    if calib is None:
+        options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
     path = options.quantized_path(model, output)
     release = options.choose_target(target, strongly_typed)
     if gpu is not None:  # an unknown GPU is refused before the work
@@ -128,7 +138,7 @@ def command(
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
     from qdqtool.formats.output import Style, use_option_names
-    from qdqtool.formats.time_text import add_speed
+    from qdqtool.formats.time_text import add_speed, describe_formats
     from qdqtool.insertion.ranges import write_table as save_table
     from qdqtool.insertion.rules import choose_fp8_target
     from qdqtool.quantization.api import insert
@@ -143,13 +153,14 @@ def command(
         cluster=cluster,
         mixed_cpus=mixed_cpus,
         progress=True,
+        gpu=gpu,
         **settings,
     )
     result.save(path)
-    if write_table is not None:
-        save_table(result, write_table)
+    cache = None if write_table is None else save_table(result, write_table)
     built = choose_fp8_target(release) if result.precision == "fp8" else release
     time = _estimate_time(result.model, gpu, built) if gpu else None
+    formats = _estimate_formats(model, gpu, release, result)
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
@@ -157,21 +168,49 @@ def command(
         if time is not None:
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed(page, [time])
+        if formats is not None:
+            page.fill(describe_formats(formats), 4, "  ")
         page.add_gap()
         page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
-        page.add_page(_suggest_next(built, path, gpu, width, result.model))
+        for line in cache.lines() if cache else ():
+            page.add_lines(line)
+        can_compare = calib is not None and settings["input_type"] != "int8"
+        compare = ["qdqtool", "compare", model, path, "--calib", calib] if can_compare else None
+        page.add_page(_suggest_next(built, path, gpu, width, result.model, compare))
         return page
 
     answer.write(
-        lambda: use_option_names(result.as_json()) | ({"time": time.as_json()} if time else {}),
+        lambda: (
+            use_option_names(result.as_json())
+            | ({"time": time.as_json()} if time else {})
+            | ({"formats_time": formats.as_json()} if formats else {})
+            | ({"table": cache.as_json()} if cache else {})
+        ),
         render_text,
     )
     return 0
 
 
+def _estimate_formats(
+    model: str, gpu: str | None, target: Target, result: Insertion
+) -> TimeEstimate | None:
+    """Return the times of INT8, FP8 and the float type on a GPU that has all of them."""
+    if gpu is None or result.choice is not None or not target.has_fp8:
+        return None
+    from qdqtool.timing.gpus import choose_gpu
+
+    return _estimate_time(model, gpu, target) if choose_gpu(gpu).has_fp8 else None
+
+
 def _suggest_next(
-    target: Target, path: str, gpu: str | None, width: int, model: onnx.ModelProto
+    target: Target,
+    path: str,
+    gpu: str | None,
+    width: int,
+    model: onnx.ModelProto,
+    compare: list[Any] | None,
 ) -> TextPage:
+    """Return the next commands: predict, compare with the float model, build, verify."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import build_commands
     from qdqtool.ir.graph import Model
@@ -183,12 +222,14 @@ def _suggest_next(
         "Next:",
         f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}",
     )
+    if compare is not None:
+        page.add_command("Compare:", shlex.join(compare))
     if not target.is_rtx:
         page.add_page(build_commands(target, path, width, describe_model(Model(model))))
     return page
 
 
-def _estimate_time(model: onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
+def _estimate_time(model: str | onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 

@@ -53,6 +53,10 @@ def command(
     from qdqtool.verification.api import exit_code, verify, verify_from_log, verify_with_builder
 
     _check_arguments(len(files), builder, from_log, gpu is not None or clock is not None)
+    if builder is None:
+        options.refuse_without("--builder", "sm")
+    else:
+        options.refuse_without("files of a BUILD", "gpu", "clock")
     try:
         if from_log:
             result = verify_from_log(*files, target=target)
@@ -62,7 +66,10 @@ def command(
             result = verify(files[0], *files[1:], target=target, gpu=gpu, clock=clock)
     except VersionError as error:
         raise QdqtoolError(f"{error}; give --target", code=error.code, parameter="target") from None
-    answer.write(result.as_json, lambda width: render_verification(result, width))
+    answer.write(
+        result.as_json,
+        lambda width: render_verification(result, width, allow_partial=allow_partial),
+    )
     return exit_code(result, allow_partial)
 
 

@@ -116,6 +116,18 @@ class ShrinkOptions:
                 code="missing-argument",
                 parameter="check",
             )
+        if self.check_timeout is not None and self.check is None:
+            raise QdqtoolError(
+                "`check_timeout`: has no effect without a `check`, because it limits its runs",
+                code="option-without-effect",
+                parameter="check_timeout",
+            )
+        if self.limit is not None and not (self.minimize or self.is_checked):
+            raise QdqtoolError(
+                "`limit`: has no effect, because no models are tried. Give `minimize` as well",
+                code="option-without-effect",
+                parameter="limit",
+            )
         check_not_empty("check", [self.check])
         check_not_empty("says", [self.says])
 

@@ -11,13 +11,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from calibration.presets import describe_use
-from qdqtool.formats.output import TextPage, as_options
-from qdqtool.formats.verdicts import verdict
+from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options
+from qdqtool.formats.verdicts import name_float_type, verdict
+from qdqtool.insertion.format_choice import FP8_SPREAD
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.reasons.placement import SkippedNode
-from qdqtool.types import Prediction
-from qdqtool.util.text import format_count
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Precision, Severity
+from qdqtool.util.text import format_count, format_list
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from qdqtool.insertion.scales import GroupScale
 
 # Limits of lists, unless everything is printed.
-_MAX_NAMES, _MAX_GROUPS, _MAX_CONVERSIONS, _MAX_FIXES = 3, 3, 8, 4
+_MAX_NAMES, _MAX_GROUPS, _MAX_FIXES = 3, 3, 1
 _MIN_BITS_LOST = 1.5  # from which a group is listed
 # Effect on detections of an error below each limit; measured, see docs/accuracy.md.
 _ERROR_RATINGS = (
@@ -39,19 +41,27 @@ _ERROR_RATINGS = (
 def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``insert``; ``everything`` names every node, group and scale."""
     page = TextPage(width, everything)
+    float_type = Precision.FP16
+    if insertion.prediction is not None:
+        float_type = name_float_type(insertion.prediction)
     _add_counts(page, insertion)
-    _add_skipped(page, insertion.skipped)
-    _add_groups(page, insertion.groups, insertion.precision == "fp8")
+    _add_skipped(page, insertion.skipped, float_type)
+    _add_groups(page, insertion.groups)
+    _add_formats(page, insertion)
     _add_losses(page, insertion)
     agreement = insertion.agreement
     if agreement is not None:
-        change = "to values that are not numbers"
+        change = "the outputs become values that are not numbers"
         if math.isfinite(agreement.error):
-            change = f"by {agreement.error:.1%} of their standard deviation"
-        page.add_heading(
-            f"Agreement with the float model: {_title(insertion)} and FP16 together change the "
-            f"outputs {change} ({format_count(agreement.samples, 'sample')})"
-        )
+            change = f"{agreement.error:.1%} of the outputs' standard deviation"
+        samples = format_count(agreement.samples, "image")
+        page.add_row(f"{_title(insertion)} and FP16", f"{change} on {samples}")
+    if insertion.prediction is not None:
+        page.add_row("Prediction", verdict(insertion.prediction))
+        nodes = insertion.prediction.conversion_nodes
+        if nodes:
+            names = format_list(nodes, len(nodes) if everything else _MAX_NAMES)
+            page.add_row("Q/DQ layers", names)
     calibration = insertion.calibration
     _add_remarks(
         page,
@@ -59,12 +69,10 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         [*insertion.warnings, *calibration.get("warnings", ())],
     )
     if everything:
-        page.add_lines("", "Activation scales")
+        page.add_heading("Activation scales")
         for row in insertion.activations:
             group = "" if row.group is None else f"  group {row.group}"
             page.add_lines(f"  {row.scale:<12.6g} {row.method:<10} {row.tensor}{group}")
-    if insertion.prediction is not None:
-        _add_prediction(page, insertion.prediction)
     return page
 
 
@@ -75,72 +83,86 @@ def _title(insertion: Insertion) -> str:
 
 def _add_counts(page: TextPage, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
-    methods = ", ".join(f"{m} {n}" for m, n in Counter(q.method for q in activations).most_common())
-    detail = "per output channel"
+    layers = format_count(len(weights), "layer")
+    target = target_named(insertion.target).title
+    page.fill(f"Quantized {layers} to {_title(insertion)} for {target}", style=Style.BOLD)
+    page.add_gap()
     channels = sum(isinstance(q.scale, list) for q in weights)
+    detail = "a scale for each output channel"
     if channels < len(weights):
-        detail = f"{channels} of them {detail}"
-    page.fill(
-        f"quantized {format_count(len(activations), 'activation')} ({methods}) and the weights of "
-        f"{format_count(len(weights), 'node')} ({detail})"
-    )
+        detail += f" in {channels}, one scale in {len(weights) - channels}"
+    page.add_row("Weights", detail)
+    methods = Counter(q.method for q in activations).most_common()
+    named = ", ".join(method if len(methods) == 1 else f"{method} {n}" for method, n in methods)
     origin = f"the table {insertion.calibration.get('table', '')}"
     if images := insertion.calibration.get("images", 0):
         origin = format_count(images, "image")
-    page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
+    scales = format_count(len(activations), "scale")
+    page.add_row("Activations", f"{scales} from {origin}{f' (method {named})' if named else ''}")
     if used := insertion.calibration.get("preprocess"):
-        page.fill(describe_use(used), 2, "  ")
+        page.add_row("Images", describe_use(used).removeprefix("images "))
 
 
-def _add_skipped(page: TextPage, skipped: list[SkippedNode]) -> None:
+def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precision) -> None:
+    """Add the nodes that stay in floating point, by reason."""
     by_reason: dict[str, list[str]] = {}
     for node in skipped:
         by_reason.setdefault(node.reason, []).append(node.node)
-    if skipped:
-        page.add_lines("", f"Left float ({format_count(len(skipped), 'node')})")
+    label = f"Kept in {float_type}"
     for reason, names in by_reason.items():
         listed = page.first_rows(names, _MAX_NAMES)
         more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
-        page.fill(f"{as_options(reason)}: {', '.join(listed)}{more}", 4, "  - ")
+        text = f"{as_options(reason)}: {', '.join(listed)}{more}"
+        page.add_row(label, text)
+        label = ""
 
 
-def _add_groups(page: TextPage, groups: list[GroupScale], is_fp8: bool) -> None:
+def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
+    """Add the precision that tensors lose by sharing a scale (Concat, Split, Resize ...)."""
     if not groups:
-        page.add_heading("No tensors share a scale")
-        return
-    if is_fp8:
-        page.add_heading(f"Scale groups: {len(groups)}; sharing a scale costs FP8 no precision")
         return
     ranked = sorted(groups, key=lambda group: -_max_loss([group]))
+    page.add_row(
+        "Shared scales",
+        f"{format_count(len(groups), 'group')} of tensors (at Concat, Split, MaxPool, Resize, "
+        f"...); at most {_max_loss(groups):.1f} bits of precision lost",
+    )
     listed = ranked
     if not page.everything:
         listed = [g for g in ranked[:_MAX_GROUPS] if _max_loss([g]) >= _MIN_BITS_LOST]
-    rest = ranked[len(listed) :]
-    if not listed:
-        page.add_heading(
-            f"Scale groups: {len(groups)}; sharing a scale costs no tensor more than "
-            f"{_max_loss(rest):.1f} bits (--all)"
-        )
-        return
-    page.add_heading(
-        f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these "
-        "tensors to one scale; bits of precision lost by sharing it (below zero: clipped sooner)"
-    )
     for group in listed:
         # Adding 0.0 turns -0.0 into 0.0.
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
-        page.fill(f"scale {group.scale:.4g}: {members}", 4, "  - ")
-    if rest:
-        page.fill(
-            f"and {len(rest)} more, where no tensor loses more than {_max_loss(rest):.1f} bits "
-            "(--all)",
-            4,
-            "    ",
-        )
+        page.fill(f"scale {group.scale:.4g}, bits lost: {members}", 19, f"{'':17}- ")
 
 
 def _max_loss(groups: Iterable[GroupScale]) -> float:
     return max((m.bits_lost for group in groups for m in group.members), default=0.0)
+
+
+def _add_formats(page: TextPage, insertion: Insertion) -> None:
+    """Add the choice between INT8 and FP8, and which activations suit which format."""
+    if insertion.choice is not None:
+        page.add_row("Chosen", f"{_title(insertion)}: {as_options(insertion.choice.reason)}")
+    fits = insertion.fits
+    if not fits:
+        return
+    wide = [fit for fit in fits if fit.suits_fp8]
+    total = format_count(len(fits), "activation")
+    text = f"INT8 is more precise than FP8 for all {total}"
+    if wide:
+        text = (
+            f"FP8 is more precise than INT8 for {len(wide)} of {total} (largest over typical value "
+            f"about {FP8_SPREAD:.0f} or more)"
+        )
+    page.add_row("Formats", text)
+    for fit in sorted(fits, key=lambda fit: -fit.spread) if page.everything else ():
+        page.fill(
+            f"{fit.tensor}: largest over typical {fit.spread:.1f}, INT8 {fit.int8_db:.1f} dB, FP8 "
+            f"{fit.fp8_db:.1f} dB",
+            19,
+            f"{'':17}- ",
+        )
 
 
 def _add_losses(page: TextPage, insertion: Insertion) -> None:
@@ -149,25 +171,25 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     if losses is None:
         return
     rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "much")
-    advice = "" if losses.error < SMALL_ERROR else ". Measure the results: qdqtool compare --calib"
-    page.add_heading(
-        f"Output error on {format_count(losses.samples, 'image')}: {losses.error:.1%} of the "
-        f"outputs' standard deviation ({rating}){advice}"
+    advice = "" if losses.error < SMALL_ERROR else ", so compare the results (below)"
+    page.add_row(
+        "Output error",
+        f"{losses.error:.1%} of the outputs' standard deviation on "
+        f"{format_count(losses.samples, 'image')} ({rating}){advice}",
     )
     if not losses.tried:
-        page.fill(
-            f"single activations were not tried (--losses {losses.samples} tries them)", 2, "  "
-        )
+        text = f"single activations were not tried (--losses {losses.samples} tries them)"
+        page.add_row("", text)
         return
     confirmed = [loss for loss in losses.tensors if loss.confirmed]
     if not confirmed:
-        page.fill(_describe_unconfirmed(losses), 2, "  ")
+        page.add_row("", _describe_unconfirmed(losses))
     title = _title(insertion)
     for loss in losses.tensors if page.everything else confirmed:
-        page.fill(f"{_describe_loss(loss)}{_describe_price(loss, title)}", 4, "  - ")
+        page.fill(f"{_describe_loss(loss)}{_describe_price(loss, title)}", 19, f"{'':17}- ")
     for loss in confirmed[:1]:
         # The option on one line, to be pasted.
-        page.add_lines(f"    the first one float: --exclude {_exclude_pattern(loss)}")
+        page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")
 
 
 def _describe_unconfirmed(losses: ActivationLosses) -> str:
@@ -208,35 +230,36 @@ def _format_conversions(change: int) -> str:
 
 
 def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) -> None:
-    for kind, texts in (("note", notes), ("warning", warnings)):
+    for severity, texts in ((Severity.INFO, notes), (Severity.WARNING, warnings)):
         for text in texts:
-            page.fill(f"{kind}: {as_options(text)}")
-
-
-def _add_prediction(page: TextPage, prediction: Prediction) -> None:
-    """Add the verdict and the conversions that remain."""
-    page.add_heading(f"Predicted for {prediction.target}: {verdict(prediction)}")
-    for name in page.iterate_rows(prediction.conversion_nodes, _MAX_CONVERSIONS, "    "):
-        page.add_lines(f"  - conversion at {name}")
+            style = SEVERITY_STYLES[severity]
+            page.fill(f"{severity.word}: {as_options(text)}", style=style)
 
 
 def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
     """Return the text of ``fix``: verdicts before and after, applied and refused changes."""
     page = TextPage(width)
-    count = len(fixed.applied)
-    page.add_lines(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")
-    page.fill(verdict(fixed.before), 10, "  before  ")
-    page.fill(verdict(fixed.after), 10, "  after   ")
+    count = format_count(len(fixed.applied), "place")
+    style = SEVERITY_STYLES[Severity.WARNING] if fixed.ok else SEVERITY_STYLES[Severity.ERROR]
+    page.fill(
+        f"Fixed {count}" if fixed.applied else f"Nothing {'to fix' if fixed.after.ok else 'fixed'}",
+        style=Style.GOOD if fixed.after.ok else style,
+    )
+    page.add_gap()
+    page.add_row("Before", verdict(fixed.before))
+    page.add_row("After", verdict(fixed.after))
     _add_errors(page, fixed)
     for note in fixed.notes:
-        page.fill(as_options(note), 10, "  note    ")
+        page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     _add_changes(page, "Applied", fixed.applied)
     _add_changes(page, "Not applied", fixed.refused)
     counts = fixed.after.findings_by_code()
-    serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != "info")
+    serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     if serious:
-        remaining = ", ".join(f"{code} ({counts[code]})" for code in serious)
-        page.add_heading(f"left: {remaining}; see qdqtool predict {output}")
+        page.add_heading(f"Left: {', '.join(f'{code} ({counts[code]})' for code in serious)}")
+    page.add_gap()
+    page.fill(f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}", style=Style.BOLD)
+    page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}")
     return page
 
 
@@ -245,15 +268,12 @@ def _add_errors(page: TextPage, fixed: Fixed) -> None:
     if not fixed.errors:
         return
     inputs = f"{fixed.samples} images" if fixed.samples else "random inputs; --calib takes images"
-    page.fill(
-        f"distance from the float network before and after (root mean square, {inputs})",
-        10,
-        "  outputs ",
-    )
+    page.add_row("Output error", f"before and after, against the float network ({inputs})")
     for error in fixed.errors:
         change = f"{error.before:>8.2%} -> {error.after:>7.2%}"
         mark = "  lost" if error.lost else "  grew" if error.grew else ""
-        page.fill(f"{change}{mark}  {error.title}", 12, "          ")
+        style = Style.BAD if error.lost else Style.UNCLEAR if error.grew else Style.PLAIN
+        page.fill(f"{change}{mark}  {error.title}", 19, " " * 17, style)
 
 
 def _add_changes(page: TextPage, title: str, changes: list[FixAttempt]) -> None:
@@ -261,11 +281,11 @@ def _add_changes(page: TextPage, title: str, changes: list[FixAttempt]) -> None:
         return change.code, change.why_not
 
     if changes:
-        page.add_lines("", title)
+        page.add_heading(title)
     for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
         same = list(group)
         page.fill(
             f"{code} ({len(same)})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  "
         )
-        for change in page.iterate_rows(same, _MAX_FIXES, "      ", ""):
-            page.fill(change.what, 6, "    - ")
+        for change in same[:_MAX_FIXES]:
+            page.fill(change.what, 6, f"    {'first: ' if len(same) > 1 else ''}")

@@ -41,6 +41,14 @@ class RangeOptions:
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
         object.__setattr__(self, "percentile", float(self.percentile))
+        methods = {self.method, *(method for _, method in self.method_for)}
+        if self.percentile != RangeOptions.percentile and "percentile" not in methods:
+            raise QdqtoolError(
+                f"`percentile={self.percentile:g}`: has no effect with the method {self.method}. "
+                "Give `method='percentile'` as well",
+                code="option-without-effect",
+                parameter="percentile",
+            )
         object.__setattr__(self, "max_images", operator.index(self.max_images))
 
 
@@ -75,6 +83,14 @@ class CacheOptions:
 
     calib_cache: str | os.PathLike[str] | None = None
     overwrite_cache: bool = False
+
+    def __post_init__(self) -> None:
+        if self.overwrite_cache and self.calib_cache is None:
+            raise QdqtoolError(
+                "`overwrite_cache`: has no effect without `calib_cache`",
+                code="option-without-effect",
+                parameter="overwrite_cache",
+            )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from qdqtool.insertion.scales import (
     constant_scale,
 )
 from qdqtool.ir.graph import Model
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
@@ -26,6 +27,7 @@ from qdqtool.util.text import format_count
 if TYPE_CHECKING:
     from calibration import Statistics
     from calibration.range_tables import RangeTable
+    from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
 
 _NO_CACHE = CacheOptions()
@@ -177,18 +179,39 @@ def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
     return notes
 
 
-def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> None:
-    """Write the activation scales as a TensorRT calibration table.
+def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheReport:
+    """Write a TensorRT calibration table with a scale for every tensor of the float network.
 
-    ``IInt8Calibrator::readCalibrationCache`` reads it.
+    ``IInt8Calibrator::readCalibrationCache`` reads it. The first line is that of the target's
+    TensorRT. Tensors without a quantizer are measured on the data, if that can be read again.
 
     Raises:
-        QdqtoolError: The file cannot be written.
+        QdqtoolError: The target reads no table, or the file cannot be written.
     """
-    from calibration.cache import write_tensorrt_cache
+    from qdqtool.insertion.calibration_cache import cache_header, write_cache
+    from qdqtool.insertion.tensor_scales import choose_precisions, complete_scales
+    from qdqtool.patterns.view import View
 
+    target = target_named(insertion.target)
+    if insertion.requested_target is not None:
+        target = insertion.requested_target
+    cache_header(target)  # before the tensors are measured
+    quantized = Model(insertion.model)
+    smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}
     factor = find_number_format(insertion.precision).largest / LEVELS
-    scales = {
-        q.tensor: q.scale * factor for q in insertion.activations if not isinstance(q.scale, list)
+    known = {
+        q.tensor: q.scale * factor
+        for q in insertion.activations
+        if not isinstance(q.scale, list) and q.tensor not in smoothed
     }
-    write_tensorrt_cache(path, scales)
+    model = quantized if insertion.load_float_model is None else insertion.load_float_model()
+    scales = complete_scales(model, known)
+    # A bound may be far above the range.
+    bounded = [t for t, rule in scales.rules.items() if rule == "bounded"]
+    if insertion.measure_scales is not None and (bounded or scales.missing):
+        measured = insertion.measure_scales(model, [*bounded, *scales.missing])
+        scales = complete_scales(model, known, measured)
+    view = View(quantized)
+    int8 = {n.name for n in view.nodes_with_weights if n.index in view.fully_quantized_nodes}
+    precisions = choose_precisions(model, scales, int8)
+    return write_cache(path, insertion.source, target, scales, precisions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from qdqtool.ir.graph import Model
 from qdqtool.types import ModelInfo
@@ -26,9 +27,26 @@ def metadata_size(model: Model) -> tuple[int, int] | None:
     return None
 
 
+def image_shapes(model: Model) -> dict[str, tuple[int | None, int | None]]:
+    """Return height and width of each input of four dimensions, None where they are open."""
+    shapes = {}
+    for name in model.inputs:
+        shape = [d if d is not None and d > 0 else None for d in model.shape(name) or ()]
+        if len(shape) == 4:
+            height, width = shape[_side_axes(shape)]
+            shapes[name] = height, width
+    return shapes
+
+
+def _side_axes(shape: Sequence[int | None]) -> slice:
+    """Return the axes of height and width of an NCHW or NHWC shape."""
+    is_channels_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
+    return slice(1, 3) if is_channels_last else slice(2, 4)
+
+
 def remember_size(model: Model, size: tuple[int, int] | None) -> None:
-    """Write height and width into the metadata if an input leaves a dimension open."""
-    if size is None or not complete_shapes(model):
+    """Write height and width into the metadata if an input leaves them open."""
+    if size is None or not any(None in sides for sides in image_shapes(model).values()):
         return
     entries = model.proto.metadata_props
     for index in reversed(range(len(entries))):
@@ -50,9 +68,7 @@ def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
             continue
         defaults = [batch, *([1] * (len(shape) - 1))]
         if len(shape) == 4:
-            is_channels_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
-            first = 1 if is_channels_last else 2
-            defaults[first : first + 2] = metadata_size(model) or _DEFAULT_SIZE
+            defaults[_side_axes(shape)] = metadata_size(model) or _DEFAULT_SIZE
         # Some exporters write 0 or -1 for an open dimension.
         shapes[name] = tuple(
             d if d is not None and d > 0 else default

@@ -347,7 +347,7 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
         clock: SM clock in MHz, instead of the log's.
 
     Raises:
-        QdqtoolError: No GPU has that name.
+        QdqtoolError: No GPU has that name, or there is a clock for an unknown GPU.
     """
     if name is not None:
         device = parse_device(name, build.gpu)
@@ -358,6 +358,12 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
     if build.device is not None:
         with contextlib.suppress(QdqtoolError):
             return find_device_gpu(parse_device(build.device, build.gpu), clock)
+    if clock is not None:
+        raise QdqtoolError(
+            "`clock`: has no effect, because the build does not name its GPU. Give `gpu` as well",
+            code="option-without-effect",
+            parameter="clock",
+        )
     return None
 
 

@@ -137,6 +137,8 @@ class _WorkloadBuilder:
             self._fuse_conversions(mapped)
         elif not self.target.is_rtx:
             self._add_layout_changes(engine)
+        if self.target.reshapes_before_resize:
+            self._add_reshapes()
         self._add_unlisted_nodes(covered)
         self._add_edge_reformats()
         return self.result
@@ -239,6 +241,27 @@ class _WorkloadBuilder:
                 ),
                 change,
             )
+
+    def _add_reshapes(self) -> None:
+        """Add the reshape before each INT8 Resize whose result is copied into a Concat.
+
+        A U-Net on 10.16.2 has such a kernel in each of its four decoder blocks with a Concat.
+        """
+        for layer, layer_work in zip(self.prediction.layers, self.result.layers, strict=True):
+            if layer.type != "Resize" or layer_work.precision.is_float:
+                continue
+            consumers = [c for edge in layer.outputs for c in self.consumers[edge.tensor]]
+            if any(consumer.type == "Reformat" for consumer in consumers):
+                moved = layer_work.read
+                reshape = LayerWork(
+                    work.REFORMAT,
+                    layer_work.precision,
+                    layer_work.precision,
+                    channels=layer_work.channels,
+                    read=moved,
+                    written=moved,
+                )
+                self.result.extras.append(ExtraKernel(f"reshape before {layer.name}", reshape))
 
     def _has_open_output(self, layer: EngineLayer) -> bool:
         """Whether the builder chooses the width of a layer's output.

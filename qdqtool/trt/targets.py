@@ -74,6 +74,12 @@ class Target:
         fuses_quantized_relu: A Relu with Q/DQ before and after it is fused into the INT8 layer
             before it.
         copies_dq: A DQ with several consumers is copied for each operator that it can pass.
+        copies_moved_dq: A DQ that has moved down past an operator is copied for each Q after it.
+        merges_beside_floats: Equal Qs of a tensor are merged although another layer reads the
+            tensor as float.
+        sums_into_first: Of two convolutions that feed a sum, the earlier-listed one fuses it.
+        reshapes_before_resize: An INT8 Resize whose result is copied into a Concat has a reshape
+            before it; for times alone.
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q
             and DQ around.
         regions: Attention and normalization are regions of few kernels; for times alone.
@@ -108,6 +114,10 @@ class Target:
     transposed_per_channel: bool = False
     fuses_quantized_relu: bool = False
     copies_dq: bool = False
+    copies_moved_dq: bool = False
+    merges_beside_floats: bool = True
+    sums_into_first: bool = False
+    reshapes_before_resize: bool = False
     products_in_myelin: bool = False
     regions: bool = False
     layer_normalization: bool = False
@@ -126,8 +136,42 @@ class Target:
         return self.version[0]
 
     @property
+    def has_calibrators(self) -> bool:
+        """Whether it builds INT8 without Q/DQ from a calibration table (removed in 11)."""
+        return not self.is_rtx and self.version < (11, 0)
+
+    @property
+    def recovers_scales_on_dla(self) -> bool:
+        """Whether its DLA (3.13 or later, JetPack 6) fuses Conv + Add without a scale between."""
+        return self.version >= (8, 6)
+
+    @property
+    def table_number(self) -> int:
+        """Version in the first line of a calibration table: 8502 for 8.5.2, 100300 for 10.3.0.
+
+        Without a patch, it is that of the newest JetPack with the version.
+        """
+        named = self.requested_version.split(".")[:3]
+        numbers = [int(n) for n in named if n.isdigit()] or list(self.version)
+        if not self.requested_version and self.version == (10, 0):
+            numbers = list(_JETPACK_6)
+        major, minor, *patches = numbers
+        patch = patches[0] if patches else _JETPACK_PATCHES.get((major, minor), 0)
+        thousands = 10_000 if self.version >= (10, 0) else 1000
+        return major * thousands + minor * 100 + patch
+
+    @property
     def has_local_functions(self) -> bool:
         """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
+    def folds_identities(self) -> bool:
+        """Whether a zero point may come out of an Identity.
+
+        TensorRT-RTX 1.7 builds it, and refuses other operators there. 8.x refused it
+        (NVIDIA-AI-IOT/Lidar_AI_Solution issue 127).
+        """
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
@@ -249,6 +293,10 @@ _TRT10 = Target(
     layer_normalization=True,
     int8_weights=True,
     fuses_quantized_relu=True,
+    copies_moved_dq=True,
+    merges_beside_floats=False,
+    sums_into_first=True,
+    reshapes_before_resize=True,
     products_in_myelin=True,
     regions=True,
 )
@@ -349,6 +397,8 @@ def target_before(name: str) -> Target | None:
     return max(earlier, key=lambda t: t.version, default=None)
 
 
+_JETPACK_6 = (10, 3)  # stands for TensorRT 10 without a minor version
+_JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}  # others have 0
 MAX_MAJOR = 19  # of versions that may be released; a larger number is a typing error (85)
 STRONGLY_TYPED = "-strongly-typed"  # suffix of a target's name if it is a choice (TensorRT 10)
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
@@ -435,10 +485,12 @@ class TrtexecSupport:
             and later).
         precision_flags: ``--int8``, ``--fp16`` and similar ones. They are gone in 11, where layers
             are always timed in a separate run.
+        layer_types: ``--layerPrecisions`` and ``--layerOutputTypes`` (8.4 to 10).
     """
 
     lists_layers: bool
     precision_flags: bool
+    layer_types: bool
 
 
 def trtexec_of_version(version: str) -> TrtexecSupport | None:
@@ -448,7 +500,8 @@ def trtexec_of_version(version: str) -> TrtexecSupport | None:
 
 
 def _trtexec_support(version: tuple[int, int]) -> TrtexecSupport:
-    return TrtexecSupport(version >= (8, 2), version < (11, 0))
+    has_types = (8, 4) <= version < (11, 0)
+    return TrtexecSupport(version >= (8, 2), version < (11, 0), has_types)
 
 
 def version_numbers(version: str) -> tuple[int, int] | None:

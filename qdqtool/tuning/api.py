@@ -62,7 +62,6 @@ from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import count_fitting_samples, estimate_duration, reserve_time
 from qdqtool.types import Json
-from qdqtool.util import limits
 from qdqtool.util.checks import check_choice
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
@@ -226,7 +225,7 @@ class _TuningRun:
         self.options = options
         if options.cluster.cluster is not None:
             check_cluster(options.cluster.cluster)
-        timeout = limits.check_seconds(options.search.check_timeout, "check_timeout")
+        timeout = options.goal.check_timeout(options.search.check_timeout)
         options.goal.check_budget(options.gpu.gpu)
         check_choice("precision", options.placement.precision, FORMATS)
         self.format = find_number_format(options.placement.precision)

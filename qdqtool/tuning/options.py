@@ -66,6 +66,20 @@ class TuningGoal:
         """Part of the float model's metric to keep; None with a budget."""
         return KEEP if self.keep is None and self.budget_ms is None else self.keep
 
+    def check_timeout(self, seconds: float | None) -> float:
+        """Return the limit for one call of the metric.
+
+        Raises:
+            QdqtoolError: It is not a time, or there is no metric to limit.
+        """
+        if seconds is not None and self.metric is None:
+            raise QdqtoolError(
+                "`check_timeout`: has no effect without `metric`, because it limits its calls",
+                code="option-without-effect",
+                parameter="check_timeout",
+            )
+        return limits.check_seconds(seconds, "check_timeout")
+
     def check_budget(self, gpu: str | None) -> None:
         """Check the budget for a GPU.
 

@@ -57,8 +57,7 @@ def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: 
     check(onnx.load("m_qdq.onnx"))
     assert "/model.22/dfl/conv/Conv" in text and "/model.0/conv/_input_quantizer" in text
     assert next_command(text) == shlex.split("qdqtool predict m_qdq.onnx --target trt10")
-    wide = [row for row in text.splitlines() if len(row) > 80]
-    assert all("trtexec" in row for row in wide)  # a command is one line
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:

@@ -531,7 +531,7 @@ def test_losses_are_not_measured_with_calibration_table(tmp_path: Path) -> None:
         "table": str(tmp_path / "t"),
         "images": 0,
         "format": "TensorRT",
-        "entries": 1,
+        "entries": 3,
         "unknown": 0,
         "skipped_entries": 0,
         "notes": [],

@@ -437,3 +437,16 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str, gpu: 
     prediction = predict(model, "trt10", advice=False)
     time = estimate(model, prediction, find_gpu(gpu), TARGETS["trt10"])
     assert time.gain is not None and time.gain < MOST_GAIN
+
+
+def test_fix_of_numbers_saves_no_time() -> None:
+    """A scale for each channel changes the results of a layer, not the layer."""
+    g = Graph()
+    weights = np.random.default_rng(0).normal(0, 1, (64, 64, 3, 3)).astype(np.float32)
+    inputs = [g.pair(g.input(1, 64, 56, 56), "in", 0.1), g.pair(g.const("w", weights), "w", 1e-4)]
+    tensor = g.relu(g.op("Conv", inputs, "c0", kernel_shape=[3, 3], pads=[1] * 4), "r")
+    g.channels[tensor] = 64
+    prediction, _ = estimate_model(g.model(g.conv(tensor, "c1", 64, scale=None)))
+    savings = {f.code: f.saves_ms for f in prediction.findings}
+    assert savings["W-PER-TENSOR"] is None
+    assert any(saving for saving in savings.values())

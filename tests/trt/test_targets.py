@@ -245,17 +245,20 @@ def test_target_of_other_version_is_an_error(version: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "lists_layers", "flags"),
+    ("version", "lists_layers", "flags", "layer_types"),
     [
-        ("8.0.3", False, True),
-        ("8.2.1", True, True),
-        ("10.13.3", True, True),
-        ("11.0", True, False),
-        ("11", True, False),
+        ("8.0.3", False, True, False),
+        ("8.2.1", True, True, False),
+        ("8.4.1", True, True, True),
+        ("10.13.3", True, True, True),
+        ("11.0", True, False, False),
+        ("11", True, False, False),
     ],
 )
-def test_trtexec_options_of_version(version: str, lists_layers: bool, flags: bool) -> None:
-    assert trtexec_of_version(version) == TrtexecSupport(lists_layers, flags)
+def test_trtexec_options_of_version(
+    version: str, lists_layers: bool, flags: bool, layer_types: bool
+) -> None:
+    assert trtexec_of_version(version) == TrtexecSupport(lists_layers, flags, layer_types)
 
 
 def test_trtexec_options_of_unknown_version() -> None:

@@ -27,6 +27,12 @@ BOTH = seen(
     "resnet18-a100-qat",
     source="the downsample branches",
 )
+FIRST = seen(
+    "two-convolutions-first",
+    "On TensorRT 10, the earlier-listed of two such convolutions fuses the sum.",
+    "unet-resnet50-orinnano-trt10162",
+    source="conv3 in all four blocks with a downsample convolution, in FP16 and in INT8",
+)
 DEQUANTIZED = seen(
     "dequantized-residual",
     "A quantized residual of a sum that is not quantized is read as float, its DQ remains.",
@@ -41,7 +47,7 @@ class ConvEltwiseSumFusion(Pass):
     Both operands of the sum have equal shapes.
     """
 
-    cases = (PLAIN, BOTH, DEQUANTIZED)
+    cases = (PLAIN, BOTH, FIRST, DEQUANTIZED)
 
     def _apply(self, network: Network) -> None:
         pairs = network.single_consumer_pairs(
@@ -54,7 +60,10 @@ class ConvEltwiseSumFusion(Pass):
             if not _can_fuse_sum(last) or last.out.single_consumer() is not add:
                 self._fuse(network, PLAIN, conv, add)
             elif _can_fuse_sum(first):
-                self._fuse(network, BOTH, last, add)
+                if self.target.sums_into_first:
+                    self._fuse(network, FIRST, first, add)
+                else:
+                    self._fuse(network, BOTH, last, add)
             else:
                 self._fuse(network, PLAIN, last, add)
 

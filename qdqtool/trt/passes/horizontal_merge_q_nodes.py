@@ -12,6 +12,7 @@ from qdqtool.trt.passes._infra import (
     seen,
 )
 from qdqtool.trt.surroundings import check_equal_scales
+from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 
 EARLIER = seen(
@@ -44,11 +45,27 @@ UNKNOWN = assumed(
 )
 
 
+APART = seen(
+    "beside-float",
+    "Equal Qs of the model are not merged if another layer reads the tensor as float, also a "
+    "Concat whose Q is cloned later. The clones are merged.",
+    "unet-resnet50-orinnano-trt10162",
+    "yolov8n-modelopt-rtx2060-trt1014",
+    source="conv1 and the downsample convolution of layer2.0, 3.0 and 4.0, whose input a Concat "
+    "reads; clones of one Q are merged in the other build; 8.x merges all "
+    "(yolo-resnet18-orin-trt8502)",
+)
+
+
 class HorizontalMergeQNodes(Pass):
     """Merges Qs that read the same tensor with the same scale."""
 
-    cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
+    cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN, APART)
     anonymous_lines = (ELIMINATING, REMOVING)
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._read_as_float: set[Tensor] = set()  # in an earlier round or in this one
 
     def _apply(self, network: Network) -> None:
         quantizers = network.layers_to_visit(LayerKind.QUANTIZE)
@@ -60,6 +77,8 @@ class HorizontalMergeQNodes(Pass):
         for q in shared:
             by_tensor.setdefault(q.data, []).append(q)
         for tensor, group in by_tensor.items():
+            if len(tensor.consumers) > len(group) and not self.target.merges_beside_floats:
+                self._read_as_float.add(tensor)
             if len(group) > 1:
                 self._merge(network, tensor, group)
 
@@ -71,7 +90,10 @@ class HorizontalMergeQNodes(Pass):
         for q in group:
             key = q.quant.key if q.quant is not None else None
             survivor = survivors.get(key) if key is not None else None
-            if survivor is None or q.out.is_output:
+            is_apart = tensor in self._read_as_float and not q.is_clone
+            if survivor is not None and is_apart:
+                q.add_cases(APART)
+            if survivor is None or q.out.is_output or is_apart:
                 remaining.append(q)
                 survivors.setdefault(key, q)
             else:

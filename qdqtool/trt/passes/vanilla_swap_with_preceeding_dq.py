@@ -49,6 +49,12 @@ COPIED = documented(
     "A DQ with several consumers is copied for each operator that it passes.",
     "an 11.1 build in which a DQ feeds a MaxPool and a network output runs the pooling in INT8",
 )
+REQUANTIZED = seen(
+    "requantized",
+    "A DQ that has moved past an operator is copied for each of several Qs after it.",
+    "unet-resnet50-orinnano-trt10162",
+    source="the pairs <DQ>_clone_0 + <Q> and <DQ>_clone_1 + <Q> after the MaxPool",
+)
 SEVERAL = assumed(
     "several-readers",
     "A DQ with several consumers remains and is not copied for each.",
@@ -59,7 +65,7 @@ SEVERAL = assumed(
 class VanillaSwapWithPreceedingDQ(Pass):
     """Moves a DQ down past operators that it can pass, so that they run in INT8."""
 
-    cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, SEVERAL)
+    cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, REQUANTIZED, SEVERAL)
     anonymous_lines = (SWAPPING,)
 
     def _apply(self, network: Network) -> None:
@@ -68,8 +74,11 @@ class VanillaSwapWithPreceedingDQ(Pass):
             dq = queue.popleft()
             op = dq.out.single_consumer()
             if op is None:
-                if self.target.copies_dq:
-                    queue.extend(self._copy(network, dq))
+                if self.target.copies_moved_dq and dq.path.ops and _feeds_only_quantizers(dq):
+                    self._copy(network, REQUANTIZED, dq, list(dq.out.consumers))
+                elif self.target.copies_dq:
+                    operators = list(filter(_can_pass, dq.out.consumers))
+                    queue.extend(self._copy(network, COPIED, dq, operators))
                 else:
                     self._refuse(dq)
             elif _can_pass(op) and dq_before(op.data) is dq and not is_computed_in_float(op, dq):
@@ -93,13 +102,13 @@ class VanillaSwapWithPreceedingDQ(Pass):
         dq.rank = next_rank(op.rank)
 
     @staticmethod
-    def _copy(network: Network, dq: Layer) -> list[Layer]:
-        """Insert a DQ for each operator that a shared DQ can pass, and return the new DQs."""
+    def _copy(network: Network, case: Case, dq: Layer, operators: list[Layer]) -> list[Layer]:
+        """Insert a DQ for each of some consumers of a shared DQ, and return the new DQs."""
         copies: list[Layer] = []
         if dq.quant is not None and dq.quant.is_per_channel:
             return copies
-        for number, op in enumerate(list(filter(_can_pass, dq.out.consumers))):
-            if len(op.inputs) != 1:
+        for number, op in enumerate(operators):
+            if op.data is not dq.out or (case is COPIED and len(op.inputs) != 1):
                 continue
             copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
             copy.quant, copy.has_computed_scale = dq.quant, dq.has_computed_scale
@@ -109,7 +118,9 @@ class VanillaSwapWithPreceedingDQ(Pass):
             out.shape = dq.out.shape
             network.add(copy, [dq.data], [out])
             network.set_input(op, 0, out)
-            copy.add_cases(COPIED)
+            copy.add_cases(*dq.cases, case)
+            if case is REQUANTIZED:
+                op.add_cases(case)
             copies.append(copy)
         if copies:
             network.remove_if_unused(dq)
@@ -129,6 +140,11 @@ class VanillaSwapWithPreceedingDQ(Pass):
         for op in operators:
             for layer in (op, *op.out.consumers):
                 layer.add_cases(SEVERAL)
+
+
+def _feeds_only_quantizers(dq: Layer) -> bool:
+    consumers = dq.out.consumers
+    return len(consumers) > 1 and all(c.kind == LayerKind.QUANTIZE for c in consumers)
 
 
 def _can_pass(op: Layer) -> bool:

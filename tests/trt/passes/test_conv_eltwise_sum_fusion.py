@@ -64,3 +64,20 @@ def test_add_is_not_fused(g: Graph, case: str) -> None:
     out = g.op("Mul" if case == "product" else "Add", [left, other], "Add")
     outputs = [g.op("Tanh", out, "t"), *([conv] if case == "second-consumer" else [])]
     assert run_pass(g.model(*outputs), ConvEltwiseSumFusion).lines == []
+
+
+def two_convolutions(g: Graph) -> str:
+    """Build a sum of two convolutions."""
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    return g.op("Tanh", g.add(g.conv(x, "conv3"), g.conv(x, "down", k=1), "Add"), "t")
+
+
+GRAPHS = {"ConvEltwiseSumFusion/two-convolutions-first": (two_convolutions, "trt10")}
+
+
+@pytest.mark.parametrize(("target", "fusing"), [("trt8.5", "down"), ("trt10", "conv3")])
+def test_one_of_two_convolutions_fuses_the_sum(g: Graph, target: str, fusing: str) -> None:
+    # 10.16.2: unet-resnet50-orinnano-trt10162, conv3 in all four blocks.
+    result = run_pass(g.model(two_convolutions(g)), ConvEltwiseSumFusion, target)
+    name = f"{fusing}.weight + {fusing}.w.Q + {fusing}"
+    assert result.lines == [("Running", name), ("Fusing", name, "Add")]

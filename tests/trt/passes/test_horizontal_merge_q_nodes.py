@@ -126,3 +126,40 @@ def test_merge_into_network_output_rests_on_network_output(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     model = g.model(g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na"))
     assert cases_of_lines(model) == {"network-output"}
+
+
+# TensorRT 10 --------------------------------------------------------------------------------
+
+
+def beside_float(g: Graph) -> list[str]:
+    """Build two equal Qs on a tensor that a third layer reads as float."""
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    return [g.conv(x, "a", scale=0.1), g.conv(x, "b", k=1, scale=0.1), g.op("Neg", x, "n")]
+
+
+GRAPHS = {"HorizontalMergeQNodes/beside-float": (beside_float, "trt10")}
+
+
+@pytest.mark.parametrize(("target", "conversions"), [("trt8.5", 1), ("trt8.6", 1), ("trt10", 2)])
+def test_equal_qs_beside_a_float_consumer(g: Graph, target: str, conversions: int) -> None:
+    # 8.5.2: yolo-resnet18-orin-trt8502 merges them; 10.16.2: unet-resnet50-orinnano-trt10162.
+    prediction = simulate(load(g.model(*beside_float(g))), target_named(target))
+    assert prediction.conversions == conversions
+
+
+def test_equal_qs_beside_a_concat_stay_apart_after_it_was_split(g: Graph) -> None:
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    joined = g.concat([x, g.op("Neg", x, "n")], "cat")
+    outputs = [
+        g.conv(x, "a", scale=0.1),
+        g.conv(x, "b", k=1, scale=0.1),
+        g.conv(joined, "c", 16, scale=0.2),
+    ]
+    conversions = simulate(load(g.model(*outputs)), target_named("trt10")).conversion_nodes
+    assert {"a.in.Q", "b.in.Q"} <= {*conversions}
+
+
+def test_equal_qs_alone_on_a_tensor_are_merged_on_10(g: Graph) -> None:
+    x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
+    outputs = [g.conv(x, "a", scale=0.1), g.conv(x, "b", k=1, scale=0.1)]
+    assert simulate(load(g.model(*outputs)), target_named("trt10")).conversions == 1

@@ -88,3 +88,26 @@ def test_dq_per_channel_does_not_move_past_reshape(g: Graph) -> None:
         ).lines
         == []
     )
+
+
+def requantized_pool(g: Graph) -> list[str]:
+    """Build a MaxPool with its own Q/DQ before it and two Qs of another scale after it."""
+    x = g.pair(g.op("Sigmoid", g.input(1, 8, 8, 8), "before"), "p", 0.1)
+    y = g.pool(x, "pool")
+    return [g.conv(y, "a", scale=0.2), g.conv(y, "b", k=1, scale=0.2)]
+
+
+GRAPHS = {"VanillaSwapWithPreceedingDQ/requantized": (requantized_pool, "trt10")}
+
+
+@pytest.mark.parametrize(
+    ("target", "conversions"),
+    [
+        ("trt8.5", ["p.Q", "p.DQ + a.in.Q"]),
+        ("trt10", ["p.Q", "p.DQ_clone_0 + a.in.Q", "p.DQ_clone_1 + b.in.Q"]),
+    ],
+)
+def test_dq_after_pool_is_copied_for_each_q(g: Graph, target: str, conversions: list[str]) -> None:
+    # unet-resnet50-orinnano-trt10162: /pool/input_quantizer/DequantizeLinear_clone_0 + ...
+    prediction = predict(g.model(*requantized_pool(g)), target, advice=False)
+    assert prediction.conversion_nodes == conversions

@@ -1,0 +1,11 @@
+"""Compare two models: lost and gained INT8, and with images the accuracy of the second one."""
+
+import qdqtool
+
+result = qdqtool.compare("yolov8n.onnx", "yolov8n_qdq.onnx", data="images/", max_images=16)
+print(result)
+print(result.summary()["gained_int8"], "convolutions gained INT8")
+agreement = result.agreement
+print(f"{agreement.measure.metric}: {agreement.measure.value} on {agreement.images} images")
+for note in result.notes:
+    print(note)

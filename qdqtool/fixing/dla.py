@@ -1,0 +1,226 @@
+"""Translation of a Q/DQ model for DLA: a float model, a calibration cache, precisions of layers.
+
+DLA has no Q/DQ. TensorRT runs it in INT8 from a float model and a calibration cache, as NVIDIA's
+qdq-translator makes them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from qdqtool.errors import ModelError
+from qdqtool.fixing.weights import make_dequantizer
+from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write_cache
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.tensor_scales import (
+    LayerPrecisions,
+    TensorScales,
+    choose_precisions,
+    complete_scales,
+)
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.modelfile import ModelSource, load_full, save
+from qdqtool.ir.qdq import is_dq, is_qdq, is_quantized
+from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.view import View
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import Precision
+from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
+from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_WEIGHT_TOLERANCE = 0.01  # of a weight's scale and the largest weight of its channel
+_INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
+
+
+@dataclass(repr=False)
+class DlaTranslation:
+    """A Q/DQ model translated for DLA.
+
+    Attributes:
+        model: The model without Q and DQ.
+        scales: Scales of its tensors.
+        precisions: Precisions of its layers.
+        target: TensorRT version of the build.
+        notes: What the translation cannot keep.
+        read: Files that were read, none of which :meth:`save` overwrites.
+    """
+
+    model: onnx.ModelProto
+    scales: TensorScales
+    precisions: LayerPrecisions
+    target: Target
+    source: str = ""
+    notes: list[Note] = field(default_factory=list)
+    read: InputFiles | None = field(default=None, repr=False, compare=False)
+
+    def save(self, model: str | os.PathLike[str], cache: str | os.PathLike[str]) -> CacheReport:
+        """Write the float model and the calibration cache, and return how to build with them.
+
+        Raises:
+            QdqtoolError: A path is that of an input, or a file cannot be written.
+        """
+        with forbid_overwrite(self.read):
+            save(self.model, model, source=self.source)
+            return write_cache(cache, model, self.target, self.scales, self.precisions)
+
+
+def translate_for_dla(
+    source: ModelSource | Model, target: str | Target = DEFAULT_TARGET
+) -> DlaTranslation:
+    """Translate a Q/DQ model for DLA.
+
+    Args:
+        source: The Q/DQ model; all its weights must be available.
+        target: TensorRT version of the build, such as ``8.5.2`` or ``10.3``, before 11.
+
+    Raises:
+        ModelError: The model cannot be read, has no Q/DQ, or has quantizers that a float model
+            with a cache cannot express (computed scales, FP8).
+        QdqtoolError: The target reads no calibration cache.
+    """
+    version = target_named(target)
+    cache_header(version)
+    with record_inputs() as read:
+        model = load_full(source)
+        if not is_quantized(model):
+            raise ModelError(
+                "has no Q/DQ; give a Q/DQ model, or make a cache with `qdqtool insert "
+                "--write-table`",
+                model.path or "model",
+                code="not-quantized",
+            )
+        view = View(model)
+        notes: list[Note] = []
+        known = _read_scales(view, notes)
+        int8 = {n.name for n in view.nodes_with_weights if n.index in view.fully_quantized_nodes}
+        _check_weights(view, notes)
+        constants = _dequantize_constants(view)
+        floats = remove_quantizers(model.copy(), weights=True, constants=constants)
+        _check_removed(floats)
+    scales = complete_scales(floats, known, unary=version.recovers_scales_on_dla)
+    precisions = choose_precisions(floats, scales, int8)
+    return DlaTranslation(floats.proto, scales, precisions, version, model.path, notes, read)
+
+
+def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
+    """Return the symmetric scale of each quantized activation, by the names of Q's and DQ's tensor.
+
+    Of several quantizers of one tensor the largest scale counts.
+    """
+    scales: dict[str, float] = {}
+    several: set[str] = set()
+    for q, dqs in view.pairs():
+        scale = _symmetric_scale(view, q)
+        for tensor in (q.input(0), *(dq.output for dq in dqs)):
+            if scales.get(tensor, scale) != scale:
+                several.add(tensor)
+            scales[tensor] = max(scale, scales.get(tensor, 0.0))
+    if several:
+        notes.append(
+            Note(
+                f"{format_count(len(several), 'tensor')} with several scales: the largest one is "
+                f"used, for example for '{min(several)}'",
+                code="several-scales",
+                count=len(several),
+                first=min(several),
+            )
+        )
+    return scales
+
+
+def _symmetric_scale(view: View, q: Node) -> float:
+    """Return the scale of symmetric INT8 that holds the range of a Q."""
+    params = view.params(q)
+    limits = _INTEGERS.get(params.precision)
+    scale, zero = params.scale, params.zero_point
+    if limits is None or scale is None or zero is None or scale.size != 1:
+        raise ModelError(
+            f"'{q.name}': is no INT8 quantizer with one constant scale, so that a calibration "
+            "cache cannot express it. Quantize activations in INT8 per tensor.",
+            view.model.path or "model",
+            code="unsupported",
+            node=q.name,
+        )
+    step, point = float(scale[0]), int(zero[0])
+    if not (np.isfinite(step) and step > 0):
+        raise ModelError(
+            f"'{q.name}': scale {step:g} is not usable. Calibrate again.",
+            view.model.path or "model",
+            code="invalid-scale",
+            node=q.name,
+        )
+    if params.precision == Precision.INT8 and point == 0:
+        return step
+    return max(abs(limits[0] - point), abs(limits[1] - point)) * step / LEVELS
+
+
+def _check_weights(view: View, notes: list[Note]) -> None:
+    """Note weights whose scales are not those that TensorRT takes, max|w| / 127 of each channel."""
+    others = [n.name for n in view.nodes_with_weights if _has_other_scales(view, n)]
+    if others:
+        notes.append(
+            Note(
+                f"{format_count(len(others), 'layer')} with trained or clipped weight scales: "
+                "with a cache, TensorRT takes the largest weight of each channel, for example for "
+                f"'{others[0]}'",
+                code="weight-scales",
+                count=len(others),
+                first=others[0],
+            )
+        )
+
+
+def _has_other_scales(view: View, node: Node) -> bool:
+    weights = view.weights(node)
+    value = view.model.constant(weights.source) if weights.q is not None else None
+    if weights.q is None or value is None or value.dtype.kind != "f" or not value.size:
+        return False
+    params, axis = view.params(weights.q), view.axis(weights.q)
+    if params.scale is None:
+        return False
+    axes = tuple(i for i in range(value.ndim) if i != axis) if axis is not None else None
+    largest: npt.NDArray[np.float64] = np.abs(value.astype(np.float64)).max(axis=axes).reshape(-1)
+    if largest.size != params.scale.size:
+        return True
+    used = largest > 0
+    return not np.allclose(params.scale[used] * LEVELS, largest[used], rtol=_WEIGHT_TOLERANCE)
+
+
+def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
+    """Return float constants for the DQs of stored integers, by the DQ's output."""
+    constants = {}
+    for dq in view.quantizers:
+        if is_dq(dq) and view.model.is_constant(dq.input(0)):
+            dequantize = make_dequantizer(view, dq)
+            if dequantize is None:
+                raise ModelError(
+                    f"'{dq.name}': its integers or scales are missing or do not fit. Export the "
+                    "model again.",
+                    view.model.path or "model",
+                    code="invalid-scale",
+                    node=dq.name,
+                )
+            constants[dq.output] = numpy_helper.from_array(dequantize(), dq.output)
+    return constants
+
+
+def _check_removed(model: Model) -> None:
+    left = next((n for n in model.nodes if is_qdq(n)), None)
+    if left is not None:
+        raise ModelError(
+            f"'{left.name}': is a Q without DQ or a DQ without Q, which no float model can "
+            "replace. Give a model with pairs.",
+            model.path or "model",
+            code="unsupported",
+            node=left.name,
+        )

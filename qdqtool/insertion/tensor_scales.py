@@ -1,0 +1,292 @@
+"""Scales for every tensor of a float network, for builds with a calibration cache (DLA).
+
+Without Q/DQ, TensorRT runs a layer in INT8 only if all of its tensors have a scale. A Q/DQ model
+and a calibration of its quantizers have scales for some of them. These rules complete them:
+
+* ``moved``: operators that do not change values, as for Q and DQ (Reshape, MaxPool, Concat ...).
+* ``bounded``: the result cannot exceed the input (Relu, average pooling).
+* ``fixed``: the range does not depend on data (Sigmoid, Softmax).
+* ``fused``: a convolution, the BatchNormalization and the activation after it become one layer, so
+  that only its result is stored. NVIDIA's cache for YOLOv5 (cuDLA-samples, qat2ptq.cache) has the
+  scale of the result for the tensors inside as well.
+* ``unary``: the result of a convolution that goes into an Add without a quantizer gets 1.0. DLA
+  3.13 and later (JetPack 6) then fuses both (NVIDIA's qdq-translator,
+  ``--add_unary_ew_scales_for_dla``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import TensorProto
+
+from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import (
+    WEIGHTED,
+    LayerKind,
+    commuting_inputs,
+    is_pointwise,
+    operator_of,
+)
+from qdqtool.ir.qdq import FLOATS
+from qdqtool.patterns.pointwise import (
+    activation_outputs,
+    is_bias,
+    pointwise_region,
+    run_time_inputs,
+)
+from qdqtool.patterns.view import View
+
+_BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
+_FIXED = ("Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Softsign", "Erf", "Sin", "Cos")
+_MAX_ROUNDS = 16  # a scale may move up a branch and down another one
+_NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
+
+
+@dataclass
+class TensorScales:
+    """Scales of the tensors of a network.
+
+    Attributes:
+        scales: amax / 127 by tensor.
+        rules: Rule that gave each scale: one of the module's, or that of the caller.
+        missing: Float tensors without a scale, in graph order.
+    """
+
+    scales: dict[str, float]
+    rules: dict[str, str]
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of scales by rule."""
+        return dict(Counter(self.rules.values()))
+
+
+def list_float_tensors(model: Model) -> list[str]:
+    """Return the float tensors that depend on the network's inputs, in graph order."""
+    varying = View(model).varying
+    tensors = [*model.inputs, *(t for node in model.ordered for t in node.outputs)]
+    types = (*FLOATS, TensorProto.UNDEFINED)
+    return [t for t in dict.fromkeys(tensors) if t in varying and model.elem_type(t) in types]
+
+
+def complete_scales(
+    model: Model,
+    known: Mapping[str, float],
+    measured: Mapping[str, float] | None = None,
+    *,
+    unary: bool = False,
+) -> TensorScales:
+    """Complete the scales of a float network by the rules of this module.
+
+    Args:
+        model: The network without Q/DQ.
+        known: amax / 127 by tensor, of quantizers; other names than the network's are left out.
+        measured: The same of a calibration, for other tensors.
+        unary: Whether to use the rule ``unary``.
+    """
+    tensors = list_float_tensors(model)
+    names = set(tensors)
+    result = TensorScales({}, {})
+    for rule, table in (("measured", measured or {}), ("quantizer", known)):
+        for tensor in names.intersection(table):
+            result.scales[tensor], result.rules[tensor] = table[tensor], rule
+    completion = _Completion(model, names, result)
+    completion.run(tensors)
+    if unary:
+        completion.add_unary()
+        completion.run(tensors)
+    result.scales = {t: result.scales[t] for t in tensors if t in result.scales}
+    result.missing = [t for t in tensors if t not in result.scales]
+    return result
+
+
+class _Completion:
+    """Propagation of scales until nothing changes."""
+
+    def __init__(self, model: Model, names: set[str], result: TensorScales) -> None:
+        self.model = model
+        self.names = names
+        self.result = result
+
+    def run(self, tensors: list[str]) -> None:
+        """Apply all rules, bounds only where no other rule gives a scale."""
+        for _ in range(_MAX_ROUNDS):
+            before = len(self.result.scales)
+            self._apply(tensors, self._from_inputs)
+            if len(self.result.scales) == before:
+                self._apply(tensors, self._from_bound)
+            if len(self.result.scales) == before:
+                return
+
+    def _apply(self, tensors: list[str], rule: Callable[[Node], tuple[float, str] | None]) -> None:
+        for node in self.model.ordered:
+            for tensor in node.outputs:
+                self._try(tensor, rule(node))
+        for tensor in reversed(tensors):
+            if tensor not in self.result.scales:
+                for candidate in (self._from_moves(tensor), self._from_fusion(tensor)):
+                    self._try(tensor, candidate)
+
+    def add_unary(self) -> None:
+        """Give 1.0 to convolutions that an Add with a known result alone reads."""
+        for node in self.model.ordered:
+            if node.op not in WEIGHTED or node.output in self.result.scales:
+                continue
+            consumers = self.model.consumers(node.output)
+            if len(consumers) != 1 or consumers[0].op != "Add":
+                continue
+            others = [t for t in consumers[0].inputs if t != node.output]
+            if len(others) == 1 and {others[0], consumers[0].output} <= self.result.scales.keys():
+                self._try(node.output, (1.0, "unary"))
+
+    def _try(self, tensor: str, candidate: tuple[float, str] | None) -> None:
+        if candidate is not None and tensor in self.names and tensor not in self.result.scales:
+            self.result.scales[tensor], self.result.rules[tensor] = candidate
+
+    def _from_inputs(self, node: Node) -> tuple[float, str] | None:
+        if node.op in _FIXED:
+            return 1.0 / LEVELS, "fixed"
+        sources = commuting_inputs(self.model, node)
+        if sources:
+            scales = [self._scale(t) for t in sources]
+            known = [s for s in scales if s is not None]
+            return (max(known), "moved") if known and len(known) == len(scales) else None
+        return None
+
+    def _from_bound(self, node: Node) -> tuple[float, str] | None:
+        if operator_of(node).averages or node.op in _BOUNDED:
+            scale = self._scale(node.input(0))
+            return None if scale is None else (scale, "bounded")
+        return None
+
+    def _scale(self, tensor: str) -> float | None:
+        """Return the scale of a tensor; a constant's is that of its largest value."""
+        if tensor in self.result.scales:
+            return self.result.scales[tensor]
+        value = self.model.constant(tensor)
+        if value is None or not value.size or value.dtype.kind != "f":
+            return None
+        largest = float(np.abs(value).max())
+        return largest / LEVELS if np.isfinite(largest) else None
+
+    def _from_moves(self, tensor: str) -> tuple[float, str] | None:
+        """Return the scale of the results of operators that do not change values."""
+        consumers = self.model.consumers(tensor)
+        known = []
+        for node in consumers:
+            if tensor not in commuting_inputs(self.model, node):
+                continue
+            scales = [self.result.scales.get(t) for t in node.outputs if t]
+            if operator_of(node).cuts and (None in scales or len(consumers) > 1):
+                continue  # the other parts may have larger values
+            known += [s for s in scales if s is not None]
+        return (max(known), "moved") if known else None
+
+    def _from_fusion(self, tensor: str) -> tuple[float, str] | None:
+        """Return the scale of the layer's result if all consumers are fused into the layer."""
+        consumers = self.model.consumers(tensor)
+        if not consumers or self.model.is_output(tensor):
+            return None
+        if len(consumers) == 1 and self._is_affine(consumers[0]):
+            scale = self.result.scales.get(consumers[0].output)
+            return None if scale is None else (scale, "fused")
+        if not all(is_pointwise(node) for node in consumers):
+            return None
+        results = list(activation_outputs(self.model, tensor))
+        if len(results) != 1 or results[0] not in self.result.scales:
+            return None
+        last = self.model.producer(results[0])
+        assert last is not None
+        region = pointwise_region(self.model, tensor, last)
+        if {n.index for n in consumers} <= {n.index for n in region}:
+            return self.result.scales[results[0]], "fused"
+        return None
+
+    def _is_affine(self, node: Node) -> bool:
+        return node.op == "BatchNormalization" or is_bias(self.model, node)
+
+
+# Precisions of layers -----------------------------------------------------------------------------
+
+
+@dataclass
+class LayerPrecisions:
+    """Precisions of layers as trtexec takes them.
+
+    Attributes:
+        layers: ``int8`` or ``fp16`` by layer, for ``--layerPrecisions``.
+        outputs: The same for ``--layerOutputTypes``.
+        unnamed: Nodes without a name of their own, which trtexec cannot address.
+    """
+
+    layers: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    unnamed: list[str] = field(default_factory=list)
+
+
+def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> LayerPrecisions:
+    """Return the precisions that keep a build with a cache to what a Q/DQ model states.
+
+    Args:
+        model: The network without Q/DQ.
+        scales: Its scales.
+        int8: Names of the weighted nodes that are quantized.
+    """
+    names = Counter(proto.name for proto in model.proto.graph.node)
+    missing, varying = set(scales.missing), set(list_float_tensors(model))
+    precisions = LayerPrecisions()
+    floats: set[str] = set()  # results of layers in FP16
+    for node in model.ordered:
+        if operator_of(node).kind in _NO_LAYER or varying.isdisjoint(node.outputs):
+            continue
+        precision = _choose_precision(model, node, missing, int8, floats)
+        if precision == "fp16":
+            floats.update(node.outputs)
+        writes_float = precision == "fp16" or not missing.isdisjoint(node.outputs)
+        if precision is None:
+            continue
+        if names[node.name] != 1:
+            precisions.unnamed.append(node.name)
+            continue
+        precisions.layers[node.name] = precision
+        if writes_float:
+            precisions.outputs[node.name] = "fp16"
+    return precisions
+
+
+def _choose_precision(
+    model: Model, node: Node, missing: set[str], int8: set[str], floats: set[str]
+) -> str | None:
+    """Return the precision of a layer; None if the builder may choose."""
+    if node.op in WEIGHTED:
+        return "int8" if node.name in int8 and missing.isdisjoint(node.inputs) else "fp16"
+    if not missing.isdisjoint((*node.inputs, *node.outputs)):
+        return "fp16"
+    sources = run_time_inputs(model, node)
+    is_fused = is_pointwise(node) or node.op == "BatchNormalization"
+    return "fp16" if is_fused and sources and floats.issuperset(sources) else None
+
+
+def format_precisions(precisions: LayerPrecisions) -> list[str]:
+    """Return the options of trtexec."""
+    flags = []
+    for option, table in (
+        ("--layerPrecisions", precisions.layers),
+        ("--layerOutputTypes", precisions.outputs),
+    ):
+        if table:
+            flags.append(f"{option}={','.join(_iterate_pairs(table))}")
+    return ["--precisionConstraints=prefer", *flags] if flags else []
+
+
+def _iterate_pairs(table: Mapping[str, str]) -> Iterator[str]:
+    """Yield ``name:type``. trtexec wants names with separators in quotes."""
+    for name, precision in table.items():
+        label = f"'{name}'" if set(name) & set(":,") else name
+        yield f"{label}:{precision}"

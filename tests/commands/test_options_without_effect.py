@@ -1,0 +1,101 @@
+"""Options that have no effect are refused, in each command."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import QdqtoolError
+from qdqtool.timing.built_engine import find_build_gpu
+from tests.calibration.nets import write_pictures
+from tests.commands.conftest import Cli
+from tests.errors import has
+from tests.trt.builder import Graph
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a float model of 32x32 pixels, its Q/DQ model and images."""
+    folder = tmp_path_factory.mktemp("effects")
+    g = Graph()
+    weights = np.random.default_rng(0).normal(0, 0.3, (8, 3, 3, 3)).astype(np.float32)
+    x = g.input(1, 3, 32, 32)
+    x = g.op("Conv", [x, g.const("w", weights)], "c", kernel_shape=[3, 3])
+    onnx.save(g.model(g.op("Relu", x, "r")), folder / "float.onnx")
+    (folder / "images").mkdir()
+    write_pictures(folder / "images", 4)
+    qdqtool.insert(folder / "float.onnx", folder / "images", predict=False).save(folder / "q.onnx")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(files)
+    yield
+    assert sorted(p.name for p in files.iterdir()) == ["float.onnx", "images", "q.onnx"]
+
+
+INSERT, TUNE = "insert float.onnx --calib images", "tune float.onnx --calib images --no-state"
+TABLE = "insert float.onnx --calib-table t"
+EXTRACT = "extract q.onnx -o e.onnx --node c"
+
+
+@pytest.mark.parametrize(
+    ("line", "parameter"),
+    [
+        (f"{INSERT} --size 64", "size"),
+        (f"{TUNE} --size 64", "size"),
+        ("predict q.onnx --calib images --size 64", "size"),
+        ("fix q.onnx -o f.onnx --calib images --size 64", "size"),
+        ("compare float.onnx q.onnx --calib images --size 64", "size"),
+        (f"{INSERT} --percentile 99", "percentile"),
+        (f"{INSERT} --percentile 99 --method-for x=max", "percentile"),
+        (f"{TUNE} --percentile 99", "percentile"),
+        (f"{INSERT} --overwrite-cache", "overwrite_cache"),
+        (f"{TABLE} --method mse", "method"),
+        (f"{TABLE} --max-images 9", "max_images"),
+        (f"{TABLE} --calib-cache c", "calib_cache"),
+        (f"{TABLE} --losses 2", "losses"),
+        (f"{TABLE} --bgr", "bgr"),
+        ("predict q.onnx --bgr", "bgr"),
+        ("predict q.onnx --preprocess yolo", "preprocess"),
+        ("fix q.onnx -o f.onnx --mean 1", "mean"),
+        ("compare float.onnx q.onnx --std 1", "std"),
+        ("compare float.onnx q.onnx --max-images 9", "max_images"),
+        ("predict q.onnx --gpu L4 --power 15W", "power"),
+        ("predict q.onnx --gpu orin-nx --clock 600 --power 15W", "power"),
+        (f"{TUNE} --gpu T4 --power MAXN", "power"),
+        (f"{TUNE} --check-timeout 5", "check_timeout"),
+        (f"{EXTRACT} --check-timeout 5", "check_timeout"),
+        (f"{EXTRACT} --limit 5", "limit"),
+        ("verify q.onnx build.log --sm 86", "sm"),
+        ("verify q.onnx --builder trtexec --gpu L4", "gpu"),
+        ("explain --list ZP-NONZERO", "what"),
+        ("explain --list --for python", "way"),
+    ],
+)
+def test_option_without_effect_is_refused(cli: Cli, line: str, parameter: str) -> None:
+    cli.refuse(*line.split())
+    assert cli.cause == f"option-without-effect {parameter}"
+
+
+def test_size_of_the_model_is_accepted(cli: Cli, tmp_path: Path) -> None:
+    output = tmp_path / "same.onnx"
+    cli(*INSERT.split(), "--size", "32", "--no-predict", "-o", output)
+    assert not any("size" in p.key for p in onnx.load(output).metadata_props)
+
+
+def test_percentile_of_some_tensors_is_accepted(cli: Cli, tmp_path: Path) -> None:
+    options = ["--percentile", "99", "--method-for", "x=percentile", "--no-predict"]
+    cli(*INSERT.split(), *options, "-o", tmp_path / "p.onnx")
+
+
+def test_clock_of_an_unknown_gpu_is_refused() -> None:
+    assert find_build_gpu(Build()) is None
+    expected = has("option-without-effect", parameter="clock")
+    with pytest.raises(QdqtoolError, check=expected):
+        find_build_gpu(Build(), clock=1000.0)

@@ -1,0 +1,158 @@
+"""Translation of Q/DQ models for DLA: float model, cache, precisions, and what cannot be kept."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import qdqtool
+from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.fixing.dla import DlaTranslation, translate_for_dla
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import is_qdq
+from tests.errors import has
+from tests.insertion.nets import Net, assert_same_outputs, images, one_layer
+from tests.insertion.test_calibration_cache import read_cache
+from tests.notes import note, note_codes
+
+
+def network() -> onnx.ModelProto:
+    net = Net()
+    first = net.op("Relu", "r0", net.conv("c0", "x"))
+    second = net.op("Relu", "r1", net.op("Add", "add", net.conv("c1", first), first))
+    return net.output(net.conv("c2", second)).model()
+
+
+def quantize(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+    return qdqtool.insert(model, images(), predict=False, head="none", **options).model
+
+
+def translate(model: onnx.ModelProto, target: str = "8.5.2") -> DlaTranslation:
+    translation = translate_for_dla(model, target)
+    assert not any(is_qdq(node) for node in Model(translation.model).nodes)
+    onnx.checker.check_model(translation.model)
+    return translation
+
+
+def test_float_model_is_the_one_that_was_quantized() -> None:
+    translation = translate(quantize(network()))
+    assert_same_outputs(network(), translation.model, images()[0], rtol=0, atol=0)
+
+
+def test_weights_stored_as_integers_become_floats() -> None:
+    translation = translate(quantize(network(), weights="int8"))
+    assert_same_outputs(network(), translation.model, images()[0], rtol=0.02, atol=0.2)
+
+
+def test_scales_of_quantizers_are_kept_and_completed(tmp_path: Path) -> None:
+    inserted = qdqtool.insert(network(), images(), predict=False, head="none")
+    translation = translate(inserted.model)
+    expected = {q.tensor: np.float32(q.scale) for q in inserted.activations}
+    assert (
+        expected.items() <= {t: np.float32(s) for t, s in translation.scales.scales.items()}.items()
+    )
+    report = translation.save(tmp_path / "float.onnx", tmp_path / "dla.cache")
+    assert read_cache(tmp_path / "dla.cache") == {
+        t: np.float32(s) for t, s in translation.scales.scales.items()
+    }
+    assert report.header == "TRT-8502-EntropyCalibration2"
+    assert report.precisions.layers["c2"] == "int8"
+    assert report.precisions.outputs["c2"] == "fp16"
+    assert "c2.out" in report.scales.missing
+
+
+@pytest.mark.parametrize(("target", "rule"), [("8.5.2", None), ("8.6", "unary"), ("10.3", "unary")])
+def test_convolution_before_an_add_by_version_of_dla(target: str, rule: str | None) -> None:
+    """DLA 3.13 fuses it if its scale is 1.0; before, TensorRT runs it in FP16."""
+    translation = translate(quantize(network(), residual="skip"), target)
+    assert translation.scales.rules.get("c1.out") == rule
+
+
+def change_quantizers(model: onnx.ModelProto, tensor: str, **parts: Any) -> onnx.ModelProto:
+    """Replace scale or zero point of the Q and DQ of a tensor."""
+    (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == tensor)
+    (dq,) = (n for n in model.graph.node if n.input and n.input[0] == q.output[0])
+    for place, name in ((1, "scale"), (2, "zero")):
+        if name in parts:
+            new = f"{tensor}_{name}_new"
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(parts[name]), new))
+            for node in (q, dq):
+                while len(node.input) <= place:
+                    node.input.append("")
+                node.input[place] = new
+    return model
+
+
+@pytest.mark.parametrize(
+    ("zero", "amax"),
+    [
+        (np.int8(0), 127.0),
+        (np.int8(-128), 255.0),  # 0 to 255 steps
+        (np.int8(27), 155.0),  # -155 to 100
+        (np.uint8(0), 255.0),
+        (np.uint8(128), 128.0),
+    ],
+)
+def test_asymmetric_scales_become_symmetric_ones_of_the_same_range(zero: Any, amax: float) -> None:
+    model = change_quantizers(quantize(one_layer()), "x", scale=np.float32(0.5), zero=zero)
+    assert translate(model).scales.scales["x"] == pytest.approx(0.5 * amax / 127)
+
+
+def test_largest_of_several_scales_counts() -> None:
+    net = Net()
+    model = net.output(net.conv("a", "x"), net.conv("b", "x")).model()
+    quantized = quantize(model)
+    (q,) = (n for n in quantized.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    copies = [onnx.NodeProto(), onnx.NodeProto()]
+    (dq,) = (n for n in quantized.graph.node if n.input and n.input[0] == q.output[0])
+    for copy, node in zip(copies, (q, dq), strict=True):
+        copy.CopyFrom(node)
+        copy.name, copy.output[0] = f"{node.name}_2", f"{node.output[0]}_2"
+        copy.input[1] = "large"
+    copies[1].input[0] = copies[0].output[0]
+    quantized.graph.initializer.append(numpy_helper.from_array(np.float32(9.0), "large"))
+    (b,) = (n for n in quantized.graph.node if n.name == "b")
+    b.input[0] = copies[1].output[0]
+    position = list(quantized.graph.node).index(b)
+    for copy in reversed(copies):
+        quantized.graph.node.insert(position, copy)
+    translation = translate(quantized)
+    assert translation.scales.scales["x"] == 9.0
+    assert note("several-scales", count=1, first="x") in translation.notes
+
+
+def test_trained_weight_scales_are_noted() -> None:
+    model = quantize(one_layer())
+    assert "weight-scales" not in note_codes(translate(model).notes)
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.size == 16 and array.dtype == np.float32 and (array > 0).all():
+            tensor.CopyFrom(numpy_helper.from_array(array * np.float32(0.7), tensor.name))
+    assert note("weight-scales", count=1, first="c") in translate(model).notes
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+def test_unusable_scales_are_refused(scale: float) -> None:
+    model = change_quantizers(quantize(one_layer()), "x", scale=np.float32(scale))
+    with pytest.raises(ModelError, check=has("invalid-scale")):
+        translate_for_dla(model)
+
+
+def test_models_and_targets_that_cannot_be_translated() -> None:
+    with pytest.raises(ModelError, check=has("not-quantized")):
+        translate_for_dla(one_layer())
+    with pytest.raises(QdqtoolError, check=has("unsupported", parameter="target")):
+        translate_for_dla(quantize(one_layer()), "11")
+
+
+def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "q.onnx"
+    onnx.save(quantize(one_layer()), path)
+    translation = translate_for_dla(path)
+    with pytest.raises(QdqtoolError):
+        translation.save(path, tmp_path / "t.cache")
+    with pytest.raises(QdqtoolError):
+        translation.save(tmp_path / "f.onnx", path)

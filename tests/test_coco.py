@@ -1,0 +1,146 @@
+"""benchmarks/coco.py on generated objects, against values worked out by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+from benchmarks import coco
+from calibration.images import prepare
+from qdqtool.accuracy.detections import Detections, decode_detections
+from qdqtool.demo.network import yolov8n
+from tests.insertion.nets import run
+
+BOX = [10.0, 10.0, 50.0, 50.0]
+OTHER = [60.0, 60.0, 90.0, 90.0]
+
+
+def truth(*objects: tuple[list[float], int, bool]) -> coco.GroundTruth:
+    boxes, classes, crowd = zip(*objects, strict=True) if objects else ([], [], [])
+    return coco.GroundTruth(
+        np.array(boxes, float).reshape(-1, 4), np.array(classes, int), np.array(crowd, bool)
+    )
+
+
+def found(*detections: tuple[list[float], float, int]) -> Detections:
+    boxes, scores, classes = zip(*detections, strict=True) if detections else ([], [], [])
+    return Detections(
+        np.array(boxes, float).reshape(-1, 4), np.array(scores, float), np.array(classes, int)
+    )
+
+
+def test_map_of_all_objects_found_is_1() -> None:
+    values = coco.evaluate(
+        [truth((BOX, 0, False), (OTHER, 3, False))], [found((BOX, 0.9, 0), (OTHER, 0.2, 3))]
+    )
+    assert values.tolist() == [1.0] * 10
+
+
+def test_map_of_half_the_objects() -> None:
+    """Precision is 1 at the recalls 0, .01, ... .5."""
+    values = coco.evaluate([truth((BOX, 0, False), (OTHER, 0, False))], [found((BOX, 0.9, 0))])
+    assert values == pytest.approx([51 / 101] * 10)
+
+
+def test_map_is_the_mean_over_classes_with_objects() -> None:
+    """One class is found, one is missed, and one is detected without any object of it."""
+    values = coco.evaluate(
+        [truth((BOX, 0, False), (OTHER, 1, False))], [found((BOX, 0.9, 0), (BOX, 0.8, 7))]
+    )
+    assert values == pytest.approx([0.5] * 10)
+
+
+def test_map_of_false_detection_with_higher_score() -> None:
+    """The object is the second of two detections: precision 1/2 at every recall."""
+    values = coco.evaluate([truth((BOX, 0, False))], [found((OTHER, 0.9, 0), (BOX, 0.5, 0))])
+    assert values == pytest.approx([0.5] * 10)
+
+
+def test_map_of_shifted_box() -> None:
+    """The box overlaps by 2/3 of the union: found at .50, .55, .60 and .65."""
+    shifted = [18.0, 10.0, 58.0, 50.0]
+    values = coco.evaluate([truth((BOX, 0, False))], [found((shifted, 0.9, 0))])
+    assert values.tolist() == [1.0] * 4 + [0.0] * 6
+
+
+def test_second_detection_of_an_object_is_false() -> None:
+    double = found((BOX, 0.9, 0), (BOX, 0.8, 0), (OTHER, 0.7, 0))
+    values = coco.evaluate([truth((BOX, 0, False), (OTHER, 0, False))], [double])
+    assert values == pytest.approx([(51 + 50 * 2 / 3) / 101] * 10)
+
+
+def test_detection_in_a_crowd_does_not_count() -> None:
+    objects = truth(([0.0, 0.0, 200.0, 200.0], 0, True), (BOX, 0, False))
+    values = coco.evaluate([objects], [found((OTHER, 0.9, 0), (BOX, 0.5, 0))])
+    assert values.tolist() == [1.0] * 10
+
+
+def test_detections_beyond_100_do_not_count() -> None:
+    many = [(OTHER, 0.9, 5)] * 100 + [(BOX, 0.5, 0)]
+    values = coco.evaluate([truth((BOX, 0, False))], [found(*many)])
+    assert values.tolist() == [0.0] * 10
+
+
+def test_map_without_objects_is_unknown() -> None:
+    assert np.isnan(coco.evaluate([truth()], [found((BOX, 0.9, 0))])).all()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (100, 40), (33, 97)])
+def test_undo_letterbox_finds_the_object_in_the_image(size: tuple[int, int]) -> None:
+    width, height = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    box = [width // 4, height // 4, width // 2, height // 2]
+    pixels[box[1] : box[3], box[0] : box[2]] = 255
+    rows, columns = np.nonzero(prepare(Image.fromarray(pixels), 64, 64)[0, 0] > 0.6)
+    shown = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]], float)
+    image = coco.undo_letterbox(shown, width, height, 64)[0]
+    assert image == pytest.approx(box, abs=1.6 * max(width, height) / 64)
+
+
+def write_coco(folder: Path, model: onnx.ModelProto) -> None:
+    """Write an image with the three best detections of one class as its objects."""
+    (folder / "images").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(pixels).save(folder / "images" / "a.png")
+    output = run(model, {"images": prepare(Image.fromarray(pixels), 64, 64)})[0]
+    detections = decode_detections(output)
+    best = np.flatnonzero(detections.classes == detections.classes[0])[:3]
+    boxes = coco.undo_letterbox(detections.boxes[best], 64, 64, 64)
+    content = {
+        "images": [{"id": 7, "file_name": "a.png"}],
+        "categories": [{"id": 3 * n + 1} for n in range(80)],
+        "annotations": [
+            {
+                "image_id": 7,
+                "category_id": 3 * int(detections.classes[0]) + 1,
+                "bbox": [*box[:2], *(box[2:] - box[:2])],
+            }
+            for box in boxes
+        ],
+    }
+    (folder / "val.json").write_text(json.dumps(content))
+
+
+def test_script_measures_each_model(tmp_path: Path) -> None:
+    """The objects are the float model's own detections, so that its mAP is 1."""
+    model = yolov8n(64)
+    onnx.save(model, tmp_path / "m.onnx")
+    write_coco(tmp_path, model)
+    images, output = tmp_path / "images", tmp_path / "rows.json"
+    options = ["--images", images, "--annotations", tmp_path / "val.json", "--calib", images]
+    others = ["--other", f"same={tmp_path / 'm.onnx'}", "-o", output]
+    coco.main([str(word) for word in (tmp_path / "m.onnx", *options, *others)])
+    rows = {row["model"]: row for row in json.loads(output.read_text())}
+    assert list(rows) == ["float", "qdqtool insert", "same"]
+    assert rows["float"]["map50_95"] == rows["same"]["map50_95"] == pytest.approx(1.0)
+    assert 0.0 <= rows["qdqtool insert"]["map50_95"] <= 1.0
+    assert {row["images"] for row in rows.values()} == {1}
+
+
+def test_script_refuses_other_files(tmp_path: Path) -> None:
+    (tmp_path / "val.json").write_text("[]")
+    with pytest.raises(SystemExit, match=r"val\.json"):
+        coco.read_annotations(tmp_path / "val.json")

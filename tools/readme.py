@@ -1,0 +1,217 @@
+"""Renew the parts of README.md that are printed or measured: the sample of `predict` and the figures.
+
+usage: python -m tools.readme [--figures]
+
+The sample is the output of this version on the demo's network. The figures are those of the tables
+in docs/, which the scripts of benchmarks/ write. `make docs` and the tests refuse a README whose
+parts are out of date. --figures renews these alone, which takes no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from qdqtool.demo.images import write_images
+from qdqtool.demo.network import yolov8n
+from qdqtool.ir.modelfile import save
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+SAMPLE = 'qdqtool predict yolov8n_naive.onnx --gpu "RTX 3060"'
+IMAGES, SIZE = 100, 320  # of the demo's network
+_SIGN = 0.05  # a pair that differs by less has no faster one
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--figures", action="store_true", help="renew the figures alone")
+    text = README.read_text("utf-8")
+    README.write_text(
+        with_figures(text) if parser.parse_args().figures else renew(text), encoding="utf-8"
+    )
+
+
+def renew(text: str) -> str:
+    """Return the README with a new sample and new figures."""
+    return with_figures(with_sample(text))
+
+
+# Sample -------------------------------------------------------------------------------
+
+
+def with_sample(text: str) -> str:
+    """Return the README with the sample as this version prints it."""
+    block = f"```\n$ {SAMPLE}\n{print_sample()}\n```"
+    pattern = r"^```\n\$ qdqtool predict .*?^```"
+    return re.sub(pattern, lambda _: block, text, count=1, flags=re.M | re.S)
+
+
+def print_sample() -> str:
+    """Return the first screen of `predict` with its first warning, and the closing line.
+
+    The network is the demo's with float residual inputs, as many tools leave them.
+    """
+    options = ["--residual", "none", "--losses", "0", "--no-predict"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_demo(folder)
+        arguments = ["insert", "yolov8n.onnx", "--calib", "images", "-o", "yolov8n_naive.onnx"]
+        run(arguments + options, folder)
+        sections = run(shlex.split(SAMPLE)[1:], folder)[0].rstrip().split("\n\n")
+    first = next(n for n, text in enumerate(sections) if text.startswith(("error", "warning")))
+    closing = [text.split("\n")[0] for text in sections[first:] if text.startswith("Found")]
+    return "\n\n".join(sections[: first + 1]) + "\n".join(["\n...", *closing])
+
+
+def write_demo(folder: Path) -> None:
+    """Write the demo's network and images into a folder."""
+    save(yolov8n(SIZE), folder / "yolov8n.onnx")
+    (folder / "images").mkdir()
+    write_images(folder / "images", IMAGES, SIZE)
+
+
+def run(arguments: list[str], folder: Path, seconds: float = 600.0) -> tuple[str, int]:
+    """Return what a command prints and its exit code; its errors if the code is 2."""
+    env = {
+        **os.environ,
+        "COLUMNS": "80",
+        "PYTHONPATH": str(ROOT),
+        "XDG_STATE_HOME": str(folder / ".state"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "qdqtool", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    text = done.stderr if done.returncode == 2 else done.stdout
+    return text.replace(f"{folder}/", ""), done.returncode
+
+
+# Figures ------------------------------------------------------------------------------
+
+
+def with_figures(text: str) -> str:
+    """Return the README with the table of evidence as the tables of docs/ have it."""
+    pattern = r"(<!-- figures: [^\n]*-->\n).*?(\n<!-- end of figures -->)"
+    return re.sub(pattern, lambda m: f"{m[1]}{write_table()}{m[2]}", text, flags=re.S)
+
+
+def write_table() -> str:
+    """Return the table of evidence: unseen builds first."""
+    rows = [
+        ("question", "builds that it had not seen", "builds that it was made from"),
+        ("---", "---", "---"),
+        ("Is INT8 faster than FP16?", _describe_unseen_pairs(), _describe_fitted_pairs()),
+        ("How many milliseconds?", _describe_times(), "fitted to published layer times"),
+        ("Which types and fusions?", _UNSEEN_TYPES, _describe_engines()),
+        ("Is INT8 accurate?", _describe_accuracy(), "four of these seven sets chose settings"),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+_UNSEEN_TYPES = (
+    "a YOLOv8n of 10.14.1: all 64 convolutions. Few builds of 10 and 11 are published; each "
+    "prediction counts its rules that were seen there"
+)
+
+
+def _describe_unseen_pairs() -> str:
+    unseen = tomllib.loads((ROOT / "benchmarks/timing/unseen-2026.toml").read_text("utf-8"))
+    others = [
+        (float(measured), float(estimated))
+        for *_, measured, estimated in read_tsv(ROOT / "benchmarks/timing/judged-2026.tsv")
+    ]
+    signed = [pair for pair in others if abs(pair[0] - 1.0) > _SIGN]
+    wrong = sum((measured > 1.0) != (estimated > 1.0) for measured, estimated in signed)
+    error = statistics.median(abs(estimated / measured - 1.0) for measured, estimated in others)
+    return (
+        f"right for {unseen['signs_right']} of {unseen['signs']} pairs of TensorRT 10 and 11, judged "
+        f"once; gain off by {unseen['median_error'] * 100:.0f} % (median), {unseen['in_range']} of "
+        f"{unseen['pairs']} in the range. On other kinds of networks (ReLU between Q/DQ pairs, "
+        f"U-Net, transformers) wrong for {wrong} of {len(signed)}, gain off by {error * 100:.0f} %; "
+        "their rules were changed since"
+    )
+
+
+def _describe_fitted_pairs() -> str:
+    page = read_page("timing.md")
+    row = find(r"^\| all \| (\d+) of (\d+) \([^|]*\| (\d+) of \d+ \| (\d+)% \|", page)
+    return (
+        f"right for {row[1]} of {row[2]} pairs, network and GPU left out of the fit (always INT8: "
+        f"{row[3]}); gain off by {row[4]} %"
+    )
+
+
+def _describe_times() -> str:
+    row = find(
+        r"median error of the (\d+) times is (\d+)%. (\d+) \(\d+%\) are in", read_page("timing.md")
+    )
+    return (
+        f"{row[1]} published times: off by {row[2]} % (median), {row[3]} in the range "
+        "([times](docs/timing.md))"
+    )
+
+
+def _describe_engines() -> str:
+    page = read_page("evidence.md")
+    rows = re.findall(r"^\| `[^|]*\| (\d+) of (\d+) \| [^|]* \| (?:(\d+) of (\d+))?", page, re.M)
+    right, convolutions = (sum(int(row[n]) for row in rows) for n in (0, 1))
+    simulated, lines = (sum(int(row[n] or 0) for row in rows) for n in (2, 3))
+    return (
+        f"{right} of {convolutions} convolutions and {simulated:,} of {lines:,} log lines of "
+        f"{len(rows)} engines ([evidence](docs/evidence.md))"
+    )
+
+
+def _describe_accuracy() -> str:
+    page = read_page("accuracy.md")
+    kept: dict[str, list[float]] = {"molecules": [], "others": []}
+    for name, value in re.findall(r"^\| (\w+),[^|]*\| \*\*([\d.]+)\*\* \|", page, re.M):
+        kept["molecules" if name == "molecules" else "others"].append(float(value))
+    others, drawn = (f"{min(v):.2f} to {max(v):.2f}" for v in (kept["others"], kept["molecules"]))
+    return (
+        f"agreement with the float model's detections {others} (people, pages), {drawn} (tiny "
+        "drawings) ([accuracy](docs/accuracy.md)). mAP on COCO could not be measured: "
+        "[script](benchmarks/coco.py)"
+    )
+
+
+def read_page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def read_tsv(path: Path) -> list[list[str]]:
+    """Return the rows of a table without comments and head."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return [line.split("\t") for line in lines[1:]]
+
+
+def find(pattern: str, text: str) -> re.Match[str]:
+    """Return the first match.
+
+    Raises:
+        ValueError: There is none.
+    """
+    match = re.search(pattern, text, re.M)
+    if match is None:
+        raise ValueError(f"no page of docs/ has a line like {pattern}; adapt tools/readme.py")
+    return match
+
+
+if __name__ == "__main__":
+    main()
