@@ -17,7 +17,8 @@ DOMAIN = "trt"
 _PREFIX = "TRT_FP8"
 _NAMES = tuple(_PREFIX + name for name in ("QuantizeLinear", "DequantizeLinear"))
 _FIRST_OPSET = 19  # with FP8 in ONNX's QuantizeLinear
-# Operators whose form of opset 18 or later is another one
+_OPSET_OF_CHANGE = 18
+# Operators that have another form from that opset on
 _CHANGED_BY_18 = ("Reduce", "Split")
 
 
@@ -61,6 +62,7 @@ def _add_zero_point(graph: onnx.GraphProto, shape: tuple[int, ...], number: int)
 
 def _raise_opset(model: onnx.ModelProto) -> None:
     changed = any(node.op_type.startswith(_CHANGED_BY_18) for node in model.graph.node)
-    for opset in model.opset_import:
-        if opset.domain in STANDARD and not (changed and opset.version < 18):
-            opset.version = max(opset.version, _FIRST_OPSET)
+    for entry in model.opset_import:
+        number = entry.version
+        if entry.domain in STANDARD and not (changed and number < _OPSET_OF_CHANGE):
+            entry.version = max(number, _FIRST_OPSET)

@@ -220,7 +220,7 @@ _FAULTS: dict[FaultKind, Message] = {
         "Put a DequantizeLinear before it.",
     ),
     FaultKind.MIXED_TYPES: (
-        '{node}: one input is {0}, the other {1}; "CHECK(dtype == W.type()) failed" or a similar '
+        '{node}: one input is {1}, the other {0}; "CHECK(dtype == W.type()) failed" or a similar '
         "check.",
         "Quantize both inputs to one type.",
     ),

@@ -10,7 +10,15 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import precision_of
 from qdqtool.proto.subgraphs import STANDARD
-from qdqtool.reasons.compiler import COMPILER, CompilerFault, FaultKind, UnsupportedForm
+from qdqtool.reasons.compiler import (
+    COMPILER,
+    CompilerFault,
+    FaultKind,
+    IntegersLost,
+    LossCause,
+    UnsupportedForm,
+)
+from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt import fault_checks
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import WIDTH, IntegerState, resolve_precision
@@ -395,9 +403,26 @@ def find_half_scale_fault(
     is_half = states.types.get(node.input(0)) == onnx.TensorProto.FLOAT16
     if right.scalar or right.axes or not is_half or shape is None or shape[0] == 1:
         return None
-    if isinstance(resolve_precision(states.model, node, left, right, capabilities), Refusal):
+    verdict = resolve_precision(states.model, node, left, right, capabilities)
+    if isinstance(verdict, Refusal) and not isinstance(verdict, FloatFp8Column):
         return None
     return _fault(node, FaultKind.HALF_SHAPE1, right.dq.name)
+
+
+def find_mixed_types_fault(
+    states: GraphStates, node: Node, refusal: Refusal | None
+) -> CompilerFault | None:
+    """Return the fault of a multiplication of INT8 and FP8, by the reason why it is float."""
+    if not isinstance(refusal, IntegersLost) or refusal.why != LossCause.TYPES:
+        return None
+    types = {
+        str(state.precision)
+        for state in (states.state(tensor) for tensor in node.inputs[:2])
+        if isinstance(state, IntegerState)
+    }
+    if types != {Precision.INT8, Precision.FP8}:
+        return None
+    return _fault(node, FaultKind.MIXED_TYPES, *sorted(types))
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Refusal]:

@@ -15,14 +15,7 @@ import onnx
 from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import RANDOM, contraction
-from qdqtool.reasons.compiler import (
-    COMPILER,
-    CompilerFault,
-    FaultKind,
-    IntegersLost,
-    LossCause,
-    ScalesJoined,
-)
+from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
 from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.trt.fault_checks import deconvolution_float
@@ -129,9 +122,6 @@ def resolve_precision(
         return Precision.INT8
     if left.precision == right.precision == Precision.FP8:
         return find_fp8_obstacle(model, node, left.dq, right.scalar, capabilities) or Precision.FP8
-    types = left.precision, right.precision
-    if {*types} in ({Precision.INT8, Precision.FP8}, {Precision.UINT8, Precision.FP8}):
-        return CompilerFault(COMPILER, node.name, FaultKind.MIXED_TYPES, types)
     return integer_loss(node, LossCause.TYPES, node, left.dq)
 
 

@@ -11,7 +11,11 @@ from qdqtool.patterns.heads import find_attentions
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.view import View
 from qdqtool.reasons.compiler import CompilerFault, FaultKind, LossCause, ends_build
-from qdqtool.trt.rtx.compiler_faults import find_compiler_faults, find_half_scale_fault
+from qdqtool.trt.rtx.compiler_faults import (
+    find_compiler_faults,
+    find_half_scale_fault,
+    find_mixed_types_fault,
+)
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
@@ -57,6 +61,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
             prediction.float_products.append(node.name)
             continue
         prediction.convolutions.append(outcome)
+        refusal = find_mixed_types_fault(states, node, refusal) or refusal
         if refusal is not None:
             prediction.refusals.append(refusal)
     prediction.regions = _describe_regions(view, prediction)

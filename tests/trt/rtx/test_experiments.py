@@ -15,21 +15,12 @@ from qdqtool.findings import codes
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import CompilerFault, FaultKind
 from qdqtool.trt.rtx.predict import build_status
-from qdqtool.trt.targets import RTX
 from qdqtool.types import Evidence, Prediction, Severity
 from tests.findings.test_producers import models as producer_models
 from tests.findings.test_producers import of_shape_1, predictions
 from tests.fixing.test_places import detector
 from tests.trt.builder import Graph
-from tests.trt.rtx.record import (
-    FP8_TABLE,
-    SEEDS,
-    TABLE,
-    answer,
-    build_fp8_models,
-    build_models,
-    fp8_networks,
-)
+from tests.trt.rtx.record import SEEDS, TABLE, answer, build_models
 from tools.fuzz.driver import Lab
 from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.grammar import network
@@ -81,48 +72,10 @@ def test_errors_are_predicted_for_failed_builds() -> None:
             assert errors and all(f.node and f.fix for f in errors), question
 
 
-# FP8 -----------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def fp8_table() -> dict[str, Any]:
-    return dict(json.loads(FP8_TABLE.read_text()))
-
-
-@functools.cache
-def fp8_models() -> dict[str, onnx.ModelProto]:
-    return {**build_fp8_models(), **fp8_networks()}
-
-
-def check_fp8(question: str, build: dict[str, Any]) -> None:
-    for capability in ("8.9", "12.0"):
-        prediction = predict(fp8_models()[question], RTX.with_capability(capability))
-        check(prediction, build.get("SM120", build) if capability == "12.0" else build)
-
-
-@pytest.mark.parametrize("question", sorted(fp8_table()["experiments"]))
-def test_fp8_experiment_matches_build(question: str) -> None:
-    check_fp8(question, fp8_table()["experiments"][question])
-
-
-@pytest.mark.parametrize("question", sorted(fp8_table()["networks"])[::4])
-def test_fp8_network_matches_build(question: str) -> None:
-    check_fp8(question, fp8_table()["networks"][question])
-
-
-@pytest.mark.slow
-def test_all_fp8_networks_match_builds() -> None:
-    for question, build in fp8_table()["networks"].items():
-        check_fp8(question, build)
-
-
-def test_fp8_record_has_every_experiment_and_network() -> None:
-    recorded = {**fp8_table()["experiments"], **fp8_table()["networks"]}
-    assert recorded.keys() == fp8_models().keys()
-
-
+# Seen in builds of FP8 (test_experiments_fp8.py).
+FP8_CODES = {"FP8-KERNEL", "FP8-ZERO-POINT", "FP8-COLUMN"}
 # Seen in builds for another GPU (tests/builders/test_tensorrt.py).
-SEEN_ELSEWHERE = {"FLOAT-SM75"}
+SEEN_ELSEWHERE = {"FLOAT-SM75", *FP8_CODES}
 
 
 def test_seen_codes_are_shown_by_experiments() -> None:
@@ -133,8 +86,6 @@ def test_seen_codes_are_shown_by_experiments() -> None:
             types = {build.get("types", {}).get(name) for name in finding.convolutions}
             if build["status"] != "built" or types - {None, "INT8"}:
                 shown.add(finding.code)
-    for question in fp8_table()["experiments"]:
-        shown.update(predict(fp8_models()[question], "rtx1.7").findings_by_code())
     entries = {code: entry.on("rtx1.7") for code, entry in codes.CODES.items()}
     seen = {code for code, entry in entries.items() if entry and entry.evidence == Evidence.SEEN}
     assert seen - shown == SEEN_ELSEWHERE
