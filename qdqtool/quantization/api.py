@@ -309,6 +309,8 @@ class _Inserter:
             cluster=options.cluster,
             progress=options.progress,
         )
+        self.result.notes.extend(map(Note.from_text, statistics.notes))
+        self.result.warnings.extend(map(Note.from_text, statistics.warnings))
         self._record_preprocess()
         if options.network.input_type == "uint8":
             for name in self._model.inputs:
