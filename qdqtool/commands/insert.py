@@ -169,7 +169,9 @@ def command(
         page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
         for line in cache.lines() if cache else ():
             page.add_lines(line)
-        page.add_page(_suggest_next(built, path, gpu, width, result.model))
+        can_compare = calib is not None and settings["input_type"] != "int8"
+        compare = ["qdqtool", "compare", model, path, "--calib", calib] if can_compare else None
+        page.add_page(_suggest_next(built, path, gpu, width, result.model, compare))
         return page
 
     answer.write(
@@ -184,8 +186,14 @@ def command(
 
 
 def _suggest_next(
-    target: Target, path: str, gpu: str | None, width: int, model: onnx.ModelProto
+    target: Target,
+    path: str,
+    gpu: str | None,
+    width: int,
+    model: onnx.ModelProto,
+    compare: list[Any] | None,
 ) -> TextPage:
+    """Return the next commands: predict, compare with the float model, build, verify."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import build_commands
     from qdqtool.ir.graph import Model
@@ -197,6 +205,8 @@ def _suggest_next(
         "Next:",
         f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}",
     )
+    if compare is not None:
+        page.add_command("Compare:", shlex.join(compare))
     if not target.is_rtx:
         page.add_page(build_commands(target, path, width, describe_model(Model(model))))
     return page

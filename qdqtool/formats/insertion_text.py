@@ -144,7 +144,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     if losses is None:
         return
     rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "much")
-    advice = "" if losses.error < SMALL_ERROR else ". Measure the results: qdqtool compare --calib"
+    advice = "" if losses.error < SMALL_ERROR else ", so compare the results (below)"
     page.add_row(
         "Output error",
         f"{losses.error:.1%} of the outputs' standard deviation on "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import ratio_style, speed_verdict
+from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layo
 
 def format_ms(value: float, *, unit: bool = True) -> str:
     """Return milliseconds with about three significant digits: ``0.681 ms``."""
+    value = round_significant(value)  # as in JSON, so that all texts show the same digits
     digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if value >= bound), 4)
     return f"{value:.{digits}f}" + (" ms" if unit else "")
 

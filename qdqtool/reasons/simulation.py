@@ -24,6 +24,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
+    NO_ACTION,
     Message,
     advise_common_scale,
     consumer_names,
@@ -605,10 +606,11 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
         return (
             f"{_writes(self)} because {list_names(names)} "
             f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
-            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}.",
+            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
+            + ("" if finding.gains else " No action needed: INT8 gains nothing for this consumer."),
             f"Quantize the float consumer too, with scale {format_scale(quantized[0].scale)}."
             if finding.gains
-            else "No action needed: INT8 gains nothing for this consumer.",
+            else NO_ACTION,
         )
 
 

@@ -292,7 +292,7 @@ def estimate(
     if simulated is prediction:
         result.layers = profile_ms[: len(workload.layers)].tolist()
         _write_layer_times(prediction, workload, profile_ms)
-    add_savings(prediction, simulated, workload, ms, gpu, correction)
+    add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         _compare(result, model, resolved_model, target)
     return result
