@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
     from qdqtool.formats.output import TextPage
+    from qdqtool.insertion.result import Insertion
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
 
@@ -36,7 +37,7 @@ _CALIBRATION_PARAMETERS = (
 @options.calib_option()
 @options.quantized_output_option
 @options.target_options
-@options.precision_option("int8", "fp8")
+@options.precision_option("int8", "fp8", "auto")
 @options.range_options
 @options.image_options
 @options.cache_options
@@ -137,7 +138,7 @@ def command(
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
     from qdqtool.formats.output import Style, use_option_names
-    from qdqtool.formats.time_text import add_speed
+    from qdqtool.formats.time_text import add_speed, describe_formats
     from qdqtool.insertion.ranges import write_table as save_table
     from qdqtool.insertion.rules import choose_fp8_target
     from qdqtool.quantization.api import insert
@@ -152,12 +153,14 @@ def command(
         cluster=cluster,
         mixed_cpus=mixed_cpus,
         progress=True,
+        gpu=gpu,
         **settings,
     )
     result.save(path)
     cache = None if write_table is None else save_table(result, write_table)
     built = choose_fp8_target(release) if result.precision == "fp8" else release
     time = _estimate_time(result.model, gpu, built) if gpu else None
+    formats = _estimate_formats(model, gpu, release, result)
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
@@ -165,6 +168,8 @@ def command(
         if time is not None:
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed(page, [time])
+        if formats is not None:
+            page.fill(describe_formats(formats), 4, "  ")
         page.add_gap()
         page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
         for line in cache.lines() if cache else ():
@@ -178,11 +183,23 @@ def command(
         lambda: (
             use_option_names(result.as_json())
             | ({"time": time.as_json()} if time else {})
+            | ({"formats_time": formats.as_json()} if formats else {})
             | ({"table": cache.as_json()} if cache else {})
         ),
         render_text,
     )
     return 0
+
+
+def _estimate_formats(
+    model: str, gpu: str | None, target: Target, result: Insertion
+) -> TimeEstimate | None:
+    """Return the times of INT8, FP8 and the float type on a GPU that has all of them."""
+    if gpu is None or result.choice is not None or not target.has_fp8:
+        return None
+    from qdqtool.timing.gpus import choose_gpu
+
+    return _estimate_time(model, gpu, target) if choose_gpu(gpu).has_fp8 else None
 
 
 def _suggest_next(
@@ -212,7 +229,7 @@ def _suggest_next(
     return page
 
 
-def _estimate_time(model: onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
+def _estimate_time(model: str | onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 
