@@ -167,6 +167,9 @@ def write_pages(folder: Path) -> dict[str, str]:
     for picture in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")):
         shutil.copy(picture, folder)
     titles = {name: re.search(r"^# (.*)", text, re.M)[1] for name, text in pages.items()}  # type: ignore[index]
+    titles["index.md"] = (
+        "INT8 models for TensorRT"  # the README's own title is the name of the site
+    )
     return {name: title.replace("`", "") for name, title in titles.items()}
 
 
