@@ -179,12 +179,14 @@ class _TimedEngine:
     """A simulated engine on a GPU.
 
     Attributes:
+        gpu: The GPU.
         prediction: Prediction with engine layers.
         workload: Work of the layers and extra kernels.
         kernel_ms: Milliseconds of each, of shape [all work].
         counts: Number of kernels of each, of shape [all work]; 0 if it takes no time.
     """
 
+    gpu: Gpu
     prediction: Prediction
     workload: EngineWorkload
     kernel_ms: Array
@@ -208,7 +210,7 @@ class _TimedEngine:
         """
         ms = self.kernel_ms if kernel_ms is None else kernel_ms
         if has_gaps and not (correction and correction.profiled):
-            ms = ms + self.counts * load_constants().gap_us * 1e-3
+            ms = ms + self.counts * load_constants().gap_ms(self.gpu)
         return correction.apply(ms, self.counts) if correction else ms
 
     def idle_ms(self, gpu: Gpu) -> Array:
@@ -408,7 +410,7 @@ def _time_engine(
         works = workload.all_work
         counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in works])
         engines.append(
-            _TimedEngine(simulated, workload, estimate_seconds(works, gpu) * 1e3, counts)
+            _TimedEngine(gpu, simulated, workload, estimate_seconds(works, gpu) * 1e3, counts)
         )
     return min(engines, key=lambda engine: float(engine.running_ms().sum()))
 

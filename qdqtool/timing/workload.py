@@ -71,6 +71,7 @@ class EngineWorkload:
 
 
 _MAPPING_KINDS = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
+_QUANTIZERS_WITH_COPY = 3
 _SEPARATE_ACTIVATIONS = ("Sigmoid", "Mish", "HardSwish")
 
 
@@ -134,6 +135,7 @@ class _WorkloadBuilder:
                 self.result.unknown.append(layer.name)
                 layer_work = LayerWork(work.UNKNOWN, self.float_type, self.float_type)
             self.result.layers.append(self._scale(layer_work))
+        self._write_outputs_in_fp32()
         engine, mapped = self._separate_activations()
         if self.has_myelin:
             self._fuse_conversions(mapped)
@@ -141,9 +143,21 @@ class _WorkloadBuilder:
             self._add_layout_changes(engine)
         if self.target.reshapes_before_resize:
             self._add_reshapes()
+            self._add_copies_for_quantizers()
         self._add_unlisted_nodes(covered)
         self._add_edge_reformats()
         return self.result
+
+    def _write_outputs_in_fp32(self) -> None:
+        """Note the network's outputs that INT8 convolutions write: in FP32, without a reformat.
+
+        A U-Net on 10.16.2 and all recorded classifiers.
+        """
+        for layer, layer_work in zip(self.prediction.layers, self.result.layers, strict=True):
+            if layer_work.kind in work.COMPUTING and not layer_work.precision.is_float:
+                written = layer_work.written_as == Precision.FP32
+                outputs = [e.tensor for e in layer.outputs if self.model.is_output(e.tensor)]
+                self.fp32_tensors.update(outputs if written else ())
 
     def _nothing(self) -> LayerWork:
         return LayerWork(work.NOTHING, self.float_type, self.float_type)
@@ -287,6 +301,31 @@ class _WorkloadBuilder:
                     written=moved,
                 )
                 self.result.extras.append(ExtraKernel(f"reshape before {layer.name}", reshape))
+
+    def _add_copies_for_quantizers(self) -> None:
+        """Add the copy of a convolution's float output that three or more Qs read.
+
+        In the U-Net on 10.16.2 the first Q of such a tensor reads the convolution's layout, the
+        others a copy of it.
+        """
+        if self.has_myelin:
+            return
+        for layer, layer_work in zip(self.prediction.layers, self.result.layers, strict=True):
+            if layer_work.kind not in work.COMPUTING or not layer_work.written_as.is_float:
+                continue
+            for edge in layer.outputs:
+                quantizers = [c for c in self.consumers[edge.tensor] if c.type == "Conversion"]
+                if len(quantizers) >= _QUANTIZERS_WITH_COPY:
+                    moved = layer_work.written
+                    copy = LayerWork(
+                        work.REFORMAT,
+                        layer_work.written_as,
+                        layer_work.written_as,
+                        channels=layer_work.columns,
+                        read=moved,
+                        written=moved,
+                    )
+                    self.result.extras.append(ExtraKernel(f"copy of {edge.tensor}", copy))
 
     def _has_open_output(self, layer: EngineLayer) -> bool:
         """Whether the builder chooses the width of a layer's output.
