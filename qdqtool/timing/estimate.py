@@ -279,6 +279,8 @@ def estimate(
                 code="in-myelin",
             )
         )
+    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1:
+        notes.append(_slow_int8_note(gpu))
     correction = _make_calibration(calibrate, gpu, engine)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
     result = _summarize(engine, gpu, correction, ms)
@@ -298,6 +300,18 @@ def estimate(
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         _compare(result, model, resolved_model, target)
     return result
+
+
+def _slow_int8_note(gpu: Gpu) -> Note:
+    """Return the note about a GPU on which INT8 is no faster than FP16."""
+    int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
+    return Note(
+        f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
+        "TOPS): INT8 saves memory traffic alone",
+        code="int8-not-faster",
+        int8_tops=int8,
+        float_tops=half,
+    )
 
 
 # Parts ----------------------------------------------------------------------------------------

@@ -254,6 +254,11 @@ class Gpu:
         """Whether it has INT8."""
         return self.rates.int8 > 0
 
+    @property
+    def int8_rate_over_fp16(self) -> float:
+        """Rate of INT8 over that of FP16 (FP32 without fast FP16); at most 1: nothing to gain."""
+        return self.mac_rate(Precision.INT8) / self.mac_rate(self.float_type)
+
     def mac_rate(self, precision: Precision) -> float:
         """Return the peak of dense multiply-accumulates per second in a data type.
 

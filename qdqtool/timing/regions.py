@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import is_dq, is_qdq
-from qdqtool.patterns.heads import is_computed_product
+from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
 from qdqtool.timing.work import CONV, NOTHING, POINTWISE, POOL, LayerWork, ShapeLookup, width
 from qdqtool.types import Precision
 
@@ -47,11 +47,6 @@ def find_region_nodes(model: Model) -> frozenset[str]:
         if any(c.name in upstream for c in consumers):
             upstream.add(node.name)
     return frozenset(downstream & upstream)
-
-
-# Head sizes at which the kernel of a whole attention exists in INT8: builds on an RTX 4090 with
-# 10.9. Documented is 64 as well; a ViTPose with heads of 64 on 11.3 pays 18 % for the Q/DQ.
-INT8_HEAD_SIZES = (16, 32)
 
 
 @dataclass(frozen=True, slots=True)

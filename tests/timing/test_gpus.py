@@ -76,7 +76,7 @@ def test_table_of_gpus(gpu: gpus.Gpu) -> None:
         assert len(shared) > 1 or gpus.find_gpu(alias) is gpu, alias
     assert gpu.source and gpu.rates.source and gpu.cc in gpus.load_rates()
     assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130
-    assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000
+    assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1500
 
 
 def test_names_of_gpus_are_unique() -> None:
