@@ -1,7 +1,7 @@
 """QAT tools beside each other on a trained detector: box error, INT8 in and out, conversions, lines of code.
 
     pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
-    python benchmarks/qat.py --weights best.pt --images photographs/ --page docs/qat.md
+    python benchmarks/qat.py --weights best.pt --images photographs/ --page docs/qat-results.md
 
 Nothing is fine-tuned: every row is the same float network with quantizers placed and calibrated by one tool, so that
 only places and ranges differ. The box error is the mean distance in pixels between the corners of the float network's

@@ -2,7 +2,7 @@
 
     pip install 'qdqtool[qat]' ultralytics            # AGPL-3.0: measured here, no part of qdqtool
     python benchmarks/qat_models.py --keep FILE.json --page docs/qat-models.md
-    python benchmarks/qat_models.py --cost --page docs/qat.md
+    python benchmarks/qat_models.py --cost --page docs/qat-results.md
 
 The networks have random weights (nothing is downloaded) and BatchNormalization that has seen noise. A row says how many
 convolutions and linear layers the plan names, how many of them are predicted INT8 in the exported file and why the

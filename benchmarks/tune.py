@@ -1,7 +1,7 @@
 """The front of `qdqtool tune` against what one would try without it, on images that tune never saw.
 
     python benchmarks/tune.py SPLITS.toml [--gpu NAME] [--work FOLDER] [--only REGEX] [--chosen-on N] [--judge N]
-                              [--json FILE] [--page docs/tune.md]
+                              [--json FILE] [--page docs/tune-results.md]
 
 SPLITS.toml lists the splits; paths are relative to it. Models and images are the user's: nothing is downloaded.
 

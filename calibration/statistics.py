@@ -297,7 +297,7 @@ _ALL_VALUES = 1 << 22  # values of all samples that are counted, about
 def sampling_step(shape: Sequence[int], samples: int | None) -> int:
     """Return the distance of the values of an activation that go into its histogram.
 
-    docs/accuracy.md compares the ranges with those from all values.
+    docs/calibration-methods.md compares the ranges with those from all values.
 
     Args:
         shape: Shape of the activation in one sample.

@@ -77,7 +77,7 @@ def _predict(
         else:
             prediction = simulate(index, target, assume)
         if advice:
-            prediction.findings = advise(fold_constants(index), prediction, way, target)
+            prediction.findings = advise(index, prediction, way, target)
     return prediction
 
 
@@ -193,11 +193,15 @@ def _find_findings(
     model: Model, prediction: Prediction, way: str | None, target: Target
 ) -> list[Finding]:
     from qdqtool.findings.lint.api import run as lint
+    from qdqtool.findings.lint.operators import report_fake_quantizers
+    from qdqtool.findings.lint.quantizers import check_parameters
     from qdqtool.findings.report import FindingReport
     from qdqtool.patterns.view import View
 
-    view = View(model)
+    view = View(fold_constants(model))
     report = FindingReport(target, way)
+    check_parameters(model, view, report)
+    report_fake_quantizers(model, report)
     if target.is_rtx:
         from qdqtool.findings.compiler import explain_compiler
 

@@ -1,11 +1,16 @@
 """Layout of answers: examples, width, color, progress, completion."""
 
+import contextlib
+import fcntl
 import io
 import os
+import pty
 import re
 import shlex
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from qdqtool.commands import cli
+from qdqtool.commands.help_sections import SECTIONS
 from qdqtool.findings.messages import describe_finding as worded_finding
 from qdqtool.formats.output import (
     Style,
@@ -90,6 +96,21 @@ def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str]) 
     assert all(e["run"] in unwrapped for e in EXAMPLES.get(command, []))
 
 
+def test_help_of_many_options_has_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["insert", "--help"]) == 0
+    text = capsys.readouterr().out
+    sections = re.findall(r"^([A-Z].*):$", text, re.MULTILINE)
+    assert sections[0] == "Options" and sections[-2:] == ["Rarely needed", "Examples"]
+    assert len(sections) > 5 and len(set(sections)) == len(sections)
+
+
+def test_sections_of_help_name_options_that_exist() -> None:
+    commands = [cli.cli.get_command(click.Context(cli.cli), name) for name in cli.COMMANDS]
+    names = {p.name for command in commands if command is not None for p in command.params}
+    listed = [name for section in SECTIONS.values() for name in section]
+    assert set(listed) <= names and len(set(listed)) == len(listed)
+
+
 # Commands to paste, and names that are longer than a line, are not broken.
 UNBROKEN = re.compile(r"trtexec |qdqtool |^\s*\S+$|qdqtool: ")
 
@@ -126,6 +147,56 @@ def test_answers_fit_80_columns(
     assert cli.run(shlex.split(command)) in (0, 1), capsys.readouterr().err
     lines = [line for line in capsys.readouterr().out.splitlines() if not UNBROKEN.search(line)]
     assert lines and [line for line in lines if len(line) > 80] == []
+
+
+def run_in_terminal(arguments: str, columns: int, folder: Path, **variables: str) -> str:
+    """Return what a command writes to a terminal of a width."""
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
+    command = [sys.executable, "-m", "qdqtool", *shlex.split(arguments)]
+    process = subprocess.Popen(
+        command,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=folder,
+        env={**environment, "TERM": "xterm", "PYTHONPATH": str(Path.cwd()), **variables},
+    )
+    os.close(terminal)
+    output = b""
+    with contextlib.suppress(OSError):  # Linux: the terminal was closed
+        while chunk := os.read(master, 1 << 16):
+            output += chunk
+    os.close(master)
+    process.wait()
+    return output.decode().replace("\r\n", "\n")
+
+
+PROGRESS = re.compile(r"\x1b\[(\?25|2K|1A)")  # control codes of bars
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "predict qdq.onnx --gpu 'Orin Nano 8GB'",
+        "predict qdq.onnx float.onnx --gpu T4 --gpu L4",
+        "insert float.onnx --calib samples.npz --include conv -o new.onnx",
+        "verify own.onnx own.log --allow-partial",
+        "compare qdq.onnx",  # an error
+        "compare own.onnx own.log --fail-on slower",  # an answer and an error
+    ],
+)
+def test_terminal_lines_are_wrapped_and_colored(arguments: str, columns: int, seeds: Path) -> None:
+    """A color ends on its line, so that it survives a wrap and a pager."""
+    text = run_in_terminal(arguments, columns, seeds)
+    lines = [x for x in text.splitlines() if not PROGRESS.search(x)]
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert max(map(len, plain)) <= columns
+    assert all(line.count("\x1b[0m") == line.count("\x1b[") / 2 for line in lines)
+    assert any("\x1b[" in line for line in lines) or "qdqtool: " in plain[0]
+    if columns == 80 and not arguments.startswith("insert"):
+        assert "\x1b" not in run_in_terminal(arguments, columns, seeds, NO_COLOR="1")
 
 
 class Terminal:
@@ -219,6 +290,12 @@ def test_progress_is_one_line_a_minute(
         ("qdqtool pre", {"predict"}),
         ("qdqtool predict --fa", {"--fail-on"}),
         ("qdqtool predict --format s", {"sarif"}),
+        ("qdqtool predict --gpu jetson-orin-na", {"jetson-orin-nano-8gb"}),
+        ("qdqtool insert --target rt", {"rtx1"}),
+        ("qdqtool fix --only zp", {"ZP-NONZERO"}),
+        ("qdqtool predict --fail-on er", {"error"}),
+        ("qdqtool explain skip", {"SKIP-FLOAT"}),
+        ("qdqtool predict --for tr", {"trtexec"}),
     ],
 )
 def test_completion(

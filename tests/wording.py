@@ -40,7 +40,9 @@ from tests.findings.lint.test_quantizers import (
 )
 from tests.findings.test_causes import residual
 from tests.findings.test_refusals import TARGETS
+from tests.fixing import test_quantizers as constants
 from tests.fixing.test_places import detector
+from tests.patterns import test_fake_quantizers as fakes
 from tests.proto.test_functions import quantized_blocks
 from tests.trt.builder import Graph
 
@@ -134,6 +136,15 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
     yield "3D", conv3d(), "trt8.0"
     yield "functions", quantized_blocks(), "trt8.6"
+    for name in ("dynamo", "narrow"):
+        yield f"decomposed: {name}", fakes.network(fakes.DECOMPOSED[name]), "trt10"
+    for name, (make, _) in fakes.OPERATORS.items():
+        yield f"quantizers of {name}", fakes.network(make), "trt10"
+    for name, make in fakes.INEXACT.items():
+        yield f"inexact: {name}", fakes.network(make, per_channel=False), "trt10"
+    yield "fallback to ATen", fakes.fallback(), "trt10"
+    yield "scale of a product", constants.network("scale", constants.product), "trt10"
+    yield "zero point of an Identity", constants.network("zero", constants.identity), "trt8.6"
 
 
 def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:

@@ -9,10 +9,10 @@ from qdqtool.util.process import terminal_columns
 # Module and one-line help. `qdqtool --help` imports none of the modules.
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
-    "tune": "Find the fastest placement of Q/DQ that keeps its accuracy.",
+    "tune": "Find the fastest choice of INT8 layers that keeps the accuracy.",
     "predict": "Say which convolutions TensorRT will run in INT8, and why not.",
     "verify": "Compare the prediction with a real TensorRT build.",
-    "compare": "Show what differs between two models, builds, or a model and build.",
+    "compare": "Show what differs between two models, builds, or a model and a build.",
     "report": "Write one HTML page: the network as a graph, tables and plots.",
     "fix": "Apply the fixes that need no new data to a Q/DQ model.",
     "extract": "Cut out the smallest model that still shows a finding.",
@@ -26,7 +26,7 @@ COMMANDS = {
 _ABOUT = (
     "INT8 for TensorRT without surprises, and without a GPU.",
     "Exit codes: 0 done (and, for verify, everything agreed); "
-    '1 the answer is "no"; 2 bad input or usage.',
+    "1 a check failed; 2 bad input or usage.",
 )
 _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
 _MORE = "qdqtool COMMAND --help lists its options, with examples."

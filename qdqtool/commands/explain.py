@@ -2,14 +2,14 @@
 
 import click
 
-from qdqtool.commands import options
+from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.records import to_json_fields
 
 
 @click.command("explain", cls=options.HelpCommand)
-@click.argument("what", nargs=-1)
+@click.argument("what", nargs=-1, shell_complete=completion.complete_codes)
 @click.option("--list", "listing", is_flag=True, help="List every finding code.")
 @options.way_option(
     "How the engine is built, as for predict. Without WHAT: the settings for that builder."

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.commands import options
+from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.process import INTERRUPTED
-from qdqtool.util.text import as_text
 
 if TYPE_CHECKING:
     from qdqtool.extraction.result import Extraction
+    from qdqtool.formats.output import TextPage
 
 
 @click.command("extract", cls=options.HelpCommand)
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @options.model_output_option("Where to write the small model.", required=True)
 @click.option(
     "--finding",
+    shell_complete=completion.complete_codes,
     multiple=True,
     metavar="CODE[:n]",
     help="Keep what this finding depends on (the n-th of the code, from 1; repeat for more).",
@@ -190,15 +191,20 @@ def _format_command(rename: Callable[[str], str]) -> str:
     return shlex.join([*words, "-o", "extract.onnx"])
 
 
-def _render(result: Extraction, output: str, report: str | None, width: int) -> str:
-    from qdqtool.formats.output import wrap
+def _render(result: Extraction, output: str, report: str | None, width: int) -> TextPage:
+    from qdqtool.formats.output import Style, TextPage
     from qdqtool.ir.modelfile import MAX_PROTO_BYTES, byte_size
 
-    lines = wrap(f"{result.kept}.", 2, width, "")
-    lines += [line for note in result.notes for line in wrap(note, 4, width, "  - ")]
+    page = TextPage(width)
     size = byte_size(result.proto)
     size_text = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
     if size > MAX_PROTO_BYTES:
         size_text = "over 2 GB"
-    lines.append(f"written to {output} ({size_text})" + (f", report to {report}" if report else ""))
-    return as_text(lines)
+    page.fill(f"Wrote {output} ({size_text})", style=Style.BOLD)
+    page.fill(f"{result.kept}.", 2, "  ")
+    for note in result.notes:
+        page.fill(f"note: {note}", style=Style.NOTE)
+    if report:
+        page.fill(f"Wrote the report {report}")
+    page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}")
+    return page

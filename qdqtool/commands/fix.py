@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qdqtool.commands import options
+from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @options.target_options
 @click.option(
     "--only",
+    shell_complete=completion.complete_codes,
     multiple=True,
     metavar="CODE",
     help="Fix these findings only (HEAD-QUANT is opt-in).",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.commands import options
+from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Json, Prediction
@@ -81,6 +81,7 @@ _SEVERITIES = ("error", "warning")
 )
 @click.option(
     "--fail-on",
+    shell_complete=completion.complete_fail_codes,
     multiple=True,
     metavar="CODE|error|warning",
     help="Exit 1 if there is such a finding.",

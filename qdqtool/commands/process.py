@@ -10,11 +10,12 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.util.process import INTERRUPTED, silence_stdout
+from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
 from qdqtool.util.text import escape_hidden, escape_unencodable
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _MIN_ADDRESS_SPACE = 128 << 20  # bytes that Python, numpy and onnx need before the first array
+MESSAGE_PREFIX = "qdqtool: "
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 # Signals ------------------------------------------------------------------------------------------
@@ -121,13 +122,33 @@ class FilteredStream:
 
 
 class FilteredErrorStream(FilteredStream):
-    """Filtered standard error; the work goes on if it cannot be written (full disk)."""
+    """Filtered standard error; the work goes on if it cannot be written (full disk).
+
+    Lines of qdqtool are wrapped on a terminal. Elsewhere a message is one line.
+    """
 
     def write(self, text: str) -> int:
         """Write text, or drop it."""
         with contextlib.suppress(OSError, ValueError):
-            super().write(text)
+            super().write(self._wrap(text))
         return len(text)
+
+    def _wrap(self, text: str) -> str:
+        width = terminal_columns()
+        if not text.startswith(MESSAGE_PREFIX) or not self.unfiltered.isatty():
+            return text
+        if len(text) <= width:
+            return text
+        import textwrap
+
+        return "\n".join(
+            line
+            for row in text.split("\n")
+            for line in textwrap.wrap(
+                row, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+            or [""]
+        )
 
     def flush(self) -> None:
         """Flush the other stream, if possible."""

@@ -19,20 +19,20 @@ from qdqtool.commands.usage import UsageError
     "evaluation",
     type=click.Path(),
     metavar="IMAGES",
-    help="Images like those of the deployment: one half to choose on, the other to judge on. "
-    "[default: two quarters of --calib]",
+    help="Images like those of the deployment: one half to choose the layers, the other to "
+    "measure the result. [default: two quarters of --calib]",
 )
 @click.option(
     "--keep",
     type=click.FLOAT,
     metavar="PART",
-    help="Part of the float model's metric to keep. [default: 0.97]",
+    help="Share of the float model's accuracy to keep. [default: 0.97]",
 )
 @click.option(
     "--budget-ms",
     type=click.FLOAT,
     metavar="MS",
-    help="Find the most accurate placement that takes at most this time on --gpu.",
+    help="Find the most accurate choice that takes at most this time on --gpu.",
 )
 @click.option(
     "--metric",
@@ -61,14 +61,14 @@ from qdqtool.commands.usage import UsageError
     "--time-limit",
     type=options.ParsedText(options.parse_seconds),
     metavar="TIME",
-    help="Take the best placement so far after this time: 600, 10m, 1.5h.",
+    help="Stop after this time, with the best choice so far: 600, 10m, 1.5h.",
 )
 @options.check_timeout_option("Limit for one call of --metric. [default: 600]")
 @click.option(
     "--front",
     "whole_front",
     is_flag=True,
-    help="Measure the whole front even if the all-INT8 candidate is accurate enough.",
+    help="Measure the full speed/accuracy curve.",
 )
 @click.option(
     "--chosen-on",
@@ -76,7 +76,7 @@ from qdqtool.commands.usage import UsageError
     default=32,
     show_default=True,
     metavar="N",
-    help="Maximum number of images to choose on.",
+    help="Images to choose the layers on, at most.",
 )
 @click.option(
     "--judged-on",
@@ -84,14 +84,13 @@ from qdqtool.commands.usage import UsageError
     default=64,
     show_default=True,
     metavar="N",
-    help="Maximum number of images to judge on.",
+    help="Held-out images to measure the result on, at most.",
 )
 @click.option(
     "--swept-on",
     type=click.IntRange(1),
     metavar="N",
-    help="Maximum number of images for the sensitivity of single sites. "
-    "[default: all to choose on]",
+    help="Images for the per-layer sensitivity test, at most. [default: as --chosen-on]",
 )
 @click.option(
     "--workers",
@@ -106,7 +105,7 @@ from qdqtool.commands.usage import UsageError
 @options.image_options
 @options.placement_options
 @options.network_options
-@options.all_option("Show every site, also those that were never measured.")
+@options.all_option("List every layer, also those that were never measured.")
 @options.format_options
 def command(
     model: str,
@@ -127,10 +126,10 @@ def command(
     answer: options.AnswerWriter,
     **settings: Any,
 ) -> int:
-    """Find the placement of Q/DQ in the float MODEL with the least time that keeps its accuracy.
+    """Find the fastest choice of INT8 layers for the float MODEL that keeps its accuracy.
 
-    Accuracy is measured with onnxruntime, types, conversions and times are predicted: no GPU and no
-    TensorRT is needed. The accuracy of the result is measured on held-out images.
+    Accuracy is measured with onnxruntime. Types and times are predicted: no GPU and no TensorRT is
+    needed. The accuracy of the result is measured on held-out images.
 
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad
     input.

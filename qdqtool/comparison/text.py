@@ -14,6 +14,7 @@ from qdqtool.comparison.result import (
     NodeChange,
     QuantizerScales,
 )
+from qdqtool.types import Precision
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count, format_layer_counts
 
@@ -41,6 +42,7 @@ _ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
 _UNKNOWN = "unknown"
 _MIN_IMAGES = 100  # the interval of an agreement near .97 is about .03 wide then
 _MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
+_MIN_SPEED_CHANGE = 0.005  # relative change of the time that is named
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
@@ -156,11 +158,11 @@ def _loss_reason(node: NodeChange, *, many: bool) -> str:
 
 
 def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
-    lost = "still in INT8 but writing float now"
-    gained = "in INT8 as before and writing INT8 now"
+    lost = "still in INT8, but with float output now"
+    gained = "in INT8 as before, now with INT8 output"
     if comparison.a.kind != comparison.b.kind:
-        lost = "write float where INT8 is predicted"
-        gained = "write INT8 where float is predicted"
+        lost = "with float output where INT8 is predicted"
+        gained = "with INT8 output where float is predicted"
     if (comparison.a.kind, comparison.b.kind) == ("build", "model"):
         lost, gained = gained, lost
     return {ChangeKind.LOST_INT8_OUTPUT: lost, ChangeKind.GAINED_INT8_OUTPUT: gained}
@@ -172,7 +174,8 @@ def _describe_conversions(comparison: Comparison) -> list[str]:
         return []
     predicted = "" if kinds[0] == kinds[1] else " than predicted"
     is_more = more < 0 if kinds == ("build", "model") else more > 0
-    return [f"{format_count(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"]
+    layers = "Q/DQ layer" if abs(more) == 1 else "Q/DQ layers"
+    return [f"{abs(more)} {'more' if is_more else 'fewer'} {layers}{predicted}"]
 
 
 def _describe_all_scales(comparison: Comparison) -> list[str]:
@@ -205,9 +208,13 @@ def _describe_time(comparison: Comparison) -> list[str]:
     if comparison.times_as_long is None:
         return []
     gpu = comparison.b.gpu or comparison.a.gpu
-    estimated = f" on {gpu}, estimated" if gpu else ", estimated"
+    estimated = f" on {gpu} (estimated)" if gpu else " (estimated)"
     is_measured = comparison.a.measured and comparison.b.measured
-    return [f"{comparison.times_as_long:.2f} times as long{'' if is_measured else estimated}"]
+    change = comparison.times_as_long - 1
+    text = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
+    if abs(change) < _MIN_SPEED_CHANGE:
+        text = "as fast"
+    return [f"{text}{'' if is_measured else estimated}"]
 
 
 def describe_changes(
@@ -235,12 +242,13 @@ def _describe_change(
         reason = _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
         return f"lost INT8: {reason}" if reason else "lost INT8"
     if kind == ChangeKind.LOST_INT8_OUTPUT:
-        text = f"{verbs[0]} INT8, {verbs[1]} {b.output}"
+        text = f"{verbs[0]} INT8, {verbs[1]} {_name_type(b.output)}"
         return f"{text}: {finding}" if finding else text
     if kind == ChangeKind.GAINED_INT8_OUTPUT:
-        return f"{verbs[0]} {a.output}, {verbs[1]} INT8"
+        return f"{verbs[0]} {_name_type(a.output)}, {verbs[1]} INT8"
     if kind == ChangeKind.RESIDUAL:
-        return f"reads the residual as {b.inputs[1]} instead of {a.inputs[1]}"
+        types = _name_type(b.inputs[1]), _name_type(a.inputs[1])
+        return f"reads the residual as {types[0]} instead of {types[1]}"
     if kind == ChangeKind.SCALE:
         scales = node.scales or (a.scale, b.scale)
         return _describe_scales("scale", *scales, node.factor)
@@ -250,6 +258,11 @@ def _describe_change(
     before, after = (", ".join(side.fused) or "nothing" for side in (a, b))
     again = "" if a.fused and b.fused else "fused "
     return f"fused with {before} in A, {again}with {after} in B"
+
+
+def _name_type(precision: Precision | None) -> str:
+    """Return the name of a type; a float that the builder chooses is "float"."""
+    return "float" if precision == Precision.FLOAT else str(precision)
 
 
 def _describe_scales(

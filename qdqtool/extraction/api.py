@@ -427,8 +427,8 @@ class ExtractionJob:
         selection = self._describe_selection(rename)
         if self._is_minimized and self._is_between:
             selection = f"what counts of {selection}"
-        kept = f"kept {len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
-        return f"{kept}; the same as in the whole: {', '.join(same)}" if same else kept
+        kept = f"{len(proto.graph.node)} of {len(self.model.nodes)} nodes: {selection}"
+        return f"{kept}. As in the whole model: {', '.join(same)}" if same else kept
 
 
 def _describe_invariants(invariants: Invariants) -> list[str]:

@@ -18,11 +18,18 @@ from qdqtool.fixing.outputs import OutputError, read_samples
 from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.insertion.options import ImageOptions
+from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
 from qdqtool.ir.graph import Model
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import ModelSource, load_full, save
 from qdqtool.ir.qdq import is_quantized
+from qdqtool.patterns.fake_quantizers import (
+    find_aten_nodes,
+    find_fake_quantizers,
+    rewrite_fake_quantizers,
+)
 from qdqtool.patterns.view import View
+from qdqtool.prediction import predict
 from qdqtool.timing.estimate import TimeEstimate, estimate_variant
 from qdqtool.timing.results import FixTime
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
@@ -30,6 +37,7 @@ from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.util.notes import Note
 from qdqtool.util.process import pause_gc
+from qdqtool.util.text import format_count
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon
@@ -164,25 +172,22 @@ def fix(
             parameter="inputs",
         )
     with record_inputs() as read:
-        model = load_full(source)
-        if not is_quantized(model):
-            raise ModelError(
-                "has no Q/DQ; quantize it first (qdqtool insert)",
-                model.path or "model",
-                code="not-quantized",
-            )
+        original = load_full(source)
+        model, rewritten, notes_of_rewrite = _rewrite_quantizers(original, requested)
+        _require_quantizers(model)
         images, notes = read_samples(model, data, ImageOptions(preprocess, size))
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
             session = FixSession(model, version, samples, options.effort)
-            session.notes += notes
+            session.notes += [*notes_of_rewrite, *notes]
             _apply_fixes(session, requested)
+            before = predict(original, version) if rewritten else session.before
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
     return Fixed(
         session.model.proto,
-        session.before,
+        before,
         session.prediction,
-        session.applied,
+        rewritten + session.applied,
         session.refused,
         noise_before.relative if noise_before is not None else None,
         noise_after.relative if noise_after is not None else None,
@@ -191,6 +196,65 @@ def fix(
         session.judge.list_errors(),
         len(images),
     )
+
+
+def _rewrite_quantizers(
+    model: Model, requested: set[str]
+) -> tuple[Model, list[FixAttempt], list[Note]]:
+    """Return the model with simulated quantizers as Q and DQ, the changes, and notes.
+
+    The same numbers result, so that this is not judged like other fixes. onnxruntime cannot run the
+    operators of other tools.
+    """
+    fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
+    if not fakes or (requested and "FAKE-QUANT" not in requested):
+        return model, [], []
+    copy = model.copy()
+    if copy.opset < MIN_OPSET:
+        raise_opset(copy, MIN_OPSET)
+    rewrite_fake_quantizers(copy)
+    attempts = [
+        FixAttempt("FAKE-QUANT", fake.name, f"{fake.name}: {fake.form} quantizer as Q and DQ")
+        for fake in fakes
+    ]
+    narrow = sum(fake.is_narrow for fake in fakes)
+    return copy, attempts, [_describe_narrow(narrow)] if narrow else []
+
+
+def _describe_narrow(count: int) -> Note:
+    return Note(
+        f"{format_count(count, 'quantizer')} of activations had integers from -127, those of Q "
+        "begin at -128: values below -127 steps can differ by one step",
+        code="narrow-range",
+        count=count,
+    )
+
+
+def _require_quantizers(model: Model) -> None:
+    """Check that a model has Q/DQ.
+
+    Raises:
+        ModelError: It has none, or simulated quantizers that cannot be written as Q/DQ.
+    """
+    if is_quantized(model):
+        return
+    fakes = find_fake_quantizers(model)
+    if fakes:
+        raise ModelError(
+            f"its {len(fakes)} quantizers ({fakes[0].form}) cannot be written as Q/DQ: "
+            f"'{fakes[0].name}': {fakes[0].problem}; export Q/DQ (qdqtool explain FAKE-QUANT)",
+            model.path or "model",
+            code="not-quantized",
+            node=fakes[0].name,
+        )
+    aten = find_aten_nodes(model)
+    reason = "quantize it first (qdqtool insert)"
+    if aten:
+        reason = (
+            f"its exporter fell back to operators of ATen ('{aten[0].name}'), at which TensorRT "
+            "stops; export it again (qdqtool explain ATEN-FALLBACK)"
+        )
+    raise ModelError(f"has no Q/DQ; {reason}", model.path or "model", code="not-quantized")
 
 
 def _resolve_codes(texts: Sequence[str]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,10 @@ from qdqtool.fixing.site import (
     list_sites,
     select_refusals,
 )
-from qdqtool.fixing.weights import make_float_constant_site
+from qdqtool.fixing.weights import find_computed_weights, make_float_constant_site
 from qdqtool.insertion import fp16
 from qdqtool.insertion.prepare import prepare, raise_opset
-from qdqtool.ir import qdq
+from qdqtool.ir import constants, qdq
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import QuantParams
@@ -225,6 +226,39 @@ def _restore_signs(view: View, editor: Editor, dq: Node, scale: FloatArray) -> N
     sign = broadcast_along(np.nan_to_num(np.sign(scale)), stored.shape, view.axis(dq), dq.name)
     integers = np.clip(stored.astype(np.int16) * sign, -128, 127).astype(stored.dtype)
     editor.set_input(dq, 0, editor.constant(f"{dq.input(0)}_positive", integers))
+
+
+def find_computed_constants(
+    view: View, target: Target, refusals: Sequence[Refusal]
+) -> list[FixSite]:
+    """Return sites that store weights, scales and zero points that constants compute."""
+    names = collect_names(refusals)
+    evaluator = constants.ConstantEvaluator(view.model)
+    sites = find_computed_weights(view, target, refusals)
+    for tensor, consumers in constants.find_computed_parameters(view.model).items():
+        chain = evaluator.find_nodes(tensor)
+        places = [node.name for node in (*consumers, *chain)]
+        value = evaluator.evaluate(tensor)
+        if value is not None and not names.isdisjoint(places):
+            description = f"{consumers[0].name}: '{tensor}' stored as a constant"
+            apply = _make_constant_change(consumers, tensor, value)
+            sites.append(FixSite(consumers[0].name, description, apply, places))
+    return sites
+
+
+def _make_constant_change(
+    consumers: Sequence[Node], tensor: str, value: npt.NDArray[Any]
+) -> Callable[[Editor], None]:
+    """Return the change that makes quantizers read a value in place of a tensor."""
+
+    def apply(editor: Editor) -> None:
+        stored = editor.constant(f"{tensor}_folded", value)
+        for node in consumers:
+            for position, name in enumerate(node.inputs[1:3], 1):
+                if name == tensor:
+                    editor.set_input(node, position, stored)
+
+    return apply
 
 
 def find_dead_scales(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:

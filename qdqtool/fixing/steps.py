@@ -49,9 +49,9 @@ STEPS = (
     ),
     FixStep((faults.BiasQuantized,), _EXACT, find=weights.find_quantized_biases),
     FixStep(
-        (faults.OperatorsOnWeights, faults.MisreadConstant),
+        (faults.OperatorsOnWeights, faults.MisreadConstant, faults.ParameterIndirect),
         _EXACT,
-        find=weights.find_computed_weights,
+        find=quantizers.find_computed_constants,
     ),
     FixStep((faults.WeightsStored,), _EXACT, find=weights.find_stored_integers),
     FixStep((simulation.WeightsShared,), _EXACT, find=weights.find_shared_weights),

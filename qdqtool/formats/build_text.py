@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
 from qdqtool.buildlog.build_status import IMPLICIT_INT8
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
-from qdqtool.formats.output import TextPage, as_options
+from qdqtool.formats.output import Style, TextPage, as_options
+from qdqtool.formats.time_text import format_ms
 from qdqtool.trt.targets import target_named
 from qdqtool.util.text import cut_middle, format_count, format_layer_counts
 
@@ -23,10 +24,10 @@ _MIN_MS = 5e-5  # smallest change that four digits show
 # By qdqtool.comparison.result.ChangeKind, the gravest first.
 _CHANGE_TITLES = {
     "lost-int8": "Lost INT8",
-    "lost-int8-output": "In INT8, but writing float",
+    "lost-int8-output": "In INT8, but with float output",
     "lost-qdq": "Q/DQ removed",
     "gained-int8": "Gained INT8",
-    "gained-int8-output": "Writing INT8",
+    "gained-int8-output": "With INT8 output",
     "gained-qdq": "Q/DQ added",
     "residual": "Residual input of another type",
     "weights-scale": "Scales of weights differ",
@@ -37,9 +38,9 @@ _CHANGE_TITLES = {
 }
 _MISMATCH_TITLES = {
     MismatchKind.CONVOLUTION: "Convolutions",
-    MismatchKind.CONVERSION: "Conversions",
+    MismatchKind.CONVERSION: "Q/DQ layers",
     MismatchKind.LAYER: "Engine layers",
-    MismatchKind.TRACE: "Pass lines",
+    MismatchKind.TRACE: "Optimizer lines",
     MismatchKind.COPY: "Slices, concatenations and copies",
     MismatchKind.BUILD: "Build",
 }
@@ -144,10 +145,13 @@ def render_comparison(
 
     ``everything`` lists every node and layer.
     """
+    from qdqtool.comparison.result import ChangeKind
     from qdqtool.comparison.text import summarize
 
     page = TextPage(width, everything)
-    page.fill(summarize(comparison), 0)
+    losses = comparison.count(ChangeKind.LOST_INT8) or (comparison.times_as_long or 1.0) > 1.0
+    style = Style.BAD if losses else Style.GOOD if comparison.changed else Style.BOLD
+    page.fill(f"B against A: {summarize(comparison)}", style=style)
     page.add_gap()
     _add_side(page, "A", comparison.a)
     _add_side(page, "B", comparison.b)
@@ -156,14 +160,14 @@ def render_comparison(
         page.add_gap()
         add_agreement(page, comparison.agreement)
     for note in comparison.notes:
-        page.fill(f"note: {as_options(note)}")
+        page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     listed: set[int] = set()
     for change, title in _CHANGE_TITLES.items():
         # Each node is listed once, under its gravest change.
         nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
         listed.update(map(id, nodes))
         if nodes:
-            page.add_lines("", f"{title} ({len(nodes)})")
+            page.add_heading(f"{title} ({len(nodes)})")
             _add_nodes(page, nodes)
     if comparison.engines is not None:
         page.add_gap()
@@ -195,13 +199,13 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     elif side.int8 is not None:
         output = ""
         if side.int8_to_int8 is not None and side.int8:
-            output = f" ({side.int8_to_int8} writing INT8)"
-        parts.append(f"{side.int8} INT8{output}")
-    if side.conversions is not None:
-        parts.append(format_count(side.conversions, "conversion"))
+            output = f" ({side.int8_to_int8} with INT8 output)"
+        parts.append(f"{side.int8} in INT8{output}")
+    if side.conversions is not None and side.quantized:
+        parts.append(format_count(side.conversions, "Q/DQ layer"))
     if side.ms is not None:
-        source = "" if side.measured else f" on {side.gpu}, estimated"
-        parts.append(f"{side.ms:.3f} ms{source}")
+        source = "" if side.measured else f" on {side.gpu} (estimated)"
+        parts.append(f"{format_ms(side.ms)}{source}")
     target = f", predicted for {side.target}" if side.target else ""
     page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
 
@@ -271,20 +275,26 @@ def _add_pair(page: TextPage, pair: LayerPair, timed: bool) -> None:
 # A prediction and a build -------------------------------------------------------------------------
 
 
+_STATUS = {
+    0: ("PASS", "prediction correct", Style.GOOD),
+    1: ("FAIL", "prediction differs", Style.BAD),
+    2: ("INCOMPLETE", "the build does not show everything", Style.UNCLEAR),
+}
+
+
 def verdict(result: Verification) -> str:
     """Return the agreement in one line."""
     conv, trace, conversions = result.convolutions, result.trace, result.conversions
     listed = result.prediction.convolutions if result.prediction is not None else []
     products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
-    parts = [f"{conv.agree} of {format_layer_counts(conv.total - products, products)} agree"]
+    parts = [f"{conv.agree} of {format_layer_counts(conv.total - products, products)} as predicted"]
     if conv.unknown:
         parts[0] += f", {conv.unknown} unknown"
     if conversions.built is not None and conversions.predicted is not None:
-        parts.append(f"{conversions.predicted} conversions predicted, {conversions.built} built")
+        layers = format_count(conversions.predicted, "Q/DQ layer")
+        parts.append(f"{layers} predicted, {conversions.built} built")
     if trace.built:
-        parts.append(
-            f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)"
-        )
+        parts.append(f"{trace.agree} of {trace.built} optimizer lines")
     mismatch = _describe_time_mismatch(result)
     return "; ".join([*parts, mismatch] if mismatch else parts)
 
@@ -300,63 +310,72 @@ def _describe_time_mismatch(result: Verification) -> str:
     )
 
 
-def render_verification(result: Verification, width: int = 80) -> TextPage:
-    """Return the text of ``verify``: verdict, compared numbers, then each mismatch."""
+def render_verification(
+    result: Verification, width: int = 80, *, allow_partial: bool = False
+) -> TextPage:
+    """Return the text of ``verify``: the build, compared numbers, each mismatch, the verdict."""
+    from qdqtool.verification.api import exit_code
+
     page = TextPage(width)
-    page.fill(verdict(result))
-    _add_build(page, result)
-    layers = result.layers
-    if layers.total:
-        page.fill(
-            f"Engine layers: {layers.agree} of {layers.total} have the predicted name and types."
-        )
-    _add_line_counts(page, "Pass lines", result.trace)
-    _add_line_counts(page, "Slice, concatenation and copy lines", result.copies)
+    outcome, consequence, style = _STATUS[exit_code(result, allow_partial)]
+    page.fill(f"{_describe_build(result)}: {consequence}", style=style)
+    page.add_gap()
+    _add_counts(page, result)
     _add_times(page, result)
     for note in result.notes:
-        page.fill(f"Note: {as_options(note)}.")
+        page.fill(f"note: {as_options(note)}.", style=Style.NOTE)
+    _add_mismatches(page, result)
+    page.add_gap()
+    page.fill(f"{outcome}: {verdict(result)}", style=style)
+    return page
+
+
+def _add_mismatches(page: TextPage, result: Verification) -> None:
     for kind, title in _MISMATCH_TITLES.items():
         mismatches = [m for m in result.mismatches if m.kind == kind]
         if mismatches:
             plural = "es" if len(mismatches) > 1 else ""
-            page.add_lines("", f"{title}: {len(mismatches)} mismatch{plural}")
+            page.add_heading(f"{title}: {len(mismatches)} mismatch{plural}")
         for m in page.iterate_rows(mismatches, _MAX_MISMATCHES, hint=" (all in --format json)"):
             page.fill(m.name, 4, "  ")
             page.fill((f"line {m.line}: " if m.line else "") + m.why, 4, "    ")
     unknown = result.convolutions.unknown_names
     if unknown:
-        page.add_lines("", "Not stated by the build:")
+        page.add_heading("Not stated by the build")
     for name in page.iterate_rows(unknown, _MAX_MISMATCHES, hint=""):
         page.add_lines(f"  {name}")
-    time_mismatch = _describe_time_mismatch(result)
-    if time_mismatch:
-        page.add_heading(
-            f"Time: {time_mismatch} ms, the range of four in five measured times; far outside "
-            "means another GPU or clock (name them with --gpu and --clock), or load."
-        )
-    return page
 
 
-def _add_build(page: TextPage, result: Verification) -> None:
+def _describe_build(result: Verification) -> str:
+    """Return TensorRT's version and the GPU of the build."""
     build, prediction = result.build, result.prediction
-    target = prediction.target if prediction else ""
-    product = "TensorRT-RTX" if target and target_named(target).is_rtx else "TensorRT"
-    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not stated"
-    device = f" on {build.device}" if build.device else ""
-    page.fill(f"Build: {version}{device} ({build.source}); predicted for {target}.")
-    if prediction is not None:
-        page.fill(f"Evidence: {prediction.target_evidence}.")
+    is_rtx = prediction is not None and target_named(prediction.target).is_rtx
+    product = "TensorRT-RTX" if is_rtx else "TensorRT"
+    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product} (unknown version)"
+    return f"{version} on {build.device}" if build.device else version
+
+
+def _add_counts(page: TextPage, result: Verification) -> None:
+    """Add rows with the compared numbers, and with the parts of the build that are missing."""
+    build, prediction = result.build, result.prediction
+    target = target_named(prediction.target).title if prediction else "no target"
+    page.add_row("Compared", f"{build.source} with the prediction for {target}", 19)
     if not result.complete or build.missing:
-        label = "Not in the files given" if result.complete else "Incomplete build"
-        page.fill(f"{label}: {', '.join(build.missing or ['not stated'])}.")
+        label = "Not given" if result.complete else "Incomplete"
+        page.add_row(label, ", ".join(build.missing or ["not stated"]), 19)
+    if result.layers.total:
+        counts = f"{result.layers.agree} of {result.layers.total}"
+        page.add_row("Engine layers", f"{counts} have the predicted name and types", 19)
+    _add_line_counts(page, "Optimizer lines", result.trace)
+    _add_line_counts(page, "Copy lines", result.copies)
 
 
-def _add_line_counts(page: TextPage, title: str, counts: TraceCounts) -> None:
+def _add_line_counts(page: TextPage, label: str, counts: TraceCounts) -> None:
     """Add the number of lines that agree, and of those in the log's order."""
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
-        agreement = f"{counts.agree} of {counts.built} agree ({counts.predicted} predicted)"
-        page.fill(f"{title}: {agreement}{order}.")
+        text = f"{counts.agree} of {counts.built} ({counts.predicted} predicted){order}"
+        page.add_row(label, text, 19)
 
 
 def _add_times(page: TextPage, result: Verification) -> None:
@@ -367,18 +386,21 @@ def _add_times(page: TextPage, result: Verification) -> None:
     outcome = "outside the range, as one in five measured times is"
     if times["within"]:
         outcome = "within the range"
-    page.fill(
-        f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} "
-        f"to {times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured "
-        f"({times['built_from']}): {outcome}."
+    page.add_row(
+        "Time",
+        f"{times['built_ms']:.3f} ms measured ({times['built_from']}), "
+        f"{times['predicted_ms']:.3f} ms estimated for {times['gpu']} (range "
+        f"{times['low_ms']:.3f} to {times['high_ms']:.3f}): {outcome}",
+        19,
     )
+    if not times["within"]:
+        page.add_row("", "Far outside: another GPU or clock (--gpu, --clock), or load", 19)
     layers = times["layers"]
     if layers["compared"]:
-        page.fill(
-            f"{layers['compared']} layers timed: half of them within "
-            f"{layers['median_error']:.0%} of the estimate.",
-            2,
-            "  ",
+        page.add_row(
+            "Times of layers",
+            f"{layers['compared']} compared, half of them within {layers['median_error']:.0%}",
+            19,
         )
     for note in times["notes"]:
         page.fill(f"note: {as_options(note)}", 4, "  ")

@@ -13,7 +13,6 @@ from qdqtool.findings.report import title_of
 from qdqtool.formats import verdicts
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
-from qdqtool.formats.verdicts import Verdict
 from qdqtool.trt.targets import Target, strongly_typed, target_named
 from qdqtool.types import (
     EIGHT_BITS,
@@ -117,26 +116,8 @@ def _add_verdict(
     if times:
         add_speed(page, times)
     elif problem is None:
-        text, style = _quality_verdict(prediction, float_type)
+        text, style = verdicts.quality_verdict(prediction, float_type)
         page.fill(text, 2, "  ", style)
-
-
-def _quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
-    """Return the verdict on a model that TensorRT builds, without times."""
-    counts = prediction.summary()
-    if not (counts["int8"] or counts["fp8"]):
-        subject = "Nothing is quantized" if verdicts.has_no_qdq(prediction) else "Nothing is INT8"
-        layers = verdicts.count_layers(prediction)
-        return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
-    codes = {f.code for f in prediction.findings if f.severity == Severity.WARNING}
-    if not codes:
-        types = " and ".join(t for t in ("INT8", "FP8") if counts[t.lower()])
-        return Verdict(f"TensorRT runs this model in {types} as intended.", Style.GOOD)
-    return Verdict(
-        "TensorRT builds this model, with losses of speed or accuracy "
-        f"({format_count(len(codes), 'kind')} of warnings).",
-        Style.UNCLEAR,
-    )
 
 
 def _add_facts(
@@ -179,8 +160,8 @@ def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate])
     codes = [f.code for f in prediction.findings if f.code in _CONVERSION_CODES]
     if codes == ["INPUT-CONVERSION"]:
         text += ": the network's input"
-    if times and times[0].conversions_ms:
-        text += f" ({format_ms(times[0].conversions_ms)})"
+    if times and prediction.conversions_ms:
+        text += f" ({format_ms(prediction.conversions_ms)})"
     return text
 
 
@@ -445,8 +426,9 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
     """Return the table of known GPUs."""
     page = TextPage(width)
     page.add_lines(
+        f"{'TOPS':>64}{'TFLOPS':>7}",
         f"{'GPU':<27}{'CC':>5}{'SMs':>5}{'MHz':>6}{'GB/s':>7}{'L2 MB':>7}{'INT8':>7}{'FP16':>7}"
-        "  INT8 by"
+        "  INT8 by",
     )
     for gpu in gpus:
         tops = gpu.as_json()["tops"]
@@ -459,8 +441,8 @@ def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
             page.fill(f"{gpu.evidence}: {gpu.source}; {rates}", 4, "    ")
     page.add_gap()
     page.fill(
-        "INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for "
-        "another; --sources shows where each figure comes from.",
+        "Dense, at the boost clock; predict --clock takes another. --sources shows where each "
+        "figure comes from.",
         0,
     )
     return str(page)

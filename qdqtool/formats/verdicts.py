@@ -262,22 +262,51 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     if not chosen:
         return ""
     title, places = codes.get(chosen[0]).title, format_count(errors[chosen[0]], "place")
-    others = f", and {', '.join(chosen[1:])}" if chosen[1:] else ""
+    others = f", {', '.join(chosen[1:])}" if chosen[1:] else ""
     return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}, {places}){others}"
+
+
+def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
+    """Return the verdict on a model that TensorRT builds, without times."""
+    counts = prediction.summary()
+    if not (counts["int8"] or counts["fp8"]):
+        subject = "Nothing is quantized" if has_no_qdq(prediction) else "Nothing is INT8"
+        layers = count_layers(prediction)
+        return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
+    codes = {f.code for f in prediction.findings if f.severity == Severity.WARNING}
+    if not codes:
+        types = " and ".join(t for t in ("INT8", "FP8") if counts[t.lower()])
+        return Verdict(f"TensorRT runs this model in {types} as intended.", Style.GOOD)
+    return Verdict(
+        "TensorRT builds this model, with losses of speed or accuracy "
+        f"({format_count(len(codes), 'kind')} of warnings).",
+        Style.UNCLEAR,
+    )
+
+
+def overall_verdict(prediction: Prediction, time: TimeEstimate | None) -> Verdict:
+    """Return the verdict that matters most: on the build, else the speed, else the findings."""
+    problem = build_verdict(prediction)
+    if problem is not None:
+        return problem
+    if time is not None:
+        return speed_verdict(time)
+    return quality_verdict(prediction, name_float_type(prediction))
 
 
 # Speed --------------------------------------------------------------------------------------------
 
 
 def speed_verdict(time: TimeEstimate) -> Verdict:
-    """Return whether INT8 is faster than FP16 or FP32 on a GPU, and by how much."""
+    """Return whether INT8 or FP8 is faster than FP16 or FP32 on a GPU, and by how much."""
     if not time.gpu.has_int8:
         return Verdict(f"{time.gpu.name} has no INT8: deploy the float model there.", Style.BAD)
-    gain = time.best_range if time.is_float else time.gain_range
+    gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
-        return Verdict("The gain of INT8 is unknown.", Style.UNCLEAR)
-    subject = "INT8 would be" if time.is_float else "INT8 is"
-    return Verdict(f"{subject} {describe_ratio(gain)}.", ratio_style(gain))
+        return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
+    text = describe_ratio(gain)
+    text = f"{gain.quantized} would be {text}" if time.is_float else f"{text[0].upper()}{text[1:]}"
+    return Verdict(f"{text}.", ratio_style(gain))
 
 
 def ratio_style(gain: SpeedGain) -> Style:
@@ -295,7 +324,7 @@ def describe_ratio(gain: SpeedGain) -> str:
     word = "faster" if faster else "slower"
     if gain.is_sure:
         return f"{ratio:.1f}x {word} than {gain.precision} (80 % range {low:.1f}x to {high:.1f}x)"
-    bounds = f"80 % range {gain.low:.1f}x to {gain.high:.1f}x its speed"
+    bounds = f"80 % range {gain.low:.1f}x to {gain.high:.1f}x{'' if faster else ' its speed'}"
     if f"{ratio:.1f}" == "1.0":
         return f"about as fast as {gain.precision} ({bounds})"
     return f"about {ratio:.1f}x {word} than {gain.precision}, too close to call ({bounds})"

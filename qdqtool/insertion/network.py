@@ -12,6 +12,7 @@ from qdqtool.insertion.prepare import MIN_OPSET, note_changes, prepare
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.qdq import is_quantized
+from qdqtool.patterns.fake_quantizers import find_fake_quantizers
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
@@ -110,6 +111,16 @@ def _check_float_model(model: Model) -> None:
             code="already-quantized",
         )
     sparse = {s.values.name for s in model.proto.graph.sparse_initializer}
+    fakes = find_fake_quantizers(model)
+    if fakes:
+        raise ModelError(
+            f"has {len(fakes)} quantizers in another form than Q/DQ ('{fakes[0].name}' first, "
+            f"{fakes[0].form}); more pairs would quantize twice. Run 'qdqtool fix' to rewrite "
+            "them as Q/DQ, or give the float model",
+            path,
+            code="already-quantized",
+            node=fakes[0].name,
+        )
     for output in model.outputs:
         if not any(
             output in m for m in (model.producers, model.initializers, model.inputs, sparse)

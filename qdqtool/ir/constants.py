@@ -147,6 +147,10 @@ class ConstantEvaluator:
                 self._cache.update(outputs)
         return values.get(tensor)
 
+    def find_nodes(self, tensor: str) -> list[Node]:
+        """Return the nodes that compute a constant, in topological order; empty for others."""
+        return self._find_nodes(tensor, {}) or []
+
     def _find_nodes(self, tensor: str, values: dict[str, _Array]) -> list[Node] | None:
         """Return the nodes to evaluate for a tensor, in topological order.
 
@@ -292,8 +296,8 @@ def fold_constants(model: Model) -> Model:
     The builder computes such values (ConstantOfShape, Expand and arithmetic of constants, also of
     static shapes) when it builds the engine. Three kinds remain as they are: INT64 and INT32, which
     are shapes and indices; data that is only cast or reshaped, which passes of the optimizer fold;
-    and what a Q or DQ reads or writes, because TensorRT wants a stored constant there and findings
-    name those that are not.
+    and data that a Q or DQ reads or writes, because TensorRT wants a stored constant there and
+    findings name those that are not. Scales and zero points are folded.
 
     Args:
         model: The model. It is not changed.
@@ -321,12 +325,32 @@ def _find_foldable(model: Model) -> list[str]:
     return [
         tensor
         for tensor, is_generated in computed.items()
-        if is_generated
-        and model.elem_type(tensor) in (*FLOATS, TensorProto.INT8, TensorProto.UINT8)
+        if model.elem_type(tensor) in (*FLOATS, TensorProto.INT8, TensorProto.UINT8)
         and any(consumer.index not in nodes for consumer in model.consumers(tensor))
-        and not any(map(is_qdq, model.consumers(tensor)))
+        and _is_foldable(model, tensor, is_generated)
         and not model.is_output(tensor)
     ]
+
+
+def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
+    """Return whether a tensor is a parameter of quantizers, or generated and not quantized."""
+    quantizers = [node for node in model.consumers(tensor) if is_qdq(node)]
+    if not quantizers:
+        return is_generated
+    return all(node.input(0) != tensor for node in quantizers)
+
+
+def find_computed_parameters(model: Model) -> dict[str, list[Node]]:
+    """Return the quantizers that read each scale or zero point that constants compute."""
+    parameters: dict[str, list[Node]] = {}
+    for node in model.nodes:
+        for tensor in node.inputs[1:3] if is_qdq(node) else ():
+            if tensor and not model.is_constant(tensor):
+                parameters.setdefault(tensor, []).append(node)
+    if not parameters:
+        return {}
+    evaluator = ConstantEvaluator(model)
+    return {t: nodes for t, nodes in parameters.items() if evaluator.evaluate(t) is not None}
 
 
 def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:

@@ -57,6 +57,7 @@ _PRECISIONS: dict[int, Precision] = {
     onnx.TensorProto.FLOAT16: Precision.FP16,
     onnx.TensorProto.BFLOAT16: Precision.BF16,
 }
+_MAX_CHAIN = 20  # nodes between a stored constant and the quantizer that reads it
 _STORED_TYPES = (
     onnx.TensorProto.INT8,
     onnx.TensorProto.INT4,
@@ -342,6 +343,25 @@ def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
         if node.index in misreading:
             pairs.extend((node, t) for t in dict.fromkeys(node.inputs) if t in constants)
     yield from reversed(pairs)
+
+
+def find_parameter_consumer(model: Model, node: Node) -> tuple[Node, bool] | None:
+    """Return the Q or DQ whose scale or zero point depends on a node.
+
+    Returns:
+        The quantizer, and whether all nodes up to it are Identities; None if there is none.
+    """
+    is_identity = True
+    for _ in range(_MAX_CHAIN):
+        is_identity = is_identity and node.op == "Identity"
+        tensor = node.output
+        consumers = model.consumers(tensor)
+        if not consumers:
+            return None
+        node = consumers[0]
+        if is_qdq(node):
+            return (node, is_identity) if tensor != node.input(0) else None
+    return None
 
 
 def _find_stored_constants(model: Model) -> set[str]:

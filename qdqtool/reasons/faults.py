@@ -438,15 +438,55 @@ class OperatorsOnWeights(Refusal):
 
 
 class MisreadConstant(Refusal):
-    """A node other than a DQ reads stored integers."""
+    """A node other than a DQ reads stored integers.
+
+    Attributes:
+        op: Operator of the node.
+        tensor: The integers.
+        quantizer: Quantizer whose zero point the node computes; empty for other nodes.
+    """
 
     rules = (fixable("WEIGHT-INDIRECT"),)
 
     op: str
     tensor: str
+    quantizer: str
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        if not self.quantizer:
+            return f"{self.node} ({self.op}) reads the stored integers '{self.tensor}'.", ""
+        return (
+            f"{self.node} ({self.op}) is between the stored zero point '{self.tensor}' and "
+            f"{self.quantizer}.",
+            "Fold the node, so that the zero point is a stored constant.",
+        )
+
+
+class ParameterIndirect(Refusal):
+    """A scale or zero point that operators compute from constants.
+
+    Attributes:
+        parameter: ``scale`` or ``zero point``.
+        tensor: The parameter.
+        op: Operator that computes it.
+        producer: Node with that operator.
+        more: Number of further quantizers that read it.
+    """
+
+    rules = (fixable("SCALE-INDIRECT"),)
+
+    parameter: str
+    tensor: str
+    op: str
+    producer: str
+    more: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} ({self.op}) reads the stored integers '{self.tensor}'."
+        more = f" (and of {self.more} more)" if self.more else ""
+        return (
+            f"the {self.parameter} '{self.tensor}' of {self.node}{more} is not stored: "
+            f"{self.producer} ({self.op}) computes it from constants."
+        )
 
 
 class WeightsStored(Refusal):
@@ -829,6 +869,99 @@ class IntegerOperator(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"{self.node} is a {self.op}: TensorRT cannot import it."
+
+
+_FORMS = {  # operators of each form of simulated quantizers, and how to export Q/DQ instead
+    "decomposed": (
+        "arithmetic (Mul, Round, Clip, Mul) in place of Q/DQ, which TensorRT computes in float",
+        "Export with torch.onnx.export(..., dynamo=False), which writes Q/DQ for fake quantizers",
+    ),
+    "QONNX": (
+        "Quant operators of QONNX, at which TensorRT's parser stops",
+        "Export with brevitas.export.export_onnx_qcdq, which writes Q/DQ",
+    ),
+    "OpenVINO": (
+        "FakeQuantize operators of OpenVINO, at which TensorRT's parser stops",
+        "Export from NNCF with the option export_to_onnx_standard_ops, which writes Q/DQ",
+    ),
+    "AIMET": (
+        "QcQuantizeOp operators of AIMET, at which TensorRT's parser stops",
+        "Export with aimet_torch.onnx.export (aimet_onnx: sim.to_onnx_qdq()), which writes Q/DQ, "
+        "or insert Q/DQ in the exported float model with AIMET's encodings (`calib_table`)",
+    ),
+    "ATen": (
+        "fake_quantize operators of ATen, at which TensorRT's parser stops",
+        "Export without the fallback to ATen (operator_export_type=OperatorExportTypes.ONNX), with "
+        "opset 13 or later and dynamo=False",
+    ),
+    "PT2E": (
+        "operators of torch's quantized_decomposed, at which TensorRT's parser stops",
+        "Export the fake-quantized model (before convert_pt2e) with dynamo=False, or quantize the "
+        "float model with ModelOpt or insert",
+    ),
+    "MQBench": (
+        "fake quantizers of MQBench, at which TensorRT's parser stops",
+        "Export with MQBench's ONNX_QNN or TensorRT backend, which writes Q/DQ or ranges",
+    ),
+}
+
+
+class FakeQuantizers(Refusal):
+    """Simulated quantizers that are not Q and DQ; the node is the first one.
+
+    Attributes:
+        form: Tool or exporter that writes them.
+        count: Number of them.
+        exact: Number of them that Q and DQ express.
+        problem: Reason why the first of the others cannot be written as Q and DQ.
+        other: Name of that one.
+    """
+
+    rules = (fixable("FAKE-QUANT", lambda r: r.exact), FindingRule("FAKE-QUANT"))
+
+    form: str
+    count: int
+    exact: int
+    problem: str
+    other: str
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text, export = _FORMS[self.form]
+        message = f"{format_count(self.count, 'quantizer')} ({self.node} first) are {text}."
+        if self.count == 1:
+            message = f"{self.node} is a quantizer in the form of {text}."
+        if self.problem:
+            message += (
+                f" {format_count(self.count - self.exact, 'quantizer')} cannot be written as Q/DQ "
+                f"({self.other}: {self.problem})."
+            )
+        rewrite = ""
+        if self.exact:
+            share = "them" if self.exact == self.count else f"{self.exact} of them"
+            rewrite = f", or let fix rewrite {share} as Q/DQ"
+        return message, f"{export}{rewrite}. Do not insert Q/DQ next to them."
+
+
+class AtenNodes(Refusal):
+    """Operators of ATen that are no quantizers; the node is the first one.
+
+    Attributes:
+        operator: Operator of the first one.
+        more: Number of further ones.
+    """
+
+    rules = (FindingRule("ATEN-FALLBACK"),)
+
+    operator: str
+    more: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        more = f" (and {format_count(self.more, 'more node')})" if self.more else ""
+        return (
+            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found no "
+            "ONNX operator and fell back. TensorRT's parser stops at it, and the prediction does "
+            "not see the convolutions inside."
+        )
 
 
 class LocalFunctions(Refusal):

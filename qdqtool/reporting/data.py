@@ -393,7 +393,6 @@ class EngineTime:
     high: float
     conversions: float
     notes: list[str]
-    decision: list[str]
 
 
 @dataclass(slots=True)
@@ -408,6 +407,9 @@ class ModelContents:
     target: str  # as the user named it
     rules: str  # the name of the target that answers for it
     proof: str
+    headline: str
+    tone: str  # of the headline: good, unclear or bad
+    rejected: bool  # TensorRT does not build it: its times mean nothing
     verdict: str
     counts: dict[str, int | None]
     remarks: list[str]

@@ -14,7 +14,12 @@ import numpy.typing as npt
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build
 from qdqtool.findings.report import title_of
-from qdqtool.formats.verdicts import remarks, verdict
+from qdqtool.formats.verdicts import (
+    describe_rejection,
+    overall_verdict,
+    remarks,
+    verdict,
+)
 from qdqtool.ir.graph import Model
 from qdqtool.ir.graph import Node as OnnxNode
 from qdqtool.ir.modelfile import ModelSource, load
@@ -84,6 +89,7 @@ class ModelCollector:
         self.subject = subject
         prediction = subject.prediction
         info = prediction.model
+        headline = overall_verdict(prediction, subject.time)
         self.model = data.ModelContents(
             label=label,
             path=display_name(info.path),
@@ -93,6 +99,9 @@ class ModelCollector:
             target=subject.target.display_name,
             rules=prediction.target,
             proof=prediction.target_evidence,
+            headline=headline.text,
+            tone=headline.style.name.lower(),
+            rejected=bool(describe_rejection(prediction)),
             verdict=verdict(prediction),
             counts=prediction.summary(),
             remarks=[display_message(line) for line in remarks(prediction)],

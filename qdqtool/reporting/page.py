@@ -31,7 +31,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.formats import time_text
 from qdqtool.reporting import data
 from qdqtool.util.json_text import json_text
-from qdqtool.util.text import as_line, escape_hidden, format_count
+from qdqtool.util.text import as_line, drop_repeated_sentences, escape_hidden, format_count
 
 SCRIPTS = (
     "dom.js",
@@ -239,4 +239,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "number": format_number,
     "sort_key": sort_key,
     "plural": format_count,
+    "unrepeated": drop_repeated_sentences,
 }

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.build_text import verdict
 from qdqtool.formats.output import as_options
-from qdqtool.formats.time_text import describe_times
-from qdqtool.formats.verdicts import speed_verdict
 from qdqtool.insertion.number_formats import LEVELS
 from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.ir.graph import Model, Node
@@ -499,9 +497,8 @@ def collect_time(subject: ReportSubject) -> data.EngineTime | None:
         total=time.total_ms,
         low=time.low_ms,
         high=time.high_ms,
-        conversions=time.conversions_ms,
+        conversions=subject.prediction.conversions_ms or 0.0,
         notes=[as_options(note) for note in time.notes],
-        decision=[speed_verdict(time).text, f"{describe_times(time)}."],
     )
 
 

@@ -246,10 +246,21 @@ def weights_axis(
     )
 
 
-def misread_constants(by: str, model: Model) -> Iterator[faults.MisreadConstant]:
-    """Yield a fault for each node other than a DQ that reads stored integers."""
+def misread_constants(
+    by: str, model: Model, folds_identities: bool = False
+) -> Iterator[faults.MisreadConstant]:
+    """Yield a fault for each node other than a DQ that reads stored integers.
+
+    Args:
+        by: Pass or check that asks.
+        model: The model.
+        folds_identities: Whether the target accepts Identities before a zero point.
+    """
     for node, tensor in qdq.find_misread_constants(model):
-        yield faults.MisreadConstant(by, node.name, node.op, tensor)
+        quantizer, is_identity = qdq.find_parameter_consumer(model, node) or (None, False)
+        if not (is_identity and folds_identities):
+            name = "" if quantizer is None else quantizer.name
+            yield faults.MisreadConstant(by, node.name, node.op, tensor, name)
 
 
 def bias_quantized(

@@ -163,6 +163,15 @@ class Target:
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
+    def folds_identities(self) -> bool:
+        """Whether a zero point may come out of an Identity.
+
+        TensorRT-RTX 1.7 builds it, and refuses other operators there. 8.x refused it
+        (NVIDIA-AI-IOT/Lidar_AI_Solution issue 127).
+        """
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
     def _parser_version(self) -> tuple[int, ...]:
         """The version that a user named, whose parser may be newer than the rules."""
         return version_numbers(self.requested_version) or self.version

@@ -9,6 +9,7 @@ from qdqtool.findings import codes
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
 from qdqtool.verification.local_build import build_model
+from tests.fixing.test_quantizers import CHAINS, network
 
 pytestmark = pytest.mark.skipif(
     not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
@@ -47,6 +48,16 @@ def scale_of_shape_1(g):
 
 def bare_weights(g):
     return g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float")
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("role", ["scale", "zero", "integers"])
+def test_constants_behind_nodes_are_refused_as_predicted(tmp_path, role, chain):
+    onnx.save(network(role, chain), tmp_path / "m.onnx")
+    build = build_model(tmp_path / "m.onnx", timeout=120)
+    predicted = predict(tmp_path / "m.onnx", "rtx1.7")
+    is_refused = any(f.severity == "error" for f in predicted.findings)
+    assert (build.status == "refused") == is_refused
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.ir.constants import ConstantEvaluator, fold_constants
+from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters, fold_constants
 from qdqtool.ir.graph import Model
 from tests.insertion.nets import Net
 
@@ -156,12 +156,19 @@ def test_large_constant_has_shape_without_data(net: Net) -> None:
     assert folded.constant(weights) is None
 
 
-def test_computed_scale_remains_for_the_findings(net: Net) -> None:
+def test_computed_scale_is_folded(net: Net) -> None:
     scale, zero = filled(net, "s", [1]), net.const("z", 0, np.int8)
     q = net.op("QuantizeLinear", "q", "x", scale, zero)
     net.output(net.op("DequantizeLinear", "dq", q, scale, zero))
     model = net.index()
-    assert fold_constants(model) is model
+    assert [node.op for node in fold_constants(model).nodes] == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+    ]
+    consumers = find_computed_parameters(model)
+    assert {t: [n.op for n in nodes] for t, nodes in consumers.items()} == {
+        scale: ["QuantizeLinear", "DequantizeLinear"]
+    }
 
 
 def test_moved_weights_remain_for_the_passes(net: Net) -> None:

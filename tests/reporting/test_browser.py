@@ -119,6 +119,7 @@ def test_search_highlights_and_selects_matches(chromium: Page, large: Path) -> N
     assert "/model.9/cv1/conv/Conv" in details(chromium)
     type_into(chromium, "search", "no such node anywhere")
     assert chromium.run("return document.getElementById('search-count').textContent") == "0 found"
+    assert chromium.run("return document.querySelectorAll('.searching').length") == 0  # no dimming
     press(chromium, "search", "Escape")
     assert chromium.run("return document.querySelectorAll('.searching').length") == 0
 
@@ -325,6 +326,9 @@ def test_page_fits_window_and_is_readable(
 ) -> None:
     chromium.size(width, dark=dark)
     chromium.open(full, "#node-0")
+    lines = """const headline = document.querySelector('.verdict');
+        return headline.offsetHeight / parseFloat(getComputedStyle(headline).lineHeight);"""
+    assert chromium.run(lines) < 2.5
     chromium.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     chromium.run(
         "document.querySelectorAll('main > section').forEach((one) => "

@@ -315,7 +315,7 @@ def test_build_times_come_before_estimates(
     if gpu is not None:  # verify and report subtract what profiling adds
         times = qdqtool.verify(files.model, layers, profile, gpu=gpu).times
         assert times is not None and times["built_ms"] == page.agreement.measured_ms < total
-        assert page.model.time is not None and "FP16" in page.model.time.decision[0]
+        assert page.model.time is not None and "FP16" in page.model.headline
     html = render_page(page)
     text = re.sub(r"<[^>]+>", " ", html)
     assert "Time, measured" in text and "Time, estimated" not in text

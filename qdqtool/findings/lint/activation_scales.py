@@ -42,11 +42,11 @@ _MAX_LISTED = 5
 _MAX_FACTOR_SPREAD = 1.4  # other images change ranges by this factor
 _MIN_AGREEING_SHARE = 0.8  # share of the quantizers that agree on the common factor
 _MIN_QUANTIZERS = 3
-_MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales.md has measured ratios
+_MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales-results.md has measured ratios
 # Standard deviations from the mean to each end of a channel's range, for some thousand values.
 _CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # fewer values do not show the range of a channel
-_MAX_GAIN_RATIO = 25.0  # as above from gains alone; at most 17 in trained networks (docs/scales.md)
+_MAX_GAIN_RATIO = 25.0  # as above from gains alone; at most 17 in trained networks
 # A sixth of a normal distribution is at least 0.967 standard deviations below its median.
 _LOWER_QUANTILE = 1 / 6
 _LOWER_DEVIATIONS = 0.967

@@ -8,10 +8,17 @@ import onnx
 from qdqtool.findings.lint import fp8
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
-from qdqtool.ir.graph import Node
+from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
 from qdqtool.ir.qdq import is_dq
 from qdqtool.ir.sizes import contraction
+from qdqtool.patterns.fake_quantizers import (
+    ATEN,
+    FakeQuantizer,
+    QuantizerForm,
+    find_aten_nodes,
+    find_fake_quantizers,
+)
 from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
@@ -48,10 +55,49 @@ def run(view: View, report: FindingReport) -> None:
             _check_operator(view, report, node)
     if other_types:
         _report_other_types(view, report, other_types)
-    for op, nodes in unknown.items():
-        report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
-    if not other_types:
+    _report_unknown(view, report, unknown)
+    if not other_types and not any(f.code == "FAKE-QUANT" for f in report.findings):
         _check_any_quantizer(view, report)
+
+
+def _report_unknown(
+    view: View, report: FindingReport, unknown: Mapping[str, Sequence[Node]]
+) -> None:
+    """Report unknown operators by type: those of ATen as a fallback of the exporter."""
+    fakes = {n.index for fake in find_fake_quantizers(view.model) for n in fake.nodes}
+    aten = find_aten_nodes(view.model)
+    if aten:
+        operator = str(aten[0].attributes.get("operator", aten[0].op))
+        report.add(faults.AtenNodes(CHECK, aten[0].name, operator, len(aten) - 1))
+    for op, group in unknown.items():
+        nodes = [n for n in group if n.index not in fakes and n.domain != ATEN]
+        if nodes:
+            report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
+
+
+def report_fake_quantizers(model: Model, report: FindingReport) -> None:
+    """Report simulated quantizers by form.
+
+    Args:
+        model: The model, with its constants unfolded: they may be quantized as well.
+        report: Receives the findings.
+    """
+    groups: dict[QuantizerForm, list[FakeQuantizer]] = defaultdict(list)
+    for fake in find_fake_quantizers(model):
+        groups[fake.form].append(fake)
+    for form, fakes in groups.items():
+        others = [fake for fake in fakes if fake.problem]
+        fault = faults.FakeQuantizers(
+            CHECK,
+            fakes[0].name,
+            form.value,
+            len(fakes),
+            len(fakes) - len(others),
+            others[0].problem if others else "",
+            others[0].name if others else "",
+        )
+        is_fatal = form != QuantizerForm.DECOMPOSED
+        report.add(fault, fatal=is_fatal, automatic=fault.exact > 0)
 
 
 def check_functions(view: View, report: FindingReport) -> None:

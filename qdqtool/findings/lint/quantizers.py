@@ -7,7 +7,8 @@ import onnx
 
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
-from qdqtool.ir.graph import Node
+from qdqtool.ir.constants import find_computed_parameters
+from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import ParameterValues, QuantParams
 from qdqtool.patterns.view import View
 from qdqtool.reasons import faults
@@ -55,6 +56,42 @@ def run(view: View, report: FindingReport) -> None:
             report.add(fault, convolutions=view.consuming_convolutions(node))
         if shared is not None and not any(faults_of_node):
             clean.add(shared)
+
+
+def check_parameters(model: Model, view: View, report: FindingReport) -> None:
+    """Add findings about scales and zero points that constants compute.
+
+    Args:
+        model: The model.
+        view: The model with folded constants.
+        report: Receives the findings.
+    """
+    folds = report.tensorrt.folds_identities
+    misread = list(fault_checks.misread_constants(CHECK, model, folds))
+    for fault in misread:
+        if fault.quantizer:
+            report.add(fault, convolutions=_consumers_of(view, fault.quantizer))
+    reported = {fault.quantizer for fault in misread}
+    for tensor, nodes in find_computed_parameters(model).items():
+        is_scale = tensor == nodes[0].input(1)
+        producer = model.producer(tensor)
+        if producer is None or (not is_scale and nodes[0].name in reported):
+            continue
+        indirect = faults.ParameterIndirect(
+            CHECK,
+            nodes[0].name,
+            "scale" if is_scale else "zero point",
+            tensor,
+            producer.op,
+            producer.name,
+            len({node.name for node in nodes}) - 1,
+        )
+        affected = [c for node in nodes for c in _consumers_of(view, node.name)]
+        report.add(indirect, convolutions=affected)
+
+
+def _consumers_of(view: View, quantizer: str) -> list[str]:
+    return view.consuming_convolutions(view.model.node(quantizer))
 
 
 def _repeats_its_quantizer(view: View, node: Node) -> bool:

@@ -78,8 +78,7 @@ function follow() {
   }
   const finding = /^#finding-\d+$/.test(location.hash) && document.querySelector(location.hash);
   if (finding) {
-    const group = finding.closest('details');
-    if (group) group.open = true;
+    for (let group = finding.closest('details'); group; group = group.parentElement.closest('details')) group.open = true;
     finding.scrollIntoView({ block: 'center' });
     finding.classList.add('flash');
     setTimeout(() => finding.classList.remove('flash'), 1600);

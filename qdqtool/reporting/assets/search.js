@@ -28,7 +28,7 @@ class Search {
       });
     }
     this.count.textContent = words.length ? `${this.found.length} found` : '';
-    this.light(words.length > 0);
+    this.light();
     this.list.replaceChildren(...this.found.slice(0, 40).map((number, at) => el('li', {
       role: 'option', id: `found-${at}`, 'aria-selected': 'false',
       onpointerdown: (event) => { event.preventDefault(); this.take(at); },
@@ -36,9 +36,9 @@ class Search {
     this.open(this.found.length > 0);
   }
 
-  light(on = this.input.value.trim() !== '') {
+  light() {  // without a match nothing is dimmed
     const view = this.views.find((one) => one.side === 'after');
-    view.highlight(on ? this.found.map((number) => view.boxOf(number, models.after.nodes[number].layer)) : null);
+    view.highlight(this.found.length ? this.found.map((number) => view.boxOf(number, models.after.nodes[number].layer)) : null);
   }
 
   open(on) {

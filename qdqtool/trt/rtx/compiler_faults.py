@@ -213,7 +213,7 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
                 if test(node, states.types.get(node.input(0), 0))
             )
         yield from _check_node(states, node)
-    yield from fault_checks.misread_constants(COMPILER, model)
+    yield from fault_checks.misread_constants(COMPILER, model, folds_identities=True)
     yield from _check_hardware(model, capabilities)
 
 

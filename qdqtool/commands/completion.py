@@ -1,0 +1,57 @@
+"""Shell completion of GPUs, targets, codes of findings and build methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _complete(list_words: Callable[[], Iterable[str]]) -> Completer:
+    """Return a completer of words, in any case. The words are listed only while completing."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        start = incomplete.lower()
+        return [CompletionItem(word) for word in list_words() if word.lower().startswith(start)]
+
+    return complete
+
+
+def _list_gpus() -> Iterable[str]:
+    from qdqtool.timing.gpus import all_gpus
+
+    return [gpu.name.lower().replace(" ", "-") for gpu in all_gpus()]  # one word in each shell
+
+
+def _list_targets() -> Iterable[str]:
+    from qdqtool.trt.targets import TARGETS
+
+    return TARGETS
+
+
+def _list_codes() -> Iterable[str]:
+    from qdqtool.findings.codes import CODES
+
+    return CODES
+
+
+def _list_fail_codes() -> Iterable[str]:
+    return ["error", "warning", *_list_codes()]
+
+
+def _list_build_methods() -> Iterable[str]:
+    from qdqtool.findings.ways import BUILD_METHODS
+
+    return BUILD_METHODS
+
+
+complete_gpus = _complete(_list_gpus)
+complete_targets = _complete(_list_targets)
+complete_codes = _complete(_list_codes)
+complete_fail_codes = _complete(_list_fail_codes)
+complete_build_methods = _complete(_list_build_methods)

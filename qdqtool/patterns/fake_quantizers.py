@@ -1,0 +1,438 @@
+"""Simulated quantizers other than QuantizeLinear and DequantizeLinear.
+
+Exporters write them if they decompose a fake quantizer into arithmetic (torch's dynamo exporter),
+fall back to operators of ATen, or have operators of their own (QONNX, OpenVINO, AIMET, MQBench).
+TensorRT computes the arithmetic in float, and its parser stops at the other operators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqtool.ir import qdq
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.proto.subgraphs import DOMAINS, with_subgraph_nodes
+from qdqtool.util.records import record
+
+_FloatArray = npt.NDArray[np.float64]
+ATEN = "org.pytorch.aten"
+_MAX_STEPS = 8  # nodes before and after a Round
+_TOLERANCE = 1e-4  # of the product of the scales before and after a Round, which is 1
+_BITS = 8
+_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+_MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
+_RANGES = {  # quantized type of the bounds of a Clip
+    (-128, 127): np.int8,
+    (-127, 127): np.int8,
+    (0, 255): np.uint8,
+}
+
+
+class QuantizerForm(StrEnum):
+    """Tool or exporter that writes a form of simulated quantizers."""
+
+    DECOMPOSED = "decomposed"
+    QONNX = "QONNX"
+    OPENVINO = "OpenVINO"
+    AIMET = "AIMET"
+    ATEN = "ATen"
+    PT2E = "PT2E"
+    MQBENCH = "MQBench"
+
+
+@record
+class FakeQuantizer:
+    """A simulated quantizer.
+
+    Attributes:
+        form: Its form.
+        nodes: Its nodes, the last one last.
+        source: Tensor that it quantizes.
+        scale: Flat scales; None if it cannot be written as Q and DQ.
+        zero_point: Zero points of the quantized type, as many as scales.
+        axis: Channel axis; None for one scale.
+        problem: Reason why it cannot be written as Q and DQ; empty if it can.
+        is_narrow: Whether its integers end at -127. Those of Q end at -128, so that values of data
+            below -127.5 steps differ by a step.
+    """
+
+    form: QuantizerForm
+    nodes: tuple[Node, ...]
+    source: str
+    scale: _FloatArray | None = None
+    zero_point: npt.NDArray[np.integer] | None = None
+    axis: int | None = None
+    problem: str = ""
+    is_narrow: bool = False
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    @property
+    def output(self) -> str:
+        """The quantized tensor."""
+        return self.nodes[-1].output
+
+    @property
+    def name(self) -> str:
+        """Name of its first node."""
+        return self.nodes[0].name
+
+
+def find_fake_quantizers(model: Model) -> list[FakeQuantizer]:
+    """Return the simulated quantizers of a model, cached until it is edited."""
+    cache: dict[str, list[FakeQuantizer]] = model.cache.setdefault("fake quantizers", {})
+    if not cache:
+        cache["all"] = list(_QuantizerFinder(model).find())
+    return cache["all"]
+
+
+def find_aten_nodes(model: Model) -> list[Node]:
+    """Return the nodes of ATen that are no quantizers."""
+    nodes = [node for node in model.nodes if node.domain == ATEN]
+    quantizers = (
+        {n.index for fake in find_fake_quantizers(model) for n in fake.nodes} if nodes else set()
+    )
+    return [node for node in nodes if node.index not in quantizers]
+
+
+class _QuantizerFinder:
+    """Finds the simulated quantizers of one model."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.constants = ConstantEvaluator(model)
+
+    def find(self) -> Iterator[FakeQuantizer]:
+        """Yield the quantizers in graph order."""
+        for node in self.model.nodes:
+            if node.domain in DOMAINS and node.op == "Round":
+                fake = _RoundChain(self, node).read()
+            elif node.domain in DOMAINS and onnx.defs.has(node.op):
+                continue
+            else:
+                fake = self._read_operator(node)
+            if fake is not None:
+                yield fake
+
+    def _read_operator(self, node: Node) -> FakeQuantizer | None:
+        operator = str(node.attributes.get("operator", "")) if node.domain == ATEN else ""
+        if node.domain in _QONNX_DOMAINS:
+            return self._read_qonnx(node)
+        if node.op == "FakeQuantize":
+            return self._read_openvino(node)
+        if node.op == "QcQuantizeOp":
+            problem = "the file does not contain its scales, which AIMET keeps in encodings"
+            return FakeQuantizer(QuantizerForm.AIMET, (node,), node.input(0), problem=problem)
+        if operator.startswith("fake_quantize") or node.op.startswith("fake_quantize"):
+            return self._read_affine(QuantizerForm.ATEN, node)
+        if _MQBENCH.fullmatch(node.op):
+            return self._read_affine(QuantizerForm.MQBENCH, node)
+        if node.op.startswith("quantize_per_"):
+            return self._read_pt2e(node)
+        return None
+
+    def value(self, tensor: str) -> _FloatArray | None:
+        """Return a constant as float64, None for other tensors."""
+        value = self.constants.evaluate(tensor) if tensor else None
+        if value is None or not np.issubdtype(np.asarray(value).dtype, np.number):
+            return None
+        return np.asarray(value, np.float64)
+
+    def build(
+        self,
+        form: QuantizerForm,
+        nodes: tuple[Node, ...],
+        source: str,
+        scale: _FloatArray | None,
+        zero_point: _FloatArray | None,
+        bounds: tuple[float, float] | None,
+    ) -> FakeQuantizer:
+        """Return a quantizer, with the reason if it cannot be written as Q and DQ.
+
+        Args:
+            form: Its form.
+            nodes: Its nodes.
+            source: Tensor that it quantizes.
+            scale: Scales that broadcast with the tensor; None if they are not constant.
+            zero_point: Zero points; None if they are not constant.
+            bounds: Smallest and largest integer; None if they are unknown.
+        """
+
+        def refuse(problem: str) -> FakeQuantizer:
+            return FakeQuantizer(form, nodes, source, problem=problem)
+
+        if scale is None or zero_point is None or bounds is None:
+            return refuse("its scale or range is not constant")
+        dtype = _RANGES.get((int(bounds[0]), int(bounds[1]))) if np.isfinite(bounds).all() else None
+        if dtype is None:
+            low, high = bounds
+            return refuse(f"its integers are {low:g} to {high:g}, and not 8-bit")
+        if not np.array_equal(zero_point, np.rint(zero_point)):
+            return refuse("its zero point is not an integer")
+        axis = self._find_axis(source, scale)
+        if scale.size > 1 and axis is None:
+            return refuse(f"its scale of shape {list(scale.shape)} is not one for each channel")
+        zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
+        if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT):
+            return refuse("its input is not float32")
+        is_narrow = bounds[0] == -127 and not self.model.is_constant(source)
+        return FakeQuantizer(
+            form, nodes, source, scale.reshape(-1), zeros, axis, is_narrow=is_narrow
+        )
+
+    def _find_axis(self, source: str, scale: _FloatArray) -> int | None:
+        """Return the axis of a tensor along which scales differ; None if there is no single one."""
+        shape = self.model.shape(source)
+        axes = [axis for axis, size in enumerate(scale.shape) if size > 1]
+        if len(axes) != 1 or shape is None or scale.ndim > len(shape):
+            return None
+        return len(shape) - scale.ndim + axes[0]
+
+    # Operators of other tools ------------------------------------------------------------------
+
+    def _read_qonnx(self, node: Node) -> FakeQuantizer | None:
+        if node.op not in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant"):
+            return None
+        form, nodes, source = QuantizerForm.QONNX, (node,), node.input(0)
+        if node.op not in ("Quant", "IntQuant"):
+            problem = f"a {node.op} has no 8-bit integers"
+            return FakeQuantizer(form, nodes, source, problem=problem)
+        rounding = str(node.attributes.get("rounding_mode", "ROUND")).upper()
+        if rounding not in ("ROUND", "HALF_EVEN"):
+            problem = f"it rounds by {rounding}, QuantizeLinear to the nearest even integer"
+            return FakeQuantizer(form, nodes, source, problem=problem)
+        bits = self.value(node.input(3))
+        scale, zero = self.value(node.input(1)), self.value(node.input(2))
+        if bits is None or bits.size != 1 or float(bits.reshape(-1)[0]) != _BITS:
+            text = "unknown" if bits is None else ", ".join(f"{b:g}" for b in bits.reshape(-1)[:3])
+            return FakeQuantizer(form, nodes, source, problem=f"it has {text} bits, and not 8")
+        low, high = (-128, 127) if node.integer("signed", 1) else (0, 255)
+        low += node.integer("narrow", 0) if low else 0
+        return self.build(form, nodes, source, scale, zero, (low, high))
+
+    def _read_openvino(self, node: Node) -> FakeQuantizer:
+        form, nodes, source = QuantizerForm.OPENVINO, (node,), node.input(0)
+        values = [self.value(node.input(position)) for position in range(1, 5)]
+        low, high, out_low, out_high = values
+        if low is None or high is None or out_low is None or out_high is None:
+            return self.build(form, nodes, source, None, None, None)
+        if not (np.allclose(low, out_low) and np.allclose(high, out_high)):
+            problem = "its input and output ranges differ"
+            return FakeQuantizer(form, nodes, source, problem=problem)
+        levels = node.integer("levels", 256)
+        scale = np.asarray((high - low) / max(levels - 1, 1), np.float64)
+        with np.errstate(all="ignore"):
+            first = np.rint(low / scale)  # integer of the smallest value, with zero point 0
+        is_signed = bool(np.any(first < 0))
+        bounds = (-128.0 if levels == 256 else -127.0, 127.0) if is_signed else (0.0, 255.0)
+        if levels not in (255, 256) or (levels == 255 and not is_signed):
+            return self.build(form, nodes, source, scale, first, (0.0, levels - 1.0))
+        zero = bounds[0] - first
+        return self.build(form, nodes, source, scale, np.asarray(zero, np.float64), bounds)
+
+    def _read_affine(self, form: QuantizerForm, node: Node) -> FakeQuantizer:
+        """Read an operator of data, scale, zero point and bounds, with or without an axis."""
+        source = node.input(0)
+        values = [self.value(tensor) for tensor in node.inputs[1:]]
+        scale, zero = (*values, None, None)[:2]
+        rest = [value.item() for value in values[2:] if value is not None and value.size == 1]
+        names = ("quant_min", "quant_max")
+        if all(name in node.attributes for name in names):
+            rest = [float(node.attributes[name]) for name in names]
+        bounds = (rest[-2], rest[-1]) if len(rest) >= 2 else None
+        axis = int(rest[0]) if len(rest) == 3 else node.integer("axis", 0)
+        return self.build(form, (node,), source, self._spread(source, scale, axis), zero, bounds)
+
+    def _spread(self, source: str, scale: _FloatArray | None, axis: int) -> _FloatArray | None:
+        """Return scales of an axis in a shape that broadcasts with the tensor."""
+        shape = self.model.shape(source)
+        if scale is None or scale.size == 1 or shape is None or not 0 <= axis < len(shape):
+            return scale if scale is None or scale.size > 1 else scale.reshape(())
+        return scale.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+    def _read_pt2e(self, node: Node) -> FakeQuantizer | None:
+        """Read quantize_per_tensor or quantize_per_channel with the dequantize after it."""
+        consumers = self.model.consumers(node.output)
+        form, source = QuantizerForm.PT2E, node.input(0)
+        if len(consumers) != 1 or not consumers[0].op.startswith("dequantize_per_"):
+            problem = "its integers have several consumers"
+            return FakeQuantizer(form, (node,), source, problem=problem)
+        values = [self.value(tensor) for tensor in node.inputs[1:]]
+        numbers = [v.item() for v in values[2:] if v is not None and v.size == 1]
+        is_channel = node.op.startswith("quantize_per_channel")
+        axis = int(numbers.pop(0)) if is_channel and numbers else 0
+        bounds = (numbers[0], numbers[1]) if len(numbers) >= 2 else None
+        scale, zero = (*values, None, None)[:2]
+        nodes = (node, consumers[0])
+        return self.build(form, nodes, source, self._spread(source, scale, axis), zero, bounds)
+
+
+class _RoundChain:
+    """Arithmetic around a Round: scaling, offset, bounds, and the inverse of both.
+
+    Attributes:
+        nodes: Nodes of the chain in order.
+    """
+
+    def __init__(self, finder: _QuantizerFinder, node: Node) -> None:
+        self._finder, self._model = finder, finder.model
+        self.nodes = [node]
+        self._zero = np.zeros((), np.float64)  # offset before the bounds
+        self._back = np.zeros((), np.float64)  # offset after them
+        self._low, self._high = -np.inf, np.inf
+
+    def read(self) -> FakeQuantizer | None:
+        """Return the quantizer, None if the chain is not one."""
+        start, factor = self._follow(upward=True)
+        end, scale = self._follow(upward=False)
+        if start is None or end is None or factor is None or scale is None:
+            return None
+        if not np.isfinite([self._low, self._high]).any():
+            return None
+        with np.errstate(all="ignore"):
+            product = np.asarray(factor * scale)
+        if not np.allclose(product, 1, rtol=_TOLERANCE) or not np.allclose(self._zero, -self._back):
+            return None
+        source = start
+        bounds = (self._low, self._high)
+        return self._finder.build(
+            QuantizerForm.DECOMPOSED, tuple(self.nodes), source, scale, self._zero, bounds
+        )
+
+    def _follow(self, *, upward: bool) -> tuple[str | None, _FloatArray | None]:
+        """Walk from the Round to the scaling before or after it.
+
+        Returns:
+            The tensor at the end, and the factor of the scaling; None without a scaling.
+        """
+        node = self.nodes[0] if upward else self.nodes[-1]
+        for _ in range(_MAX_STEPS):
+            following = self._before(node) if upward else self._after(node)
+            if following is None:
+                return None, None
+            node = following
+            self.nodes.insert(0 if upward else len(self.nodes), node)
+            if node.op in ("Mul", "Div"):
+                data, constant = self._operands(node)
+                if constant is None or (node.op == "Div" and data != node.input(0)):
+                    return None, None
+                with np.errstate(all="ignore"):
+                    factor = constant if node.op == "Mul" else 1 / constant
+                return (data if upward else node.output), factor
+            if not self._read_step(node, upward=upward):
+                return None, None
+        return None, None
+
+    def _before(self, node: Node) -> Node | None:
+        data, _ = self._operands(node)
+        producer = self._model.producer(data)
+        if producer is None or len(self._model.consumers(data)) != 1 or self._model.is_output(data):
+            return None
+        return producer
+
+    def _after(self, node: Node) -> Node | None:
+        consumers = self._model.consumers(node.output)
+        if len(consumers) != 1 or self._model.is_output(node.output):
+            return None
+        return consumers[0] if self._operands(consumers[0])[0] == node.output else None
+
+    def _operands(self, node: Node) -> tuple[str, _FloatArray | None]:
+        """Return the input that is not constant, and the constant of a binary operator."""
+        if node.op not in ("Add", "Sub", "Mul", "Div", "Min", "Max") or len(node.inputs) != 2:
+            return node.input(0), None
+        first, second = node.inputs
+        value = self._finder.value(second)
+        if value is not None:
+            return first, value
+        value = self._finder.value(first)
+        return (second, value) if value is not None else (first, None)
+
+    def _read_step(self, node: Node, *, upward: bool) -> bool:
+        """Read a node between the Round and a scaling. Return whether it may be there."""
+        if node.op in ("Identity", "Cast"):
+            return True
+        if node.op == "Clip":
+            return self._read_clip(node)
+        data, constant = self._operands(node)
+        if constant is None:
+            return False
+        if node.op in ("Min", "Max") and constant.size == 1:
+            if node.op == "Min":
+                self._high = min(self._high, float(constant.reshape(-1)[0]))
+            else:
+                self._low = max(self._low, float(constant.reshape(-1)[0]))
+            return True
+        if node.op not in ("Add", "Sub") or (node.op == "Sub" and data != node.input(0)):
+            return False
+        offset = constant if node.op == "Add" else -constant
+        is_before_bounds = upward or not np.isfinite([self._low, self._high]).any()
+        if is_before_bounds:
+            self._zero = self._zero + offset
+        else:
+            self._back = self._back + offset
+        return True
+
+    def _read_clip(self, node: Node) -> bool:
+        for position, (name, is_low) in enumerate((("min", True), ("max", False)), 1):
+            limit = self._finder.value(node.input(position))
+            if limit is None and name in node.attributes:
+                limit = np.asarray(node.attributes[name], np.float64)
+            if limit is None:
+                continue
+            if limit.size != 1:
+                return False
+            if is_low:
+                self._low = max(self._low, float(limit.reshape(-1)[0]))
+            else:
+                self._high = min(self._high, float(limit.reshape(-1)[0]))
+        return True
+
+
+def rewrite_fake_quantizers(model: Model) -> int:
+    """Write the simulated quantizers that Q and DQ can express as these, in place.
+
+    Returns:
+        Number of rewritten quantizers.
+    """
+    fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
+    editor = Editor(model)
+    for fake in fakes:
+        _rewrite(editor, fake)
+    editor.finish()
+    _remove_unused_domains(model.proto)
+    return len(fakes)
+
+
+def _rewrite(editor: Editor, fake: FakeQuantizer) -> None:
+    """Make the last node of a quantizer a DQ, with a Q before it."""
+    assert fake.scale is not None and fake.zero_point is not None
+    shape = () if fake.axis is None else fake.scale.shape
+    parameters = [
+        editor.constant(f"{fake.name}/scale", fake.scale.astype(np.float32).reshape(shape)),
+        editor.constant(f"{fake.name}/zero_point", fake.zero_point.reshape(shape)),
+    ]
+    attributes = {} if fake.axis is None else {"axis": fake.axis}
+    last = fake.nodes[-1]
+    integers = editor.insert(
+        last, qdq.Q, f"{fake.name}/{qdq.Q}", [fake.source, *parameters], attributes
+    )
+    editor.rewrite(last, qdq.DQ, [integers, *parameters], attributes)
+    proto = editor.edit_proto(last)
+    proto.domain, proto.name = "", editor.unique_name(f"{fake.name}/{qdq.DQ}")
+
+
+def _remove_unused_domains(proto: onnx.ModelProto) -> None:
+    """Remove the operator sets of other tools that no node uses any more."""
+    used = {node.domain for node in with_subgraph_nodes(proto.graph.node)}
+    opsets = [o for o in proto.opset_import if o.domain in DOMAINS or o.domain in used]
+    kept = [onnx.helper.make_opsetid(o.domain, o.version) for o in opsets]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)

@@ -1,0 +1,140 @@
+"""Constants behind other nodes: named as scales, zero points or weights, and folded by fix."""
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import qdqtool
+from tests.trt.builder import Graph
+
+
+def identity(g: Graph, name: str, value: np.ndarray) -> str:
+    return g.op("Identity", g.const(f"{name}.src", value), f"{name}.node")
+
+
+def two_identities(g: Graph, name: str, value: np.ndarray) -> str:
+    return g.op("Identity", identity(g, name, value), f"{name}.node2")
+
+
+def cast(g: Graph, name: str, value: np.ndarray) -> str:
+    wide = np.float64 if value.dtype == np.float32 else np.int32
+    to = helper.np_dtype_to_tensor_dtype(value.dtype)
+    return g.op("Cast", g.const(f"{name}.src", value.astype(wide)), f"{name}.node", to=to)
+
+
+def reshape(g: Graph, name: str, value: np.ndarray) -> str:
+    shape = g.const(f"{name}.shape", np.array(value.shape, np.int64))
+    return g.op("Reshape", [g.const(f"{name}.src", value.reshape(1, -1)), shape], f"{name}.node")
+
+
+def transpose(g: Graph, name: str, value: np.ndarray) -> str:
+    return g.op("Transpose", g.const(f"{name}.src", value.T), f"{name}.node")
+
+
+def squeeze(g: Graph, name: str, value: np.ndarray) -> str:
+    axes = g.const(f"{name}.axes", np.array([0], np.int64))
+    return g.op("Squeeze", [g.const(f"{name}.src", value[None]), axes], f"{name}.node")
+
+
+def product(g: Graph, name: str, value: np.ndarray) -> str:
+    factor = g.const(f"{name}.factor", np.ones((), value.dtype))
+    return g.op("Mul", [g.const(f"{name}.src", value), factor], f"{name}.node")
+
+
+def stored(g: Graph, name: str, value: np.ndarray) -> str:
+    return g.const(name, value)
+
+
+CHAINS = (identity, two_identities, cast, reshape, transpose, squeeze, product)
+ROLES = ("scale", "zero", "weight scale", "weight zero", "weights", "integers")
+
+
+def network(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> onnx.ModelProto:
+    """Return a quantized convolution, of which one constant comes out of a chain of nodes."""
+    g = Graph(opset=17)
+
+    def constant(part: str, value: np.ndarray) -> str:
+        return (chain if part == role else stored)(g, part, value)
+
+    weights = np.random.default_rng(0).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
+    scales = (np.abs(weights).max((1, 2, 3)) / 127).astype(np.float32)
+    x = [g.input(1, 16, 8, 8), constant("scale", np.float32(0.05)[()] * np.ones((), np.float32))]
+    x.append(constant("zero", np.zeros((), np.int8)))
+    data = g.op("DequantizeLinear", [g.op("QuantizeLinear", x, "q"), *x[1:]], "dq")
+    parameters = [constant("weight scale", scales), constant("weight zero", np.zeros(16, np.int8))]
+    if role == "integers":
+        values = constant(role, np.rint(weights / scales.reshape(-1, 1, 1, 1)).astype(np.int8))
+    else:
+        source = [constant("weights", weights), *parameters]
+        values = g.op("QuantizeLinear", source, "wq", axis=0)
+    w = g.op("DequantizeLinear", [values, *parameters], "wdq", axis=0)
+    return g.model(g.relu(g.op("Conv", [data, w], "c", kernel_shape=[1, 1]), "r"))
+
+
+def run(proto: onnx.ModelProto) -> np.ndarray:
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    x = np.random.default_rng(1).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)
+    return session.run(None, {"x": x})[0]
+
+
+def codes(prediction: qdqtool.Prediction) -> set[str]:
+    return {f.code for f in prediction.findings} - {"FLAG-FP16", "OUT-FLOAT", "INPUT-CONVERSION"}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("role", ROLES)
+def test_fix_folds_constant(role: str, chain: Callable[[Graph, str, np.ndarray], str]) -> None:
+    before = network(role, chain)
+    assert codes(qdqtool.predict(before)) & {"SCALE-INDIRECT", "WEIGHT-INDIRECT", "W-NONCONST"}
+    fixed = qdqtool.fix(before)
+    assert codes(fixed.after) <= {"WEIGHT-PREQUANT"} and fixed.after.summary()["int8"] == 1
+    ops = {n.op_type for n in fixed.proto.graph.node}
+    assert ops == {"QuantizeLinear", "DequantizeLinear", "Conv", "Relu"}
+    np.testing.assert_allclose(run(fixed.proto), run(before), atol=1e-6)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("role", ["scale", "zero", "weight scale", "weight zero"])
+def test_parameters_of_constants_are_not_dynamic(
+    role: str, chain: Callable[[Graph, str, np.ndarray], str]
+) -> None:
+    prediction = qdqtool.predict(network(role, chain))
+    assert "SCALE-DYNAMIC" not in codes(prediction)
+    assert prediction.summary()["int8"] == 1
+
+
+@pytest.mark.parametrize(
+    ("chain", "target", "is_refused"),
+    [
+        (identity, "trt8.5", True),
+        (identity, "trt10", False),
+        (identity, "rtx1.7", False),
+        (two_identities, "rtx1.7", False),
+        (reshape, "trt10", True),
+        (reshape, "rtx1.7", True),
+        (squeeze, "rtx1.7", True),
+        (product, "rtx1.7", True),
+        (cast, "rtx1.7", False),
+    ],
+)
+def test_zero_point_behind_a_node(
+    chain: Callable[[Graph, str, np.ndarray], str], target: str, is_refused: bool
+) -> None:
+    """As TensorRT-RTX builds it (test_builds.py)."""
+    prediction = qdqtool.predict(network("zero", chain), target)
+    reasons = [f.causes[0].refusal for f in prediction.findings if f.code == "WEIGHT-INDIRECT"]
+    expected = {("zero.node", "q")} if is_refused else set()
+    assert {(r.node, r.quantizer) for r in reasons} == expected
+
+
+def test_scale_of_the_data_is_still_dynamic() -> None:
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
+    scale = g.op("ReduceMax", x, "largest", keepdims=0)
+    q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")
+    model = g.model(g.conv(g.op("DequantizeLinear", [q, scale, "z"], "dq"), "c", 16, scale=None))
+    assert "SCALE-DYNAMIC" in codes(qdqtool.predict(model))

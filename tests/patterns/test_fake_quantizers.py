@@ -1,0 +1,244 @@
+"""Simulated quantizers: recognized in each form, never quantized twice, and rewritten exactly."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import qdqtool
+from qdqtool.errors import ModelError
+from qdqtool.ir.modelfile import load
+from qdqtool.patterns.fake_quantizers import QuantizerForm, find_fake_quantizers
+from tests.errors import has
+from tests.trt.builder import Graph
+
+MakeQuantizer = Callable[[Graph, str, str, np.ndarray], str]
+"""Makes a quantizer of a tensor: graph, tensor, name and scales in a shape that broadcasts."""
+
+
+def arithmetic(*steps: str) -> MakeQuantizer:
+    """Return a quantizer of these operators: ``/`` and ``*`` scale, the others are their names."""
+
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        inverse = (1 / scale).astype(np.float32)
+        operands = {
+            "/": ("Div", [scale]),
+            "*inverse": ("Mul", [inverse]),
+            "round": ("Round", []),
+            "+": ("Add", [np.float32(0)]),
+            "-": ("Sub", [np.float32(0)]),
+            "clip": ("Clip", [np.float32(-128), np.float32(127)]),
+            "narrow": ("Clip", [np.float32(-127), np.float32(127)]),
+            "max": ("Max", [np.float32(-128)]),
+            "min": ("Min", [np.float32(127)]),
+            "*": ("Mul", [scale]),
+            "/inverse": ("Div", [inverse]),
+        }
+        for number, step in enumerate(steps):
+            if step.startswith("cast"):
+                x = g.op("Cast", x, f"{name}.{number}", to=int(step.removeprefix("cast")))
+                continue
+            op, values = operands[step]
+            constants = [
+                g.const(f"{name}.{number}.{i}", np.asarray(value, np.float32))
+                for i, value in enumerate(values)
+            ]
+            x = g.op(op, [x, *constants], f"{name}.{number}")
+        return x
+
+    return make
+
+
+def qonnx(
+    domain: str = "qonnx.custom_op.general", op: str = "Quant", **changes: Any
+) -> MakeQuantizer:
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        values = {"scale": scale, "zero": 0, "bits": changes.get("bits", 8)}
+        inputs = [g.const(f"{name}.{k}", np.asarray(v, np.float32)) for k, v in values.items()]
+        attributes = {"signed": 1, "narrow": 0, "rounding_mode": "ROUND"} | changes
+        attributes.pop("bits", None)
+        if op == "BipolarQuant":
+            return g.op(op, [x, inputs[0]], name, domain=domain)
+        return g.op(op, [x, *inputs], name, domain=domain, **attributes)
+
+    return make
+
+
+def openvino(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    low = g.const(f"{name}.low", np.asarray(-128 * scale, np.float32))
+    high = g.const(f"{name}.high", np.asarray(127 * scale, np.float32))
+    ends = [low, high, low, high]
+    return g.op("FakeQuantize", [x, *ends], name, domain="org.openvinotoolkit", levels=256)
+
+
+def affine(domain: str, op: str, **attributes: Any) -> MakeQuantizer:
+    """Return a quantizer with the inputs scale, zero point and bounds."""
+
+    def make(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+        values: list[Any] = [np.asarray(scale.reshape(-1) if scale.size > 1 else scale, np.float32)]
+        values.append(np.zeros(values[0].shape, np.int64))
+        is_channel = scale.size > 1
+        values += [np.int64(0)] if is_channel else []
+        values += [np.int64(-128), np.int64(127)]
+        inputs = [g.const(f"{name}.{i}", value) for i, value in enumerate(values)]
+        suffix = "channel" if is_channel else "tensor"
+        names = {k: v.format(suffix) for k, v in attributes.items()}
+        return g.op(op.format(suffix), [x, *inputs], name, domain=domain, **names)
+
+    return make
+
+
+def pt2e(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    make = affine("quantized_decomposed", "quantize_per_{}")
+    integers = make(g, x, f"{name}.q", scale)
+    inputs = [f"{name}.q.{i}" for i in range(5 if scale.size > 1 else 4)]
+    suffix = "channel" if scale.size > 1 else "tensor"
+    op = f"dequantize_per_{suffix}"
+    return g.op(op, [integers, *inputs], name, domain="quantized_decomposed")
+
+
+def aimet(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    return g.op("QcQuantizeOp", x, name, domain="aimet.customop.cpu", op_name=name)
+
+
+DECOMPOSED = {
+    "dynamo": arithmetic("*inverse", "round", "+", "clip", "-", "*"),
+    "no offsets": arithmetic("*inverse", "round", "clip", "*"),
+    "division": arithmetic("/", "round", "+", "clip", "-", "*"),
+    "offset first": arithmetic("/", "+", "round", "clip", "-", "*"),
+    "clip first": arithmetic("/", "clip", "round", "*"),
+    "narrow": arithmetic("*inverse", "round", "narrow", "/inverse"),
+    "minimum and maximum": arithmetic("*inverse", "round", "max", "min", "*"),
+    "casts": arithmetic("*inverse", "round", "+", "clip", "cast3", "cast1", "-", "*"),
+}
+OPERATORS: dict[str, tuple[MakeQuantizer, QuantizerForm]] = {
+    "QONNX": (qonnx(), QuantizerForm.QONNX),
+    "Brevitas": (qonnx("onnx.brevitas"), QuantizerForm.QONNX),
+    "IntQuant": (qonnx(op="IntQuant"), QuantizerForm.QONNX),
+    "OpenVINO": (openvino, QuantizerForm.OPENVINO),
+    "ATen": (
+        affine("org.pytorch.aten", "ATen", operator="fake_quantize_per_{}_affine"),
+        QuantizerForm.ATEN,
+    ),
+    "PT2E": (pt2e, QuantizerForm.PT2E),
+    "MQBench": (
+        affine("", "FakeQuantizeLearnablePer{}Affine"),
+        QuantizerForm.MQBENCH,
+    ),
+}
+INEXACT = {
+    "4 bits": qonnx(bits=4),
+    "rounding": qonnx(rounding_mode="FLOOR"),
+    "bipolar": qonnx(op="BipolarQuant"),
+    "AIMET": aimet,
+}
+
+
+def network(
+    make: MakeQuantizer, count: int = 2, per_channel: bool = True, step: float = 0.02
+) -> onnx.ModelProto:
+    """Return convolutions whose inputs and weights have quantizers."""
+    g = Graph(opset=17)
+    x = g.input(1, 16, 8, 8)
+    for number in range(count):
+        weights = np.random.default_rng(number).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
+        scale = np.abs(weights).max((1, 2, 3), keepdims=True).astype(np.float32) / 127
+        scale = scale if per_channel else scale.max()
+        data = make(g, x, f"a{number}", np.asarray(step, np.float32))
+        w = make(g, g.const(f"w{number}", weights), f"q{number}", np.asarray(scale))
+        x = g.op("Conv", [data, w], f"c{number}", kernel_shape=[1, 1])
+        x = g.relu(x, f"r{number}")
+    proto = g.model(x)
+    known = {o.domain for o in proto.opset_import}
+    for domain in sorted({n.domain for n in proto.graph.node} - known):
+        proto.opset_import.append(helper.make_opsetid(domain, 1))
+    return proto
+
+
+def run(proto: onnx.ModelProto) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    x = np.random.default_rng(9).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)
+    return session.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_fix_rewrites_arithmetic_exactly(name: str, per_channel: bool) -> None:
+    # A narrow range differs from int8 in values that are clipped.
+    step = 0.05 if name == "narrow" else 0.02
+    before = network(DECOMPOSED[name], per_channel=per_channel, step=step)
+    prediction = qdqtool.predict(before)
+    assert prediction.findings_by_code().get("FAKE-QUANT") == 1
+    assert "NO-QDQ" not in prediction.findings_by_code()
+    fixed = qdqtool.fix(before)
+    assert [a.code for a in fixed.applied] == ["FAKE-QUANT"] * 4
+    assert fixed.after.summary()["int8"] == 2
+    assert [note.code for note in fixed.notes].count("narrow-range") == (name == "narrow")
+    np.testing.assert_allclose(run(fixed.proto), run(before), atol=1e-5)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_fix_rewrites_operators_of_other_tools(name: str, per_channel: bool) -> None:
+    """Their results are those of the arithmetic with the same scales."""
+    make, form = OPERATORS[name]
+    before = network(make, per_channel=per_channel)
+    assert {f.form for f in find_fake_quantizers(load(before))} == {form}
+    (finding,) = (f for f in qdqtool.predict(before).findings if f.code == "FAKE-QUANT")
+    assert finding.severity == "error" and finding.automatic
+    fixed = qdqtool.fix(before)
+    assert fixed.after.summary()["int8"] == 2 and fixed.ok
+    assert {n.domain for n in fixed.proto.graph.node} == {""}
+    expected = run(network(DECOMPOSED["dynamo"], per_channel=per_channel))
+    np.testing.assert_allclose(run(fixed.proto), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_quantizer_without_exact_pair_is_named(name: str) -> None:
+    before = network(INEXACT[name], per_channel=False)
+    (finding,) = (f for f in qdqtool.predict(before).findings if f.code == "FAKE-QUANT")
+    assert finding.severity == "error" and not finding.automatic
+    assert finding.causes[0].refusal.problem
+    with pytest.raises(ModelError, check=has("not-quantized")):
+        qdqtool.fix(before)
+
+
+@pytest.mark.parametrize("name", ["dynamo", "QONNX", "AIMET", "PT2E"])
+def test_insert_never_quantizes_twice(name: str) -> None:
+    makes = DECOMPOSED | INEXACT | {key: make for key, (make, _) in OPERATORS.items()}
+    with pytest.raises(ModelError, check=has("already-quantized")):
+        qdqtool.insert(network(makes[name]), [{"x": np.zeros((1, 16, 8, 8), np.float32)}])
+
+
+def test_other_rounding_is_no_quantizer() -> None:
+    """A Round without bounds, and one whose scales differ before and after it."""
+    unbounded = network(arithmetic("/", "round", "*"))
+    rescaled = network(arithmetic("/", "round", "clip", "/"))
+    assert not find_fake_quantizers(load(unbounded)) and not find_fake_quantizers(load(rescaled))
+
+
+def test_chain_with_a_second_consumer_is_no_quantizer() -> None:
+    proto = network(DECOMPOSED["dynamo"], count=1)
+    (clip,) = (n for n in proto.graph.node if n.name == "a0.3")
+    proto.graph.output.append(helper.make_tensor_value_info(clip.output[0], 1, [1, 16, 8, 8]))
+    assert [f.name for f in find_fake_quantizers(load(proto))] == ["q0.0"]
+
+
+def fallback() -> onnx.ModelProto:
+    """Return a network whose convolution is an operator of ATen."""
+    g = Graph(opset=17)
+    y = g.op(
+        "ATen", g.input(1, 16, 8, 8), "conv", domain="org.pytorch.aten", operator="_convolution"
+    )
+    return g.model(g.relu(y, "r"))
+
+
+def test_fallback_to_aten_is_an_error() -> None:
+    (finding,) = (f for f in qdqtool.predict(fallback()).findings if f.code == "ATEN-FALLBACK")
+    assert (finding.severity, finding.causes[0].refusal.operator) == ("error", "_convolution")
