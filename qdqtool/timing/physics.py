@@ -187,6 +187,8 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "moved": float(_count_padded_bytes(w)),
         "cold": w.weights if cold else 0.0,  # bytes that come from memory in each run
         "is_myelin": gpu.fuses_conversions,
+        # Measured on 12.0 alone. INT8 of 10.x is an instruction of its own.
+        "is_slow_int8": float(gpu.cc) >= 12.0 and w.precision in BYTES,
         "to_float": is_old and w.written_as.is_float and not w.precision.is_float,
     }
 
@@ -245,7 +247,7 @@ def kernel_seconds(
     few = f.channels < work.FEW_CHANNELS
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
     is_integer = f.path == PATHS.index("int8")
-    rate = np.where(f.is_myelin & is_integer, rate * c["int8_myelin"], rate)
+    rate = np.where(f.is_slow_int8, rate * c["int8_myelin"], rate)
     by_dp4a = few & is_integer & ~f.pooled
     starved = np.where(
         by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(is_integer, c["few_int8"], c["few_fp16"])
