@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.presets import describe_use
@@ -62,12 +63,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         if nodes:
             names = format_list(nodes, len(nodes) if everything else _MAX_NAMES)
             page.add_row("Q/DQ layers", names)
-    calibration = insertion.calibration
-    _add_remarks(
-        page,
-        [*insertion.notes, *calibration.get("notes", ())],
-        [*insertion.warnings, *calibration.get("warnings", ())],
-    )
+    _add_remarks(page, insertion.notes, insertion.warnings)
     if everything:
         page.add_heading("Activation scales")
         for row in insertion.activations:
@@ -257,10 +253,23 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     if serious:
         page.add_heading(f"Left: {', '.join(f'{code} ({counts[code]})' for code in serious)}")
+        _add_opt_in(page, fixed, output)
     page.add_gap()
     page.fill(f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}", style=Style.BOLD)
     page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}")
     return page
+
+
+def _add_opt_in(page: TextPage, fixed: Fixed, output: str) -> None:
+    """Add the command for fixes that were not tried because they are applied on request only."""
+    tried = {change.code for change in (*fixed.applied, *fixed.refused)}
+    left = [f for f in fixed.after.findings if f.automatic and f.severity != Severity.INFO]
+    codes = dict.fromkeys(f.code for f in left if f.code not in tried)
+    if codes:
+        page.fill("Not tried, because it costs speed. On request:", 2, "  ")
+        other = str(Path(output).with_name(f"{Path(output).stem}_2.onnx"))
+        only = " ".join(f"--only {code}" for code in codes)
+        page.add_command("", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}")
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:

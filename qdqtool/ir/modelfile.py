@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from qdqtool.errors import ModelError
 from qdqtool.ir import file_types
+from qdqtool.ir.branches import fold_constant_branches
 from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
@@ -240,22 +241,24 @@ def _load(source: ModelSource) -> Model:
 def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
     """Return the model of a message.
 
-    In a copy, functions are inlined and TensorRT's custom quantizers become those of ONNX.
+    In a copy, functions and constant Ifs are inlined, and TensorRT's custom quantizers become those
+    of ONNX.
     """
     is_custom = has_custom_quantizers(source)
     if not source.functions and not is_custom:
-        return Model(source, path, sha256, base_dir)
+        return fold_constant_branches(Model(source, path, sha256, base_dir))
     proto = onnx.ModelProto()
     proto.CopyFrom(source)
     if is_custom:
         replace_custom_quantizers(proto)
     if not proto.functions:
-        return Model(proto, path, sha256 or hash_message(source), base_dir)
+        digest = sha256 or hash_message(source)
+        return fold_constant_branches(Model(proto, path, digest, base_dir))
     functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
     names = inline_functions(proto, path or "model in memory")
     model = Model(proto, path, sha256 or hash_message(source), base_dir)
     model.inlined_functions, model.function_node_names = functions, names
-    return model
+    return fold_constant_branches(model)
 
 
 def _read(path: Path) -> bytes:

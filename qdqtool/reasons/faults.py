@@ -964,6 +964,39 @@ class AtenNodes(Refusal):
         )
 
 
+class UnanalyzedSubgraphs(Refusal):
+    """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
+
+    Attributes:
+        op: Operator with the subgraphs.
+        convolutions: Number of convolutions in them.
+        products: Number of matrix products in them.
+        quantizers: Number of Q and DQ in them.
+        int8: Number of INT8 layers if each subgraph is predicted alone; None if that is impossible.
+    """
+
+    rules = (FindingRule("SUBGRAPH"),)
+
+    op: str
+    convolutions: int
+    products: int
+    quantizers: int
+    int8: int | None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        counts = (
+            (self.convolutions, "convolution"),
+            (self.products, "matrix product"),
+            (self.quantizers, "Q/DQ node"),
+        )
+        content = ", ".join(format_count(count, noun) for count, noun in counts if count)
+        place = "its branches" if self.op == "If" else "its body"
+        alone = ""
+        if self.int8 is not None and self.quantizers:
+            alone = f" Predicted alone, {self.int8} of these layers run in INT8."
+        return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
+
+
 class LocalFunctions(Refusal):
     """Functions of the model that the parser does not inline."""
 
@@ -1113,13 +1146,31 @@ class LargeKernel(Refusal):
 class GroupedConvolution(Refusal):
     """A grouped convolution that is not depthwise."""
 
-    rules = (FindingRule("GROUP-SLOW"),)
+    rules = (
+        FindingRule("GROUP-KERNELS", lambda r: r.channels > 8 and r.channels % 16 != 0),
+        FindingRule("GROUP-SLOW"),
+    )
 
     groups: int
     channels: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"{self.node} has {self.groups} groups of {self.channels} channels."
+
+
+class AttentionHead(Refusal):
+    """A product of an attention with Q/DQ on both inputs, and a head size without a kernel.
+
+    Attributes:
+        size: Head size: products per score.
+    """
+
+    rules = (FindingRule("ATT-HEAD"),)
+
+    size: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} computes scores of an attention in INT8; the head size is {self.size}."
 
 
 class ChannelNumbers(Refusal):

@@ -547,7 +547,7 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
         if finding.code == "SILU-NO-Q-AFTER":
             return f"{_writes(self)} after SiLU: {clause}."
         if is_left_float(self) and any(x.kind != ConsumerKind.OUTPUT for x in self.consumers):
-            clause += " (left float)"
+            clause += " (that layer is not quantized)"
         return f"{_writes(self)}: {clause}."
 
 
@@ -598,8 +598,7 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
         if add is not None:
             return (
                 f"{_writes(self)} because {add.node} reads it as float (its residual input has no "
-                "Q/DQ), in addition to "
-                f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}.",
+                f"Q/DQ){describe_unread_consumers(self.consumers)}.",
                 _skip_fix(add.node, f"'{self.tensor}'", quantized),
             )
         names = list(dict.fromkeys(consumer_names(floats)))
@@ -820,6 +819,26 @@ class PadBeforeConvolution(Refusal, reason="behind-pad"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"a Q/DQ pair is between {self.pad} and {self.node}."
+
+
+# Stem -----------------------------------------------------------------------------------------
+
+
+class StemBeforePool(Refusal, reason="stem-before-pool"):
+    """A stem fuses a Relu with Q/DQ on both sides and the MaxPool after it.
+
+    Attributes:
+        relu: The Relu.
+        pool: The MaxPool.
+    """
+
+    rules = (FindingRule("STEM-POOL"),)
+
+    relu: str
+    pool: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}, {self.relu} and {self.pool} become one INT8 layer."
 
 
 # Folding --------------------------------------------------------------------------------------
