@@ -43,6 +43,8 @@ TEXTS_OF_SEVERAL_CAUSES = {
     ("KERNEL-LARGE", "trt8.6"),
     ("DW-SILU", "trt8"),
     ("DW-ADD", "trt8"),
+    ("GROUP-KERNELS", "trt10 trt11"),
+    ("STEM-POOL", "trt10 trt11"),
     ("QTYPE", ""),
     ("QOPERATOR", ""),
     ("QOPERATOR", "rtx"),
