@@ -51,7 +51,6 @@ TEXTS_OF_SEVERAL_CAUSES = {
     ("SCALE-RANK", "trt11"),
     ("ZP-VOLUME", "trt8"),
     ("BIAS-DQ", ""),
-    ("FP8-TARGET", ""),
 }
 
 
