@@ -453,6 +453,8 @@ class _Inserter:
         options = self._options
         statistics, report = self._shared or self._collect(groups)
         self.result.calibration = dict(report)
+        self.result.notes.extend(map(Note.from_text, statistics.notes))
+        self.result.warnings.extend(map(Note.from_text, statistics.warnings))
         self._record_preprocess()
         if options.network.input_type == "uint8":
             for name in self._model.inputs:
