@@ -43,6 +43,7 @@ class FaultKind(StrEnum):
     """Kinds of faults that the compiler rejects or crashes on."""
 
     CONSTANT_TYPE = "a constant of a type that it does not import"
+    OUTPUT_TYPE = "a Q to a type that it does not have"
     OPERATOR = "an operator, or a form of one, that it does not take"
     NMS = "NonMaxSuppression"
     ONE_VALUE = "an InstanceNormalization of one value"
@@ -219,6 +220,10 @@ _FAULTS: dict[FaultKind, Message] = {
         "{node}: its input is {0}; a convolution needs float inputs.",
         "Put a DequantizeLinear before it.",
     ),
+    FaultKind.OUTPUT_TYPE: (
+        "{node} quantizes to {0} (output_dtype), which TensorRT-RTX does not have.",
+        "Quantize to int8 or FP8 E4M3FN.",
+    ),
     FaultKind.MIXED_TYPES: (
         '{node}: one input is {1}, the other {0}; "CHECK(dtype == W.type()) failed" or a similar '
         "check.",
@@ -375,7 +380,10 @@ class CompilerFault(Refusal):
     """
 
     rules = (
-        FindingRule("QTYPE", _because(FaultKind.CONSTANT_TYPE, FaultKind.HARDWARE_TYPE)),
+        FindingRule(
+            "QTYPE",
+            _because(FaultKind.CONSTANT_TYPE, FaultKind.OUTPUT_TYPE, FaultKind.HARDWARE_TYPE),
+        ),
         FindingRule("BUILD-CRASHES", _because(FaultKind.SCALE)),
         FindingRule("SCALE-RANK", _because(FaultKind.BLOCKS)),
         FindingRule("ZP-NONZERO", _because(FaultKind.ZERO_POINT)),

@@ -35,7 +35,7 @@ class FloatFp8Column(Refusal, reason="fp8-column"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         channels = format_count(self.channels, "channel")
-        return f"{self.node} reads one column of {channels}, and its weights have several scales."
+        return f"{self.node} is a 1x1 convolution of one column of {channels}, and runs in float."
 
 
 class FloatFp8Deconvolution(Refusal, reason="fp8-deconvolution"):

@@ -314,6 +314,12 @@ def _check_pair(states: GraphStates, node: Node) -> list[Refusal]:
     return [fault for fault, same in zip(faults, renamed, strict=True) if same not in q_faults]
 
 
+def _check_output_type(node: Node, name: str) -> Iterator[Refusal]:
+    kind = _BAD_CONSTANTS.get(node.integer("output_dtype", 0))
+    if kind is not None and not node.input(2):
+        yield CompilerFault(COMPILER, name, FaultKind.OUTPUT_TYPE, (kind,))
+
+
 def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
     """Yield the faults of a quantizer, or None, as faults of a node of another name."""
     if qdq.is_dq(node):
@@ -324,6 +330,7 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Ref
             return
         if source == onnx.TensorProto.UINT8 and node.input(0) in states.model.inputs:
             yield CompilerFault(COMPILER, name, FaultKind.UINT8_INPUT)
+    yield from _check_output_type(node, name)
     yield from _check_scale(states, node, name)
     yield from _check_zero_point(states, node, name)
 
@@ -375,11 +382,11 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
         yield CompilerFault(COMPILER, name, FaultKind.ZERO_POINT, (zero_point,))
         return
     shape, scales = constants.shape(zero_point), states.scale_shape(node)
-    if shape is not None and scales is not None:
+    precision = qdq.read_params(states.model, node).precision
+    if shape is not None and scales is not None and precision != Precision.FP8:
         count = math.prod(scales)
         yield fault_checks.zero_point_count(COMPILER, name, count, math.prod(shape))
     value = constants.value(zero_point)
-    precision = qdq.read_params(states.model, node).precision
     if value is not None and precision == Precision.FP8:
         zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
         yield fault_checks.nonzero_fp8_zero_point(COMPILER, name, zeros)

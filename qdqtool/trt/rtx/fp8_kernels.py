@@ -2,8 +2,8 @@
 
 Kernels of more than 32 elements have no FP8 kernel, except depthwise 7x7 on compute capability
 12.x. The compiler generates the kernel of a column: a 1x1 Conv of data [1, C, H, 1] with at most
-four channels and a weight scale for each output channel. If the Q before it becomes part of that
-kernel, the kernel reads floats.
+four channels, and a weight scale for each output channel or no bias. If the Q before it becomes
+part of that kernel, the kernel reads floats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def find_fp8_obstacle(
     weights = _weight_shape(model, node)
     if not weights:
         return None
-    is_generated = _is_column(model, node, weights) and not has_one_scale
+    is_simple = has_one_scale and bool(node.input(2))  # which is FP8 with a bias
+    is_generated = _is_column(model, node, weights) and not is_simple
     if is_generated and _joins_quantizer(model, node, dq):
         return FloatFp8Column(COMPILER, node.name, weights[1])
     if _has_depthwise_kernel(node, weights) and all(c >= _SM12 for c in capabilities):
