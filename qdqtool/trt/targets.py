@@ -166,6 +166,11 @@ class Target:
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
+    def has_bfloat16(self) -> bool:
+        """Whether its parser reads bfloat16 (onnx-tensorrt changelog, 9.0)."""
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
     def folds_identities(self) -> bool:
         """Whether a zero point may come out of an Identity.
 
