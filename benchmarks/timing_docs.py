@@ -5,6 +5,7 @@ usage: python benchmarks/timing_docs.py     # after fit_timing.py --write; reads
 
 import json
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ def main() -> None:
     }
     for name, text in blocks.items():
         publish(name, text, DOCS / "timing.md")
+    publish("ultralytics", ultralytics_table(blind), DOCS / "times.md")
     plot([n for n in networks if n["fitted"] or is_blind(n)], DOCS / "timing.svg")
 
 
@@ -243,6 +245,23 @@ def blind_table(blind: Rows) -> str:
             )
             for (gpu, what), rows in groups.items()
         ],
+    )
+
+
+def ultralytics_table(blind: Rows) -> str:
+    """Ultralytics' published FP16 times on a T4, with the estimate of each."""
+    cells: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in blind:
+        _, network, _, plain, batch = row["what"].split()
+        named = re.fullmatch(r"(yolov?\d+)([a-z])", network)
+        if row["gpu"] == "Tesla T4" and named and (plain, batch) == ("FP16", "b1"):
+            size = {"t": "n", "c": "l", "e": "x"}.get(named[2], named[2])
+            text = f"{row['measured_ms']:.2f}, {row['model_ms']:.2f}"
+            cells[named[1]].setdefault(size, text)  # another source repeats some later
+    sizes = "nsmblx"
+    return table(
+        ("published, estimated ms", *sizes),
+        [(family, *(row.get(size, "") for size in sizes)) for family, row in cells.items()],
     )
 
 

@@ -20,7 +20,6 @@ from calibration.listing import file_digest, read_ahead
 from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
-from qdqtool.util.text import format_count
 
 FEW_IMAGES = 100  # NVIDIA and Ultralytics advise several hundred; with fewer, the choice matters
 _FAR_INPUT = 8.0  # normalized inputs (mean and std) are well below; pixels from 0 to 255 are not
@@ -75,8 +74,7 @@ class DataQuality:
             )
         if total < FEW_IMAGES:
             yield Note(
-                f"only {format_count(total, 'calibration image')}; {FEW_IMAGES} or more give "
-                "steadier ranges",
+                f"few calibration images ({total}): {FEW_IMAGES} or more give steadier ranges",
                 code="few-images",
                 images=total,
                 enough=FEW_IMAGES,

@@ -47,6 +47,7 @@ MADE = {
     "Targets": "targets/index.md",
     "Ways to build": "ways.md",
 }
+SOURCES = "https://github.com/OWNER/qdqtool/blob/main"  # where your copy of the repository lives
 LINES = 60  # of an answer, on its page
 CHANGELOG_LINES = 250  # of one page
 
@@ -203,10 +204,8 @@ def written_pages() -> Iterator[tuple[str, str]]:
     if readme.renew(text) != text:
         raise ValueError("README.md is out of date; run 'python -m tools.readme'")
     for path in sorted(DOCS.glob("*.md")):
-        yield path.name, _linked(path.read_text(encoding="utf-8"), "../")
-    source = r"](https://github.com/OWNER/qdqtool/blob/main/benchmarks/coco.py)"
-    text = text.replace("](benchmarks/coco.py)", source)
-    yield "index.md", _linked(text, "").replace("](docs/", "](")
+        yield path.name, with_links(path.read_text(encoding="utf-8"), "../")
+    yield "index.md", with_links(text, "").replace("](docs/", "](")
 
 
 def changelog_pages() -> dict[str, str]:
@@ -231,8 +230,9 @@ def changelog_pages() -> dict[str, str]:
     return {"changelog/index.md": _page("# Changelog", "\n".join(rows)), **pages}
 
 
-def _linked(text: str, up: str) -> str:
-    """The text with links to examples leading to their pages, and to the pages that only the site has."""
+def with_links(text: str, up: str) -> str:
+    """Return a text with links to the pages of examples, to pages that only the site has, and to scripts."""
+    text = re.sub(rf"\]\({re.escape(up)}(benchmarks/\w+\.py)\)", rf"]({SOURCES}/\1)", text)
     text = re.sub(r"`qdqtool (\w+) --help`", r"[`qdqtool \1 --help`](commands/\1.md)", text)
     text = re.sub(
         r"(?:[Oo]n\s+the site )?the page \*([\w ]+)\*", lambda m: f"[{m[1]}]({MADE[m[1]]})", text

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load, load_full
@@ -18,6 +19,7 @@ from qdqtool.util.process import pause_gc
 
 if TYPE_CHECKING:
     from calibration.options import ImageFunction, Preprocess
+    from qdqtool.findings.report import FindingReport
 
 
 def predict(
@@ -202,6 +204,7 @@ def _find_findings(
     report = FindingReport(target, way)
     check_parameters(model, view, report)
     report_fake_quantizers(model, report)
+    _report_subgraphs(model, report, target)
     if target.is_rtx:
         from qdqtool.findings.compiler import explain_compiler
 
@@ -217,6 +220,22 @@ def _find_findings(
 
         report_regions(prediction, report)
     return report.findings
+
+
+def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> None:
+    """Add a finding for each node with convolutions or quantizers in its subgraphs."""
+    from qdqtool.ir.branches import find_bodies, find_subgraph_contents
+    from qdqtool.reasons.faults import CHECK, UnanalyzedSubgraphs
+
+    for content in find_subgraph_contents(model):
+        try:
+            parts = [predict_outcome(body, target) for body in find_bodies(model, content.node)]
+            int8: int | None = sum(part.summary()["int8"] for part in parts)
+        except QdqtoolError:  # a subgraph without types, for example
+            int8 = None
+        node = content.node
+        counts = content.convolutions, content.products, content.quantizers
+        report.add(UnanalyzedSubgraphs(CHECK, node.name, node.op, *counts, int8))
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:

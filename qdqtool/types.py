@@ -403,7 +403,8 @@ class Finding:
         values: Number of tensor elements that are converted because of it; None if shapes are
             unknown.
         automatic: Whether qdqtool can fix it.
-        saves_ms: Milliseconds that the fix saves at most in one execution; None without a GPU.
+        saves_ms: Milliseconds that the fix saves at most in one execution; None without a GPU, or
+            if it saves no time.
         gains: Whether the fix improves this model.
     """
 
@@ -430,7 +431,7 @@ class Finding:
 
     @property
     def fix(self) -> str:
-        """Instruction for fixing the problem."""
+        """Instruction for fixing the problem; empty if no action is needed."""
         return self.words(self)[1]
 
     def as_json(self) -> Json:
@@ -749,6 +750,12 @@ class Prediction:
             if conv.name == name:
                 return conv
         raise KeyError(brief(name))
+
+    @property
+    def conversions_ms(self) -> float | None:
+        """Milliseconds of the remaining Q and DQ, as a profile shows them; None without a GPU."""
+        times = [layer.ms for layer in self.layers if layer.type == "Conversion"]
+        return None if self.time is None else sum(ms or 0.0 for ms in times)
 
     def findings_by_code(self) -> Counter[str]:
         """Count the findings of each code."""

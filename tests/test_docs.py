@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
+from docs import build_site
 from qdqtool.commands.cli import cli
 from qdqtool.trt.targets import TARGETS, target_named
 
@@ -58,3 +59,13 @@ def test_page_names_existing_commands_options_and_files(page: Path) -> None:
         r"`((?:qdqtool|tests|calibration|benchmarks|docs)/[\w/]+\.\w+)`", page.read_text()
     ):
         assert (ROOT / path).exists(), path
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = {name for _, names in build_site.PARTS for name in names}
+    assert {page.name for page in PAGES[1:]} <= listed
+
+
+def test_scripts_are_linked_in_the_repository() -> None:
+    text = build_site.with_links("[a](../benchmarks/coco.py) and [b](other.md)", "../")
+    assert text == f"[a]({build_site.SOURCES}/benchmarks/coco.py) and [b](other.md)"

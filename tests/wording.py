@@ -43,6 +43,7 @@ from tests.findings.test_causes import residual
 from tests.findings.test_refusals import TARGETS
 from tests.fixing import test_quantizers as constants
 from tests.fixing.test_places import detector
+from tests.ir import test_branches as branches
 from tests.patterns import test_fake_quantizers as fakes
 from tests.proto.test_functions import quantized_blocks
 from tests.trt.builder import Graph
@@ -145,6 +146,9 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         yield f"quantizers of {name}", fakes.network(make), "trt10"
     for name, make in fakes.INEXACT.items():
         yield f"inexact: {name}", fakes.network(make, per_channel=False), "trt10"
+    flag = branches.model_with(branches.conditional("flag"), flag=True)
+    yield "If", flag, "trt10"
+    yield "Loop", branches.loop(), "trt10"
     yield "fallback to ATen", fakes.fallback(), "trt10"
     yield "scale of a product", constants.network("scale", constants.product), "trt10"
     yield "zero point of an Identity", constants.network("zero", constants.identity), "trt8.6"

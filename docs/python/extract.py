@@ -2,7 +2,9 @@
 
 import qdqtool
 
-part = qdqtool.extract("yolov8n_naive.onnx", finding="SKIP-FLOAT", minimize=True, private=True)
+# A model with a finding: the residual inputs are not quantized.
+broken = qdqtool.insert("yolov8n.onnx", "images/", residual="none", max_images=4)
+part = qdqtool.extract(broken.model, finding="SKIP-FLOAT", minimize=True, private=True)
 part.save("small.onnx")
 print(part)
 print(len(part.proto.graph.node), "nodes")

@@ -8,7 +8,8 @@ tuning = qdqtool.tune(
     gpu="RTX 3060",
     keep=0.6,
     max_images=16,
-    time_limit=60,
+    chosen_on=4,
+    judged_on=4,
 )
 tuning.save("tuned_qdq.onnx")
 print(tuning)

@@ -26,7 +26,7 @@ COMMANDS = {
 _ABOUT = (
     "INT8 for TensorRT without surprises, and without a GPU.",
     "Exit codes: 0 done (and, for verify, everything agreed); "
-    '1 the answer is "no"; 2 bad input or usage.',
+    "1 a check failed; 2 bad input or usage.",
 )
 _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
 _MORE = "qdqtool COMMAND --help lists its options, with examples."

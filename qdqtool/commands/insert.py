@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
     from qdqtool.formats.output import TextPage
+    from qdqtool.insertion.result import Insertion
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
 
@@ -36,7 +37,7 @@ _CALIBRATION_PARAMETERS = (
 @options.calib_option()
 @options.quantized_output_option
 @options.target_options
-@options.precision_option("int8", "fp8")
+@options.precision_option("int8", "fp8", "auto")
 @options.range_options
 @options.image_options
 @options.cache_options
@@ -137,7 +138,7 @@ def command(
         reserve_output(output_path, option)
     from qdqtool.formats.insertion_text import render
     from qdqtool.formats.output import Style, use_option_names
-    from qdqtool.formats.time_text import add_speed
+    from qdqtool.formats.time_text import add_speed, describe_formats
     from qdqtool.insertion.ranges import write_table as save_table
     from qdqtool.insertion.rules import choose_fp8_target
     from qdqtool.quantization.api import insert
@@ -152,12 +153,14 @@ def command(
         cluster=cluster,
         mixed_cpus=mixed_cpus,
         progress=True,
+        gpu=gpu,
         **settings,
     )
     result.save(path)
     cache = None if write_table is None else save_table(result, write_table)
     built = choose_fp8_target(release) if result.precision == "fp8" else release
     time = _estimate_time(result.model, gpu, built) if gpu else None
+    formats = _estimate_formats(model, gpu, release, result)
     seconds = perf_counter() - started
 
     def render_text(width: int) -> TextPage:
@@ -165,17 +168,22 @@ def command(
         if time is not None:
             page.add_heading(f"Estimated on {time.gpu.name}")
             add_speed(page, [time])
+        if formats is not None:
+            page.fill(describe_formats(formats), 4, "  ")
         page.add_gap()
         page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
         for line in cache.lines() if cache else ():
             page.add_lines(line)
-        page.add_page(_suggest_next(built, path, gpu, width, result.model))
+        can_compare = calib is not None and settings["input_type"] != "int8"
+        compare = ["qdqtool", "compare", model, path, "--calib", calib] if can_compare else None
+        page.add_page(_suggest_next(built, path, gpu, width, result.model, compare))
         return page
 
     answer.write(
         lambda: (
             use_option_names(result.as_json())
             | ({"time": time.as_json()} if time else {})
+            | ({"formats_time": formats.as_json()} if formats else {})
             | ({"table": cache.as_json()} if cache else {})
         ),
         render_text,
@@ -183,9 +191,26 @@ def command(
     return 0
 
 
+def _estimate_formats(
+    model: str, gpu: str | None, target: Target, result: Insertion
+) -> TimeEstimate | None:
+    """Return the times of INT8, FP8 and the float type on a GPU that has all of them."""
+    if gpu is None or result.choice is not None or not target.has_fp8:
+        return None
+    from qdqtool.timing.gpus import choose_gpu
+
+    return _estimate_time(model, gpu, target) if choose_gpu(gpu).has_fp8 else None
+
+
 def _suggest_next(
-    target: Target, path: str, gpu: str | None, width: int, model: onnx.ModelProto
+    target: Target,
+    path: str,
+    gpu: str | None,
+    width: int,
+    model: onnx.ModelProto,
+    compare: list[Any] | None,
 ) -> TextPage:
+    """Return the next commands: predict, compare with the float model, build, verify."""
     from qdqtool.formats.output import TextPage
     from qdqtool.formats.predict_text import build_commands
     from qdqtool.ir.graph import Model
@@ -197,12 +222,14 @@ def _suggest_next(
         "Next:",
         f"qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}",
     )
+    if compare is not None:
+        page.add_command("Compare:", shlex.join(compare))
     if not target.is_rtx:
         page.add_page(build_commands(target, path, width, describe_model(Model(model))))
     return page
 
 
-def _estimate_time(model: onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
+def _estimate_time(model: str | onnx.ModelProto, gpu: str, target: Target) -> TimeEstimate | None:
     from qdqtool.timing.estimate import predict_on_gpu
     from qdqtool.timing.options import TimingOptions
 

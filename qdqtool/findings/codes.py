@@ -55,11 +55,11 @@ class FindingCodeEntry:
         cause: Cause in the model.
         tensorrt: Effect in TensorRT.
         log: Trace in a build log, with TensorRT's own words if known.
-        fix: Advice.
+        fix: Advice. Empty if no action is needed.
         holds: Targets to which it applies, with evidence.
         builds: Whether the engine builds in spite of an error, with wrong results.
         passes: Whether it comes from the simulated passes, whose evidence then limits its own.
-        numeric: Whether its fix changes numbers and not layers, so that it saves no time.
+        saves_time: Whether the fix can save time: convolutions run in INT8, or conversions vanish.
         error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
             specific first. ``log`` names them in braces in place of the text.
     """
@@ -70,11 +70,11 @@ class FindingCodeEntry:
     cause: str
     tensorrt: str
     log: str
-    fix: str
     holds: tuple[CodeScope, ...]
+    fix: str = ""
     builds: bool = False
     passes: bool = False
-    numeric: bool = False
+    saves_time: bool = True
     error: tuple[tuple[str, str], ...] = ()
 
     def on(self, target: str) -> CodeScope | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.findings import codes
-from qdqtool.reasons.text import Message
+from qdqtool.reasons.text import NO_ACTION, Message
 from qdqtool.types import Finding, Severity
 
 
@@ -16,7 +16,7 @@ def describe_finding(finding: Finding) -> Message:
         description = reason.message(finding, cause)
         text, advice = (description, "") if isinstance(description, str) else description
         if not message:
-            message, fix = text, advice or entry.fix
+            message, fix = text, "" if advice == NO_ACTION else advice or entry.fix
             is_failure = finding.severity == Severity.ERROR and not reason.quotes
             error = entry.error_text(finding.target) if is_failure else ""
             message += f' TensorRT says: "{error}"' if error else ""

@@ -97,7 +97,9 @@ def _run(review: ModelReview) -> Json:
 
 def _rule(code: str, target: str) -> Json:
     entry = codes.get(code)
-    parts = (("Cause", entry.cause), ("What TensorRT does", entry.tensorrt), ("Fix", entry.fix))
+    parts = [("Cause", entry.cause), ("What TensorRT does", entry.tensorrt)]
+    if entry.fix:
+        parts.append(("Fix", entry.fix))
     return {
         "id": code,
         "shortDescription": {"text": entry.title},

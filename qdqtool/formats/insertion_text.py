@@ -8,11 +8,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.presets import describe_use
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage, as_options
 from qdqtool.formats.verdicts import name_float_type, verdict
+from qdqtool.insertion.format_choice import FP8_SPREAD
 from qdqtool.insertion.losses import MIN_GAIN, SMALL_ERROR, ActivationLosses, TensorLoss
 from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.reasons.placement import SkippedNode
@@ -46,6 +48,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
     _add_counts(page, insertion)
     _add_skipped(page, insertion.skipped, float_type)
     _add_groups(page, insertion.groups)
+    _add_formats(page, insertion)
     _add_losses(page, insertion)
     agreement = insertion.agreement
     if agreement is not None:
@@ -138,13 +141,38 @@ def _max_loss(groups: Iterable[GroupScale]) -> float:
     return max((m.bits_lost for group in groups for m in group.members), default=0.0)
 
 
+def _add_formats(page: TextPage, insertion: Insertion) -> None:
+    """Add the choice between INT8 and FP8, and which activations suit which format."""
+    if insertion.choice is not None:
+        page.add_row("Chosen", f"{_title(insertion)}: {as_options(insertion.choice.reason)}")
+    fits = insertion.fits
+    if not fits:
+        return
+    wide = [fit for fit in fits if fit.suits_fp8]
+    total = format_count(len(fits), "activation")
+    text = f"INT8 is more precise than FP8 for all {total}"
+    if wide:
+        text = (
+            f"FP8 is more precise than INT8 for {len(wide)} of {total} (largest over typical value "
+            f"about {FP8_SPREAD:.0f} or more)"
+        )
+    page.add_row("Formats", text)
+    for fit in sorted(fits, key=lambda fit: -fit.spread) if page.everything else ():
+        page.fill(
+            f"{fit.tensor}: largest over typical {fit.spread:.1f}, INT8 {fit.int8_db:.1f} dB, FP8 "
+            f"{fit.fp8_db:.1f} dB",
+            19,
+            f"{'':17}- ",
+        )
+
+
 def _add_losses(page: TextPage, insertion: Insertion) -> None:
     """Add the output error, and the activations that contribute most to it."""
     losses = insertion.losses
     if losses is None:
         return
     rating = next((text for limit, text in _ERROR_RATINGS if losses.error < limit), "much")
-    advice = "" if losses.error < SMALL_ERROR else ". Measure the results: qdqtool compare --calib"
+    advice = "" if losses.error < SMALL_ERROR else ", so compare the results (below)"
     page.add_row(
         "Output error",
         f"{losses.error:.1%} of the outputs' standard deviation on "
@@ -230,10 +258,23 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:
     serious = dict.fromkeys(f.code for f in fixed.after.findings if f.severity != Severity.INFO)
     if serious:
         page.add_heading(f"Left: {', '.join(f'{code} ({counts[code]})' for code in serious)}")
+        _add_opt_in(page, fixed, output)
     page.add_gap()
     page.fill(f"Wrote {output}" if fixed.applied else f"Wrote a copy to {output}", style=Style.BOLD)
     page.add_command("Next:", f"qdqtool predict {shlex.quote(output)}")
     return page
+
+
+def _add_opt_in(page: TextPage, fixed: Fixed, output: str) -> None:
+    """Add the command for fixes that were not tried because they are applied on request only."""
+    tried = {change.code for change in (*fixed.applied, *fixed.refused)}
+    left = [f for f in fixed.after.findings if f.automatic and f.severity != Severity.INFO]
+    codes = dict.fromkeys(f.code for f in left if f.code not in tried)
+    if codes:
+        page.fill("Not tried, because it costs speed. On request:", 2, "  ")
+        other = str(Path(output).with_name(f"{Path(output).stem}_2.onnx"))
+        only = " ".join(f"--only {code}" for code in codes)
+        page.add_command("", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}")
 
 
 def _add_errors(page: TextPage, fixed: Fixed) -> None:

@@ -160,8 +160,8 @@ def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate])
     codes = [f.code for f in prediction.findings if f.code in _CONVERSION_CODES]
     if codes == ["INPUT-CONVERSION"]:
         text += ": the network's input"
-    if times and times[0].conversions_ms:
-        text += f" ({format_ms(times[0].conversions_ms)})"
+    if times and prediction.conversions_ms:
+        text += f" ({format_ms(prediction.conversions_ms)})"
     return text
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.verdicts import ratio_style, speed_verdict
+from qdqtool.timing.results import round_significant
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layo
 
 def format_ms(value: float, *, unit: bool = True) -> str:
     """Return milliseconds with about three significant digits: ``0.681 ms``."""
+    value = round_significant(value)  # as in JSON, so that all texts show the same digits
     digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if value >= bound), 4)
     return f"{value:.{digits}f}" + (" ms" if unit else "")
 
@@ -45,16 +47,16 @@ def list_times(time: TimeEstimate) -> dict[str, float]:
     """Return milliseconds of the model, of the float model, and with the Q/DQ of ``insert``."""
     base, times = time.float_time, {}
     if not time.is_float:
-        times["INT8"] = time.total_ms
+        times[str(time.quantized)] = time.total_ms
     if base is not None:
         times[str(base.precision)] = base.total_ms
         if base.fp32_ms is not None:
             times["FP32"] = base.fp32_ms
     elif time.is_float:
         times[str(time.float_type)] = time.total_ms
-    best = time.best
-    if best is not None and abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE:
-        times["INT8 by qdqtool insert"] = best.total_ms
+    for precision, best in (("INT8", time.best), ("FP8", time.best_fp8)):
+        if best is not None and abs(best.total_ms / time.total_ms - 1) > _MIN_DIFFERENCE:
+            times[f"{precision} by qdqtool insert"] = best.total_ms
     return times
 
 
@@ -66,6 +68,16 @@ def describe_times(time: TimeEstimate) -> str:
         f"{', '.join(texts)} on {time.gpu.name} at {time.gpu.clock:.0f} MHz ({method}; 80 % of "
         f"engines within {format_ms(time.low_ms, unit=False)} to {format_ms(time.high_ms)})"
     )
+
+
+def describe_formats(time: TimeEstimate) -> str:
+    """Return which of INT8, FP8 and the float type is the fastest for a float network."""
+    parts = {"INT8": time.best, "FP8": time.best_fp8}
+    listed = [f"{name} {format_ms(part.total_ms)}" for name, part in parts.items() if part]
+    if time.float_time is not None:
+        listed.append(f"{time.float_time.precision} {format_ms(time.float_time.total_ms)}")
+    fastest = f"{time.fastest} is the fastest" if time.fastest else "the fastest type is unknown"
+    return f"All formats: {', '.join(listed)}; {fastest} (estimated)"
 
 
 def _add_time_table(page: TextPage, time: TimeEstimate) -> None:
@@ -90,7 +102,7 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     for time in times:
         listed = list_times(time)
         cells = [format_ms(listed[x]) if x in listed else "-" for x in labels]
-        gain = time.best_range if time.is_float else time.gain_range
+        gain = time.faster_range if time.is_float else time.gain_range
         ratio, style = "no INT8" if not time.gpu.has_int8 else "unknown", Style.PLAIN
         if gain is not None and time.gpu.has_int8:
             ratio, style = _format_ratio(gain), ratio_style(gain)
@@ -117,6 +129,11 @@ def _remarks(page: TextPage, time: TimeEstimate) -> list[str]:
         texts.append(
             f"{format_ms(time.launch_ms)} is the least that its {len(time.kernels)} kernels take, "
             "whatever their type: a larger batch or image gains more."
+        )
+    if time.best_fp8 is not None:
+        texts.append(
+            "The times of FP8 rest on rates of the GPU. No build in FP8 was measured for them. "
+            "Accuracy decides as well: qdqtool insert --precision auto measures both."
         )
     calibration = time.calibration
     if calibration:

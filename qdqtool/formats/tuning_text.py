@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqtool.formats.output import TextPage, as_options
+from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
 from qdqtool.util.text import format_count, keep_end
 
@@ -99,13 +100,13 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
     """Describe cost and accuracy of a placement."""
     cost = point.cost
     if not cost.int8:
-        time = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
+        time = "" if cost.ms is None else f", {format_ms(cost.ms)} predicted on {tuning.gpu}"
         return f"the float model{time}"
     counts = (
         f"{cost.int8} of {cost.convolutions} convolutions in INT8, "
         f"{format_count(cost.conversions, 'conversion')}"
     )
-    time = "" if cost.ms is None else f"{cost.ms:.4g} ms predicted on {tuning.gpu}, "
+    time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
     if point is tuning.chosen:
         return f"{time}{counts}"
     return f"{point.name}, {time}{counts}, {_format_metric(point)}"
@@ -180,8 +181,9 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "
         cost = point.cost
+        price = f"{cost.value:g}" if cost.ms is None else format_ms(cost.ms, unit=False)
         row = (
-            f"{mark} {cost.value:>8.4g} {cost.int8:>5d} {cost.conversions:>6d} "
+            f"{mark} {price:>8} {cost.int8:>5d} {cost.conversions:>6d} "
             f"{point.chosen_on:>7.3f}  {_format_metric(point):<23} "
         )
         name = point.sites[0] if len(point.sites) == 1 else point.name

@@ -300,14 +300,14 @@ def overall_verdict(prediction: Prediction, time: TimeEstimate | None) -> Verdic
 
 
 def speed_verdict(time: TimeEstimate) -> Verdict:
-    """Return whether INT8 is faster than FP16 or FP32 on a GPU, and by how much."""
+    """Return whether INT8 or FP8 is faster than FP16 or FP32 on a GPU, and by how much."""
     if not time.gpu.has_int8:
         return Verdict(f"{time.gpu.name} has no INT8: deploy the float model there.", Style.BAD)
-    gain = time.best_range if time.is_float else time.gain_range
+    gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
-        return Verdict("The gain of INT8 is unknown.", Style.UNCLEAR)
+        return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
     text = describe_ratio(gain)
-    text = f"INT8 would be {text}" if time.is_float else f"{text[0].upper()}{text[1:]}"
+    text = f"{gain.quantized} would be {text}" if time.is_float else f"{text[0].upper()}{text[1:]}"
     return Verdict(f"{text}.", ratio_style(gain))
 
 

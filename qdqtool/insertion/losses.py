@@ -510,14 +510,39 @@ def compare_outputs(
     Raises:
         ModelError: onnxruntime cannot run one of them.
     """
+    errors = sample_errors(float_model, models, data, samples=samples, images=images)
+    return [Fp16Agreement(float(each.mean()), len(each)) for each in errors.T if len(each)]
+
+
+def sample_errors(
+    float_model: Model,
+    models: Sequence[Model],
+    data: object,
+    *,
+    samples: int,
+    images: ImageOptions = DEFAULT_IMAGES,
+) -> npt.NDArray[np.float64]:
+    """Return the output errors of Q/DQ models on samples, of shape [samples, models].
+
+    The outputs are those of :func:`compare_outputs`. NaN stands for outputs that are not finite.
+    No sample if none can be read, or the data not a second time.
+
+    Raises:
+        ModelError: onnxruntime cannot run one of the models.
+    """
     if isinstance(data, Iterator):
-        return []
+        return np.empty((0, len(models)))
     tensors = [t for t in comparison_tensors(models[0]) if t in float_model.producers]
     tensors = tensors or list(models[0].outputs)
-    errors: list[list[float]] = [[] for _ in models]
+    rows: list[list[float]] = []
     for floats, *others in run_samples([float_model, *models], tensors, data, images, samples):
         reference = ReferenceOutputs(floats, None)
-        for model_errors, outputs in zip(errors, others, strict=True):
-            is_finite = all(np.isfinite(array).all() for array in outputs.values())
-            model_errors.append(reference.error(outputs) if is_finite else float("nan"))
-    return [Fp16Agreement(float(np.mean(each)), len(each)) for each in errors if each]
+        rows.append(
+            [
+                reference.error(outputs)
+                if all(np.isfinite(array).all() for array in outputs.values())
+                else float("nan")
+                for outputs in others
+            ]
+        )
+    return np.array(rows, np.float64).reshape(-1, len(models))

@@ -9,6 +9,7 @@ from qdqtool.insertion import fp16
 from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
 from qdqtool.insertion.number_formats import INT8, NumberFormat
 from qdqtool.insertion.prepare import MIN_OPSET, note_changes, prepare
+from qdqtool.ir.branches import find_subgraph_contents
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.qdq import find_bfloat16, is_quantized
@@ -16,6 +17,7 @@ from qdqtool.patterns.fake_quantizers import find_fake_quantizers
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
+from qdqtool.util.text import format_count
 
 
 @dataclass
@@ -133,6 +135,24 @@ def _check_float_model(model: Model) -> None:
             )
 
 
+def _describe_subgraphs(model: Model) -> list[Note]:
+    """Return a warning for each node with convolutions in its subgraphs, which remain float."""
+    warnings = []
+    for content in find_subgraph_contents(model):
+        count = content.convolutions + content.products
+        if count:
+            warnings.append(
+                Note(
+                    f"{content.node.name} ({content.node.op}): {format_count(count, 'layer')} in "
+                    "its subgraphs not quantized; export without control flow to quantize them",
+                    code="subgraph-float",
+                    node=content.node.name,
+                    count=count,
+                )
+            )
+    return warnings
+
+
 def _prepare(
     network: PreparedNetwork, target: Target, weights: str, number_format: NumberFormat
 ) -> None:
@@ -167,6 +187,7 @@ def _prepare(
                 target=target.name,
             )
         )
+    network.warnings += _describe_subgraphs(model)
     # The hash of the file identifies a calibration cache: whatever the opset, preparation results
     # in the same tensors. A model that was widened, or edited by the caller, is another one.
     sha256 = None if notes or network.loaded.sha256 == EDITED else network.loaded.sha256

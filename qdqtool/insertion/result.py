@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from qdqtool.insertion.format_choice import FormatChoice, FormatFit
 from qdqtool.insertion.losses import ActivationLosses, Fp16Agreement
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import ScaleMigration
@@ -46,6 +47,8 @@ class Insertion:
         losses: Accuracy that quantized activations cost at the outputs; None if not measured.
         float_type: Type of the float remainder, ``fp32`` or ``fp16``.
         precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``.
+        fits: Precision of the activations in INT8 and FP8; empty without statistics.
+        choice: Choice of ``precision="auto"``.
         float32: Tensors that remain FP32 in an FP16 model, with their largest values.
         agreement: Difference of an FP16 model's outputs from the float model's; None if not
             measured.
@@ -81,6 +84,8 @@ class Insertion:
     findings: list[Finding] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
     precision: str = "int8"
+    fits: list[FormatFit] = field(default_factory=list)
+    choice: FormatChoice | None = None
     requested_target: Target | None = field(default=None, repr=False, compare=False)
     load_float_model: Callable[[], Model] | None = field(default=None, repr=False, compare=False)
     measure_scales: Callable[[Model, Sequence[str]], dict[str, float]] | None = field(
@@ -145,6 +150,8 @@ class Insertion:
             "losses": self.losses.as_json() if self.losses else None,
             "float_type": self.float_type,
             "precision": self.precision,
+            "formats": [f.as_json() for f in self.fits],
+            "choice": self.choice.as_json() if self.choice else None,
             "float32": largest_json(self.float32),
             "smoothed": [s.as_json() for s in self.smoothed],
             "agreement": self.agreement.as_json() if self.agreement else None,

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from qdqtool.errors import ModelError
 from qdqtool.ir import file_types
+from qdqtool.ir.branches import fold_constant_branches
 from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
@@ -237,16 +238,16 @@ def _load(source: ModelSource) -> Model:
 
 
 def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
-    """Return the model of a message, whose functions are inlined in a copy."""
+    """Return the model of a message, in a copy of which functions and constant Ifs are inlined."""
     if not source.functions:
-        return Model(source, path, sha256, base_dir)
+        return fold_constant_branches(Model(source, path, sha256, base_dir))
     proto = onnx.ModelProto()
     proto.CopyFrom(source)
     functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
     names = inline_functions(proto, path or "model in memory")
     model = Model(proto, path, sha256 or hash_message(source), base_dir)
     model.inlined_functions, model.function_node_names = functions, names
-    return model
+    return fold_constant_branches(model)
 
 
 def _read(path: Path) -> bytes:

@@ -26,6 +26,9 @@ from qdqtool.proto.subgraphs import DOMAINS, STANDARD
 from qdqtool.types import Precision
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
+# The last in which the result of a DequantizeLinear always has the scale's type. Later ones have an
+# attribute for it, and without the attribute the same rule.
+_SCALE_TYPE_OPSET = 22
 HALF_MAX = float(np.finfo(np.float16).max)
 # A range that is near the largest value: other images than those of the calibration may exceed it.
 WIDE = HALF_MAX / 2
@@ -94,7 +97,10 @@ def keeps_float32(model: Model, node: Node, position: int) -> bool:
 
 
 def _node_float32_inputs(model: Model, node: Node) -> frozenset[int] | None:
-    return float32_inputs(node.op, max(model.opset, HALF_OPSET), len(node.outputs))
+    opset = max(model.opset, HALF_OPSET)
+    if qdq.is_dq(node) and not node.integer("output_dtype", 0):
+        opset = min(opset, _SCALE_TYPE_OPSET)
+    return float32_inputs(node.op, opset, len(node.outputs))
 
 
 def find_fp16_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from qdqtool import prediction
 from qdqtool.errors import DataError, ModelError, QdqtoolError
@@ -14,6 +18,12 @@ from qdqtool.findings.lint.activation_scales import check_outliers
 from qdqtool.findings.lint.floats import check_norms
 from qdqtool.findings.report import FindingReport
 from qdqtool.insertion import fp16, rules
+from qdqtool.insertion.format_choice import (
+    FORMAT_SAMPLES,
+    FormatChoice,
+    choose_number_format,
+    compare_precision,
+)
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
     TRIAL_SAMPLES,
@@ -21,9 +31,10 @@ from qdqtool.insertion.losses import (
     measure_losses,
     predict_changes,
     rank_activations,
+    sample_errors,
 )
 from qdqtool.insertion.network import prepare_network
-from qdqtool.insertion.number_formats import FP8, INT8, find_number_format
+from qdqtool.insertion.number_formats import FORMATS, FP8, INT8, find_number_format
 from qdqtool.insertion.options import (
     CacheOptions,
     ClusterOptions,
@@ -51,9 +62,12 @@ from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource
 from qdqtool.patterns.network_kind import warn_default_preprocess
 from qdqtool.patterns.view import View
-from qdqtool.reasons.placement import nothing_to_quantize
+from qdqtool.reasons.placement import NothingToQuantize, nothing_to_quantize
+from qdqtool.timing import gpus
+from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
-from qdqtool.types import Finding, Prediction, Severity
+from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note
 
@@ -97,6 +111,7 @@ def insert(
     calib_table: str | os.PathLike[str] | None = None,
     losses: int | None = 0,
     predict: bool = True,
+    gpu: str | None = None,
 ) -> Insertion:
     """Insert calibrated Q/DQ pairs where TensorRT uses them.
 
@@ -124,7 +139,9 @@ def insert(
             :class:`qdqtool.trt.targets.Target`.
         precision: ``int8``, or ``fp8`` (E4M3) for GPUs from compute capability 8.9 on and
             TensorRT 10.3 or newer, strongly typed. FP8 ranges are the largest magnitudes, and
-            more nodes remain float (:mod:`qdqtool.insertion.fp8_rules`).
+            more nodes remain float (:mod:`qdqtool.insertion.fp8_rules`). ``auto`` measures the
+            output error of both on 8 samples, and chooses by error and estimated time
+            (:func:`qdqtool.insertion.format_choice.choose_number_format`).
         head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, and the layers of a
             DETR that compute boxes, reference points and sampling offsets. ``float`` leaves every
             last convolution and such scores float. ``none`` leaves nothing float.
@@ -167,6 +184,7 @@ def insert(
             None: 8 samples, and single activations only if the outputs move by 10 % or more, on 2
             samples, with the best confirmed on the other 6; the command's default.
         predict: Whether to predict the result.
+        gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``.
 
     Returns:
         The Q/DQ model with scales (units of the tensor per integer step) and reasons.
@@ -192,18 +210,94 @@ def insert(
         progress,
     )
     with record_inputs() as inputs:
-        inserter = _Inserter(model, data, target_named(target), options)
-        placement = inserter.choose_placement()
-        scales = inserter.choose_scales(placement)
-        inserter.insert_pairs(placement, scales)
-        inserter.check_outliers(scales)
-        inserter.measure_losses(scales)
-        inserter.convert_to_fp16()
-        inserter.change_inputs()
-        inserter.check_layer_norms()
-        inserter.predict()
-    inserter.result.read = inputs
-    return inserter.result
+        if precision == "auto":
+            result = _insert_better(model, data, target_named(target), options, gpu)
+        else:
+            inserter = _Inserter(model, data, target_named(target), options)
+            inserter.quantize()
+            result = inserter.finish()
+    result.read = inputs
+    return result
+
+
+def _insert_better(
+    model: ModelSource | Model,
+    data: object,
+    target: Target,
+    options: InsertOptions,
+    gpu: str | None,
+) -> Insertion:
+    """Insert the better one of INT8 and FP8, measured on the same calibration."""
+    if options.calib_table is not None or isinstance(data, Iterator):
+        raise QdqtoolError(
+            "`precision='auto'` runs both formats on images. Give a folder, a list or arrays, or "
+            "name a precision",
+            code="option-conflict",
+            parameter="precision",
+        )
+    int8, *others = (
+        _Inserter(
+            model,
+            data,
+            target,
+            replace(options, placement=replace(options.placement, precision=name)),
+        )
+        for name in (FORMATS if target.has_fp8 else (INT8.name,))
+    )
+    obstacle = _find_fp8_obstacle(target, gpu, others)
+    if obstacle:
+        int8.quantize()
+        int8.result.choice = FormatChoice(INT8.name, obstacle, {}, 0, {}, "")
+        return int8.finish()
+    (fp8,) = others
+    if options.network.smooth is None:  # else each is calibrated on its own smoothed network
+        int8.share_statistics(fp8)
+    int8.quantize()
+    fp8.quantize()
+    choice = choose_number_format(int8.measure_with(fp8), *_estimate_times([int8, fp8], gpu))
+    chosen = int8 if choice.precision == INT8.name else fp8
+    chosen.result.choice = choice
+    if choice.is_faster is False:
+        chosen.result.warnings.append(
+            Note(
+                f"{choice.precision.upper()} is not faster than FP16 on {choice.gpu} (estimated): "
+                "FP16 has no output error",
+                code="no-gain",
+                gpu=choice.gpu,
+            )
+        )
+    return chosen.finish()
+
+
+def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]) -> str:
+    """Return why FP8 is not possible; empty if it is."""
+    if not target.has_fp8:
+        return f"{target.name} has no FP8"
+    if gpu is not None:
+        named = gpus.choose_gpu(gpu)
+        if not named.has_fp8:
+            return f"{named.name} has no FP8"
+    try:
+        for inserter in fp8:
+            inserter.choose_placement()
+    except NothingToQuantize as error:
+        return f"no layer suits FP8: {error.reason}"
+    return ""
+
+
+def _estimate_times(trials: Sequence[_Inserter], gpu: str | None) -> tuple[dict[str, float], str]:
+    """Return milliseconds of each format and of FP16 on a GPU, and the GPU's name."""
+    if gpu is None:
+        return {}, ""
+    ms: dict[str, float] = {}
+    name = gpu
+    for trial in trials:
+        _, time = predict_on_gpu(trial.result.model, trial.target, TimingOptions(gpu=gpu))
+        assert time is not None and time.float_time is not None
+        name = time.gpu.name
+        ms[trial.result.precision] = time.total_ms
+        ms["fp16"] = min(time.float_time.total_ms, ms.get("fp16", math.inf))
+    return ms, name
 
 
 class _Inserter:
@@ -211,6 +305,7 @@ class _Inserter:
 
     Attributes:
         result: The result so far.
+        target: TensorRT version that will build it.
     """
 
     def __init__(
@@ -224,7 +319,7 @@ class _Inserter:
         if self._format == FP8:
             target = rules.choose_fp8_target(target)
         check_input_type(options.network.input_type, target, self._format)
-        self._target = target
+        self.target = target
         # With a table, nothing can be run.
         self._data = data if options.calib_table is None else None
         self._network = prepare_network(
@@ -238,6 +333,9 @@ class _Inserter:
         remember_size(self._model, options.images.size)
         images, self._origin = resolve_images(self._model, options.images)
         self._options = replace(options, images=images)
+        self._placement: Placement | None = None
+        self._shared: tuple[Statistics, Json] | None = None
+        self._scales: list[GroupScale] = []
         self._statistics: Statistics | None = None
         self._maxima: dict[str, float] = {}  # largest magnitudes of tensors in the calibration
         self.result = Insertion(
@@ -258,11 +356,47 @@ class _Inserter:
             measure_scales=self._measure_scales,
         )
 
+    def quantize(self) -> None:
+        """Insert the pairs."""
+        placement = self.choose_placement()
+        self._scales = self.choose_scales(placement)
+        self.insert_pairs(placement, self._scales)
+
+    def finish(self) -> Insertion:
+        """Check the model with its pairs, convert the remainder, and return the result."""
+        self.check_outliers(self._scales)
+        self.measure_losses(self._scales)
+        self.convert_to_fp16()
+        self.change_inputs()
+        self.check_layer_norms()
+        self.predict()
+        return self.result
+
+    def share_statistics(self, other: _Inserter) -> None:
+        """Calibrate once for the tensors of this insertion and of another one."""
+        groups = [*self._find_groups(), *other._find_groups()]
+        self._shared = other._shared = self._collect(groups)
+
+    def measure_with(self, other: _Inserter) -> npt.NDArray[np.float64]:
+        """Return the output errors of this insertion and another one, of shape [samples, 2]."""
+        return sample_errors(
+            self._network.load_float_model(),
+            [self._model, other._model],
+            self._data,
+            samples=FORMAT_SAMPLES,
+            images=self._options.images,
+        )
+
     def choose_placement(self) -> Placement:
         """Choose what is quantized, after SmoothQuant if the user wants that."""
+        if self._placement is None:
+            self._placement = self._choose_placement()
+        return self._placement
+
+    def _choose_placement(self) -> Placement:
         result, alpha = self.result, self._options.network.smooth
         rule_set, placement = rules.choose_placement(
-            self._model, self._options.placement, self._target
+            self._model, self._options.placement, self.target
         )
         result.notes.extend(placement.notes)
         if alpha is not None:
@@ -281,7 +415,7 @@ class _Inserter:
     def choose_scales(self, placement: Placement) -> list[GroupScale]:
         """Choose a scale for each group of quantized activations."""
         options, result = self._options, self.result
-        groups = find_scale_groups(self._model, placement.inputs, options.placement.unify)
+        groups = self._find_groups()
         methods = MethodChoice.from_options(options.ranges, self._format)
         methods.check([t for g in groups for t in g.tensors])
         if options.calib_table is not None:
@@ -297,9 +431,14 @@ class _Inserter:
         }
         return scales
 
-    def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
+    def _find_groups(self) -> list[ScaleGroup]:
+        inputs = self.choose_placement().inputs
+        return find_scale_groups(self._model, inputs, self._options.placement.unify)
+
+    def _collect(self, groups: Sequence[ScaleGroup]) -> tuple[Statistics, Json]:
+        """Return the statistics of the groups, and what the result reports of the calibration."""
         options = self._options
-        statistics, self.result.calibration = collect_statistics(
+        return collect_statistics(
             self._model,
             self._data,
             groups,
@@ -309,6 +448,11 @@ class _Inserter:
             cluster=options.cluster,
             progress=options.progress,
         )
+
+    def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
+        options = self._options
+        statistics, report = self._shared or self._collect(groups)
+        self.result.calibration = dict(report)
         self._record_preprocess()
         if options.network.input_type == "uint8":
             for name in self._model.inputs:
@@ -320,6 +464,12 @@ class _Inserter:
             scale, warnings = choose_scale(group, statistics, methods)
             scales.append(scale)
             self.result.warnings.extend(warnings)
+        int8_scales = scales
+        if self._format != INT8:
+            int8_methods = MethodChoice.from_options(options.ranges)
+            int8_scales = [choose_scale(group, statistics, int8_methods)[0] for group in groups]
+        if self.target.has_fp8:
+            self.result.fits = compare_precision(int8_scales, statistics)
         self._statistics = statistics
         self._maxima = {tensor: entry.absmax for tensor, entry in statistics.items()}
         return scales
@@ -398,7 +548,7 @@ class _Inserter:
                 sources = (tensor,) if tensor in group.sources else group.sources
                 parts = [self._statistics[source] for source in sources]
                 entries.append((quantizers[tensor], tensor, scale.scale, parts))
-        report = FindingReport(self._target.name)
+        report = FindingReport(self.target.name)
         check_outliers(report, self._model, entries, self._statistics.images)
         has_fix = self._options.network.smooth is None or bool(self.result.smoothed)
         for finding in report.findings:
@@ -445,7 +595,7 @@ class _Inserter:
         )
         result.notes.extend(
             fp16.describe_fp16(
-                self._model, self._target, result.float32, options.network.high_precision is None
+                self._model, self.target, result.float32, options.network.high_precision is None
             )
         )
         # Integer inputs are compared as floats.
@@ -495,7 +645,7 @@ class _Inserter:
 
     def check_layer_norms(self) -> None:
         """Report decomposed layer normalizations; the first one stands for all."""
-        report = FindingReport(self._target.name)
+        report = FindingReport(self.target.name)
         check_norms(View(self._model), report)
         findings = report.findings
         self.result.findings.extend(findings)
@@ -511,14 +661,14 @@ class _Inserter:
             return
         try:
             model.path, model.sha256 = "", None  # a model in memory from here on
-            result.prediction = prediction.predict(model, self._target)
+            result.prediction = prediction.predict(model, self.target)
             if result.losses is not None:
                 result.losses = predict_changes(
                     result.losses,
                     model,
                     result.activations,
                     result.prediction,
-                    lambda changed: prediction.predict_outcome(changed, self._target),
+                    lambda changed: prediction.predict_outcome(changed, self.target),
                 )
             result.warnings.extend(_note_errors(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is complete without a prediction

@@ -964,6 +964,7 @@ class AtenNodes(Refusal):
         )
 
 
+<<<<<<< HEAD
 class UnreadBfloat16(Refusal):
     """Tensors of bfloat16 on a target whose parser does not read them; the node is the first one.
 
@@ -977,6 +978,39 @@ class UnreadBfloat16(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"'{self.tensor}' is bfloat16, which parsers before TensorRT 9.0 do not read."
+=======
+class UnanalyzedSubgraphs(Refusal):
+    """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
+
+    Attributes:
+        op: Operator with the subgraphs.
+        convolutions: Number of convolutions in them.
+        products: Number of matrix products in them.
+        quantizers: Number of Q and DQ in them.
+        int8: Number of INT8 layers if each subgraph is predicted alone; None if that is impossible.
+    """
+
+    rules = (FindingRule("SUBGRAPH"),)
+
+    op: str
+    convolutions: int
+    products: int
+    quantizers: int
+    int8: int | None
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        counts = (
+            (self.convolutions, "convolution"),
+            (self.products, "matrix product"),
+            (self.quantizers, "Q/DQ node"),
+        )
+        content = ", ".join(format_count(count, noun) for count, noun in counts if count)
+        place = "its branches" if self.op == "If" else "its body"
+        alone = ""
+        if self.int8 is not None and self.quantizers:
+            alone = f" Predicted alone, {self.int8} of these layers run in INT8."
+        return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
+>>>>>>> main
 
 
 class LocalFunctions(Refusal):

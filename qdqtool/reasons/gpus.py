@@ -45,11 +45,7 @@ _TEXTS: dict[GpuFact, str] = {
     ),
     GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 "
     "kernel there.",
-    GpuFact.JETSON: (
-        "{gpu}: the prediction is for its GPU, which runs the Q/DQ passes of desktop GPUs (all "
-        "868 pass and copy lines "
-        "of one network are the same on AGX Orin and RTX 3080 Ti). Its DLA does not support Q/DQ."
-    ),
+    GpuFact.JETSON: ("{gpu}: the prediction is for its GPU. The DLA does not support Q/DQ."),
     GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
     GpuFact.SINCE: "{gpu} needs TensorRT {1} or later; the target is {0}.",
     GpuFact.DROPPED: "{gpu} is no longer supported by TensorRT of the target {0}.",

@@ -24,6 +24,7 @@ from qdqtool.reasons.tensors import (
     quantizer_consumers,
 )
 from qdqtool.reasons.text import (
+    NO_ACTION,
     Message,
     advise_common_scale,
     consumer_names,
@@ -557,7 +558,7 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
         if finding.code == "SILU-NO-Q-AFTER":
             return f"{_writes(self)} after SiLU: {clause}."
         if is_left_float(self) and any(x.kind != ConsumerKind.OUTPUT for x in self.consumers):
-            clause += " (left float)"
+            clause += " (that layer is not quantized)"
         return f"{_writes(self)}: {clause}."
 
 
@@ -608,18 +609,18 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
         if add is not None:
             return (
                 f"{_writes(self)} because {add.node} reads it as float (its residual input has no "
-                "Q/DQ), in addition to "
-                f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}.",
+                f"Q/DQ){describe_unread_consumers(self.consumers)}.",
                 _skip_fix(add.node, f"'{self.tensor}'", quantized),
             )
         names = list(dict.fromkeys(consumer_names(floats)))
         return (
             f"{_writes(self)} because {list_names(names)} "
             f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
-            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}.",
+            f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
+            + ("" if finding.gains else " No action needed: INT8 gains nothing for this consumer."),
             f"Quantize the float consumer too, with scale {format_scale(quantized[0].scale)}."
             if finding.gains
-            else "No action needed: INT8 gains nothing for this consumer.",
+            else NO_ACTION,
         )
 
 

@@ -18,7 +18,12 @@ from qdqtool.reasons.tensors import (
 )
 
 Message = tuple[str, str]
-"""Message of a finding, and its fix. An empty fix stands for the general advice of the code."""
+"""Message of a finding, and its fix.
+
+An empty fix stands for the general advice of the code, `NO_ACTION` for none.
+"""
+
+NO_ACTION = "no action needed"
 
 MIN_SCALE_RATIO = 0.25  # of smallest over largest; a common scale costs two bits at this ratio
 

@@ -497,7 +497,7 @@ def collect_time(subject: ReportSubject) -> data.EngineTime | None:
         total=time.total_ms,
         low=time.low_ms,
         high=time.high_ms,
-        conversions=time.conversions_ms,
+        conversions=subject.prediction.conversions_ms or 0.0,
         notes=[as_options(note) for note in time.notes],
     )
 

@@ -32,9 +32,9 @@ from qdqtool.util.text import reason_of
 OUT_OF_MEMORY = "bfc_arena"  # part of onnxruntime's message if it gets no memory
 # Every onnxruntime from 1.20 reads it. Later versions add types and annotations only.
 IR_VERSION = 10
-# It removes a Relu before a Q to FP8, whose zero point 0 does not clip negative values (seen with
-# 1.24 to 1.32).
-_UNSAFE_OPTIMIZERS = ("ReluQuantRewrite",)
+# Optimizations that do not know FP8 (seen with 1.24 to 1.32). The first removes a Relu before a Q,
+# though a zero point of 0 does not clip negative FP8 values. The second fails at a Clip before a Q.
+_INTEGER_OPTIMIZERS = ("ReluQuantRewrite", "ClipQuantRewrite")
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
@@ -71,7 +71,7 @@ def open_session(
         optimize: Graph optimizations: ``all``, ``extended`` (those that keep the layout),
             ``basic`` or ``none``.
         folder: Folder of external weights, for a model passed as bytes.
-        fold_qdq: Whether Q/DQ pairs may become integer kernels.
+        fold_qdq: Whether Q/DQ pairs may become integer kernels. False for models with FP8.
         values: OrtValues of weights that the model names as external.
         one_arena: Whether the session computes in memory that all such sessions share. It is
             limited, and held until the process ends. A session's own memory would hold the size of
@@ -106,7 +106,7 @@ def open_session(
             source,
             options,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=_UNSAFE_OPTIMIZERS,
+            disabled_optimizers=None if fold_qdq else _INTEGER_OPTIMIZERS,
             enable_fallback=0,
         )
         # A copy of the model for other providers, as large as all weights.

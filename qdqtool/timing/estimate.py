@@ -23,6 +23,7 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import estimate_seconds, load_constants
 from qdqtool.timing.results import (
+    MIN_GAIN,
     BestTime,
     FixTime,
     FloatTime,
@@ -79,6 +80,7 @@ class TimeEstimate:
         float_time: The same network without Q/DQ, in FP16 if the GPU is fast in it. None if it
             was not simulated.
         best: The network with Q/DQ where ``insert`` would put them. None if unknown.
+        best_fp8: The same in FP8, for a float network on a GPU with FP8. None if unknown.
         batch: Factor on the model's own batch.
         calibration: Correction in the times.
         unknown: Names of layers whose shapes are unknown.
@@ -94,6 +96,7 @@ class TimeEstimate:
         conversions: Number of kernels that convert data types.
         launch_ms: Time that the kernels would take if they computed and moved nothing.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
+        quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
     """
 
     gpu: Gpu
@@ -105,6 +108,7 @@ class TimeEstimate:
     kernels: list[KernelTime] = field(default_factory=list)
     float_time: FloatTime | None = None
     best: BestTime | None = None
+    best_fp8: BestTime | None = None
     batch: float = 1.0
     calibration: TimeCalibration | None = None
     unknown: list[str] = field(default_factory=list)
@@ -119,6 +123,7 @@ class TimeEstimate:
     conversions: int = 0
     launch_ms: float = 0.0
     is_cuda_graph: bool = False
+    quantized: Precision = Precision.INT8
 
     @property
     def layer_count(self) -> int:
@@ -135,14 +140,40 @@ class TimeEstimate:
     @property
     def gain_range(self) -> SpeedGain | None:
         """Speed gain over the float network with its uncertainty; None if unknown."""
-        return None if self.gain is None else self._add_range(self.gain)
+        return None if self.gain is None else self._add_range(self.gain, self.quantized)
 
     @property
     def best_range(self) -> SpeedGain | None:
         """Gain of the network with Q/DQ where ``insert`` would put them, with its range."""
-        return None if self.best is None else self._add_range(self.best.gain)
+        return None if self.best is None else self._add_range(self.best.gain, Precision.INT8)
 
-    def _add_range(self, gain: float) -> SpeedGain | None:
+    @property
+    def best_fp8_range(self) -> SpeedGain | None:
+        """Gain of the network with the FP8 pairs of ``insert``, with its range."""
+        if self.best_fp8 is None:
+            return None
+        return self._add_range(self.best_fp8.gain, Precision.FP8)
+
+    @property
+    def faster_range(self) -> SpeedGain | None:
+        """Gain of the faster one of INT8 and FP8 for a float network, with its range.
+
+        INT8 if FP8 is not faster by 2 percent, because INT8 needs no strongly typed build.
+        """
+        int8, fp8 = self.best_range, self.best_fp8_range
+        if fp8 is not None and (int8 is None or fp8.value > MIN_GAIN * int8.value):
+            return fp8
+        return int8
+
+    @property
+    def fastest(self) -> Precision | None:
+        """The fastest type of a float network: INT8, FP8 or its float type; None if unknown."""
+        gain = self.faster_range
+        if gain is None or not self.is_float:
+            return None
+        return gain.quantized if gain.value > MIN_GAIN else gain.precision
+
+    def _add_range(self, gain: float, quantized: Precision) -> SpeedGain | None:
         if self.float_time is None:
             return None
         constants = load_constants()
@@ -151,12 +182,22 @@ class TimeEstimate:
             spread *= UNMEASURED_SPREAD
         spread *= 1 + _UNKNOWN_SPREAD * len(self.unknown) / self.layer_count
         return SpeedGain(
-            gain / spread, gain, gain * spread, self.float_time.precision, *constants.signs
+            gain / spread,
+            gain,
+            gain * spread,
+            self.float_time.precision,
+            *constants.signs,
+            quantized,
         )
 
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""
-        parts = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
+        parts = {
+            "float": self.float_time,
+            "gain": self.gain_range,
+            "best": self.best,
+            "best_fp8": self.best_fp8,
+        }
         times = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
         return {
             "gpu": self.gpu.name,
@@ -165,6 +206,7 @@ class TimeEstimate:
             "layouts": self.layouts,
             "layers_ms": round_significant(sum(self.layers)),
             **{name: part.as_json() if part else None for name, part in parts.items()},
+            "fastest": None if self.fastest is None else str(self.fastest),
             "fixes": [fix.as_json() for fix in self.fixes],
             "slowest": [kernel.as_json() for kernel in self.kernels[:10]],
             "batch": self.batch,
@@ -283,6 +325,8 @@ def estimate(
     result.batch, result.requested_batch, result.notes = factor, batch, notes
     result.float_type, result.is_float = float_type, is_float
     result.is_cuda_graph = cuda_graph
+    counts = simulated.summary()
+    result.quantized = Precision.FP8 if counts["fp8"] > counts["int8"] else Precision.INT8
     idle_ms = engine.running_ms(correction, has_gaps=not cuda_graph, kernel_ms=engine.idle_ms(gpu))
     result.launch_ms = float(idle_ms.sum())
     _set_range(result, float(engine.counts.sum()))
@@ -292,7 +336,7 @@ def estimate(
     if simulated is prediction:
         result.layers = profile_ms[: len(workload.layers)].tolist()
         _write_layer_times(prediction, workload, profile_ms)
-    add_savings(prediction, simulated, workload, ms, gpu, correction)
+    add_savings(prediction, simulated, workload, ms, profile_ms, gpu, correction)
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         _compare(result, model, resolved_model, target)
     return result
@@ -572,6 +616,9 @@ def _compare(result: TimeEstimate, model: Model, resolved_model: Model, target: 
             result.notes.append(Note("no INT8 on this GPU: nothing to gain", code="no-int8"))
     elif float_model is not None:
         result.best = _best_time(result, float_model, target)
+        if result.is_float and result.gpu.has_fp8 and target.has_fp8:
+            typed = strongly_typed(target)
+            result.best_fp8 = _best_time(result, float_model, typed, Precision.FP8)
 
 
 def _float_time(
@@ -605,26 +652,28 @@ def _float_time(
     return FloatTime(stored, own_ms)
 
 
-def _best_time(result: TimeEstimate, model: Model, target: Target) -> BestTime | None:
+def _best_time(
+    result: TimeEstimate, model: Model, target: Target, precision: Precision = Precision.INT8
+) -> BestTime | None:
     """Return the time of a float network with Q/DQ where ``insert`` would put them.
 
     None if that fails, with a note if the network is float.
     """
     assert result.float_time is not None
     try:
-        quantized = model_variants.quantized_variant(model, target)
+        quantized = model_variants.quantized_variant(model, target, precision.lower())
         resolved, _ = model_variants.resolve_inputs(quantized, result.requested_batch or 1)
         simulated, ms = _simulate_like(result, resolved, target)
     except QdqtoolError as error:
         if result.is_float:
-            text = f"the possible gain of INT8 is unknown: {error.reason}"
+            text = f"the possible gain of {precision} is unknown: {error.reason}"
             result.notes.append(Note(text, code="gain-unknown", why=error.reason))
         return None
     summary = simulated.summary()
     return BestTime(
         ms,
         result.float_time.total_ms / ms if ms else 1.0,
-        summary["int8"],
+        summary[precision.lower()],
         summary["convolutions"],
         summary["conversions"],
     )

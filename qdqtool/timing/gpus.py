@@ -151,6 +151,7 @@ def _split_model(name: str) -> tuple[str, int]:
     return name, 0
 
 
+_GEFORCE = re.compile(r"RTX [45]0\d0(?! (?:SFF )?Ada)|GB10")
 _CLOCK_OF_POWER = 0.4
 _FEW_WATTS = 0.5
 _LAPTOP_CLOCK = 0.75  # clock of a laptop part over the desktop part's, as in the table's pairs
@@ -168,6 +169,7 @@ class SmRates:
         tf32: TF32 MACs of the tensor cores; 0 without TF32.
         fp16: FP16 MACs, of the tensor cores if there are any.
         int8: INT8 MACs; 0 without INT8.
+        fp8: FP8 MACs with FP32 accumulation, of a professional part; 0 without FP8.
         int8_path: ``tensor``, ``dp4a`` or ``none``.
         evidence: How well the figures are known.
         source: Where they are from.
@@ -179,6 +181,7 @@ class SmRates:
     tf32: float
     fp16: float
     int8: float
+    fp8: float
     int8_path: str
     evidence: Evidence
     source: str
@@ -254,6 +257,25 @@ class Gpu:
         """Whether it has INT8."""
         return self.rates.int8 > 0
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it has FP8: from compute capability 8.9 on."""
+        return self.rates.fp8 > 0
+
+    @property
+    def is_geforce(self) -> bool:
+        """Whether it is a GeForce of Ada or Blackwell, or the GB10, which has the same cores."""
+        return _GEFORCE.match(self.name) is not None
+
+    @property
+    def fp8_rate(self) -> float:
+        """FP8 MACs of one SM per clock.
+
+        GeForce halves the rate if it accumulates in FP32, as TensorRT's FP8 does (measured: 209
+        TFLOPS on an RTX 4080, 370 on an RTX 5090).
+        """
+        return self.rates.fp8 / 2 if self.is_geforce else self.rates.fp8
+
     def mac_rate(self, precision: Precision) -> float:
         """Return the peak of dense multiply-accumulates per second in a data type.
 
@@ -261,8 +283,10 @@ class Gpu:
         """
         r = self.rates
         rate = 0.0
-        if precision in (*BYTES, Precision.FP8):
+        if precision in BYTES:
             rate = r.int8
+        elif precision == Precision.FP8:
+            rate = self.fp8_rate
         elif precision in (Precision.FP16, Precision.BF16):
             rate = r.fp16
         return (rate or max(r.fp32_pipe, r.tf32)) * self.clocks_per_second
@@ -288,7 +312,7 @@ class Gpu:
     def as_json(self) -> Json:
         """Return the fields of the JSON output."""
         r = self.rates
-        tops = {"int8": r.int8, "fp16": r.fp16, "fp32": r.fp32_pipe}
+        tops = {"int8": r.int8, "fp8": self.fp8_rate, "fp16": r.fp16, "fp32": r.fp32_pipe}
         return {
             "name": self.name,
             "aliases": list(self.aliases),
@@ -321,6 +345,7 @@ def load_rates() -> dict[str, SmRates]:
             float(row["tf32"]),
             float(row["fp16"]),
             float(row["int8"]),
+            float(row["fp8"]),
             row["int8_path"],
             Evidence(row["evidence"]),
             row["source"],

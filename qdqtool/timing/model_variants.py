@@ -74,7 +74,7 @@ def fill_weights(model: Model) -> Model | None:
     return Model(proto, model.path, sha256=model.sha256, types=model)
 
 
-def quantized_variant(model: Model, target: Target) -> Model:
+def quantized_variant(model: Model, target: Target, precision: str = "int8") -> Model:
     """Return a float network with Q/DQ where ``insert`` would put them.
 
     The scales are invented, one for each scale group.
@@ -84,12 +84,14 @@ def quantized_variant(model: Model, target: Target) -> Model:
     """
     from qdqtool.insertion.fp16 import convert_to_fp16
     from qdqtool.insertion.network import prepare_network
+    from qdqtool.insertion.number_formats import find_number_format
     from qdqtool.insertion.options import PlacementOptions
     from qdqtool.insertion.rules import choose_placement, sketch
     from qdqtool.insertion.scales import find_scale_groups
 
-    options = PlacementOptions()
-    network = prepare_network(model, target, options.weights, None, model)
+    options = PlacementOptions(precision=precision)
+    number_format = find_number_format(precision)
+    network = prepare_network(model, target, options.weights, None, model, number_format)
     _, placement = choose_placement(network.model, options, target)
     if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, model.path or "model")

@@ -209,6 +209,8 @@ _INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)
 def _compute_path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
     """Return the unit that multiplies (:data:`PATHS`) and its MACs per clock and SM."""
     r = gpu.rates
+    if precision == Precision.FP8 and gpu.has_fp8:
+        return "int8", gpu.fp8_rate
     if precision in _INTEGERS and r.int8:
         return "int8" if r.int8_path == "tensor" else "dp4a", r.int8
     if precision in (Precision.FP16, Precision.BF16):

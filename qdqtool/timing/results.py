@@ -45,6 +45,7 @@ class SpeedGain:
         right: Of ``pairs`` measured pairs that differ by more than 5 %, the number of times that
             the faster one was named, for networks and GPUs that the fit had not seen.
         pairs: Number of pairs.
+        quantized: Type of the network with Q/DQ: INT8 or FP8.
     """
 
     low: float
@@ -53,6 +54,7 @@ class SpeedGain:
     precision: Precision
     right: int
     pairs: int
+    quantized: Precision = Precision.INT8
 
     @property
     def is_sure(self) -> bool:
@@ -65,7 +67,7 @@ class SpeedGain:
             "low": round(self.low, 3),
             "value": round(self.value, 3),
             "high": round(self.high, 3),
-            "faster": "INT8" if self.value > 1 else str(self.precision),
+            "faster": str(self.quantized) if self.value > 1 else str(self.precision),
             "signs_right": self.right,
             "signs_measured": self.pairs,
         }

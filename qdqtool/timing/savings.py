@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.findings.codes import find as find_code
+from qdqtool.findings import codes
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import estimate_seconds
@@ -27,19 +27,22 @@ def add_savings(
     simulated: Prediction,
     workload: EngineWorkload,
     ms: Array,
+    profile_ms: Array,
     gpu: Gpu,
     correction: TimeCalibration | None,
 ) -> None:
     """Write into each finding the milliseconds that its fix saves at most.
 
-    With the fix its convolutions run from INT8 to INT8, absorb the poolings after them, and need
+    A fix for accuracy, or one that keeps a layer in float, saves no time. With others the
+    convolutions run from INT8 to INT8, absorb the poolings after them, and need
     no conversions and reformats after them.
 
     Args:
         prediction: Prediction with the findings.
         simulated: The same, or a similar prediction that has engine layers.
         workload: Work of these layers.
-        ms: Milliseconds of each kernel of the workload.
+        ms: Milliseconds of each kernel of the workload in a running engine.
+        profile_ms: The same as a profile shows them, for a conversion alone.
         gpu: The GPU.
         correction: Correction of the times.
     """
@@ -51,12 +54,11 @@ def add_savings(
     finder = _SavingFinder(simulated, workload, ms, best_ms)
     layer_of = {c.name: c.layer for c in prediction.convolutions}
     for finding in prediction.findings:
-        entry = find_code(finding.code)
-        if entry is not None and entry.numeric:
+        if not finding.gains or not codes.get(finding.code).saves_time:
             continue
         own = finder.positions.get(finding.node)
         if own is not None and simulated.layers[own].type == "Conversion":
-            finding.saves_ms = round(float(ms[own]), 5)
+            finding.saves_ms = round(float(profile_ms[own]), 5)
             continue
         saving = finder.find(dict.fromkeys(map(layer_of.get, finding.convolutions)))
         finding.saves_ms = round(saving, 5) if saving > _MIN_SAVING else None

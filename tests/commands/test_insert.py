@@ -66,7 +66,7 @@ def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
     assert answer["calibration"]["methods"] == {"focus": 24}
     assert answer["calibration"]["images"] == 6
     (warning,) = answer["calibration"]["warnings"]
-    assert "6 calibration images" in warning
+    assert "(6)" in warning
 
 
 def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:

@@ -17,6 +17,7 @@ from tests.insertion.nets import (
     detector,
     images,
     nodes_of,
+    require_prediction,
     run,
     store_as_half,
     two_layers,
@@ -369,3 +370,16 @@ def test_half_weights_that_are_inputs(ir: int) -> None:
     check(result.model)
     assert TensorProto.FLOAT16 in {v.type.tensor_type.elem_type for v in result.model.graph.input}
     assert_same_outputs(model, result.model, images(1)[0], atol=0.1)
+
+
+@pytest.mark.parametrize("opset", [19, 21, 22, 23, 25])
+def test_newer_opsets_become_fp16_too(opset: int) -> None:
+    """From opset 23 on, the type of a DequantizeLinear's result may be an attribute."""
+    net = Net()
+    model = net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x")))).model(opset, ir=11)
+    result = insert(model, images(), target="11", head="none")
+    codes = require_prediction(result).findings_by_code()
+    assert "FLOAT-FP32" not in codes
+    weights = [t for t in result.model.graph.initializer if len(t.dims) == 4]
+    assert {t.data_type for t in weights} == {TensorProto.FLOAT16}
+    run(result.model, images(1)[0])

@@ -76,7 +76,37 @@ def test_table_of_gpus(gpu: gpus.Gpu) -> None:
         assert len(shared) > 1 or gpus.find_gpu(alias) is gpu, alias
     assert gpu.source and gpu.rates.source and gpu.cc in gpus.load_rates()
     assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130
-    assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000
+    assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1400
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [
+        ("RTX 3090", 0),
+        ("RTX 4090", 1),  # FP32 accumulation at half the rate, as measured
+        ("RTX 4060 Laptop", 1),
+        ("RTX 5090", 1),
+        ("L4", 2),
+        ("L40S", 2),
+        ("RTX 4000 Ada", 2),
+        ("RTX 4000 SFF Ada", 2),
+        ("RTX PRO 6000 Blackwell", 2),
+        ("H100 SXM", 2),
+        ("B200", 2),
+        ("B300", 2),
+    ],
+)
+def test_fp8_rate_over_fp16(name: str, ratio: float) -> None:
+    gpu = gpus.find_gpu(name)
+    assert gpu.has_fp8 == (ratio > 0)
+    assert gpu.fp8_rate / gpu.rates.fp16 == ratio
+
+
+def test_int8_rate_of_data_centers_on_blackwell() -> None:
+    """INT8 is as fast as FP8 on a B200; a B300 has a fifteenth of FP16's rate."""
+    b200, b300 = gpus.find_gpu("B200").rates, gpus.find_gpu("B300").rates
+    assert b200.int8 == b200.fp8
+    assert 15 * b300.int8 <= b300.fp16
 
 
 def test_names_of_gpus_are_unique() -> None:

@@ -1,0 +1,198 @@
+"""Choice between INT8 and FP8: precision of activations, output errors, estimated times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.insertion.losses import SMALL_ERROR
+from qdqtool.insertion.number_formats import FP8, INT8
+from qdqtool.insertion.scales import GroupScale
+from qdqtool.types import Json
+from qdqtool.util.text import format_count
+
+if TYPE_CHECKING:
+    from calibration.statistics import TensorStatistics
+
+FORMAT_SAMPLES = 8  # that the output errors of both formats are measured on
+# Largest over typical magnitude from which FP8 by the maximum is more precise than INT8 by the
+# maximum: 11 to 12 for the values of trained detectors.
+FP8_SPREAD = 12.0
+_MIN_RATIO = 1.15  # of the output errors, below which they are alike
+_MIN_SPEEDUP = 1.02
+
+
+@dataclass(frozen=True)
+class FormatFit:
+    """Precision of one activation in both formats, from the statistics of the calibration.
+
+    Attributes:
+        tensor: Its name.
+        spread: Largest over typical (root mean square) magnitude.
+        int8_db: Signal over quantization noise in INT8, in decibels, with the range of the method.
+        fp8_db: The same in FP8, with the largest magnitude as range.
+    """
+
+    tensor: str
+    spread: float
+    int8_db: float
+    fp8_db: float
+
+    @property
+    def suits_fp8(self) -> bool:
+        """Whether FP8 is more precise."""
+        return self.fp8_db > self.int8_db
+
+    def as_json(self) -> Json:
+        """Return the JSON fields."""
+        return {
+            "tensor": self.tensor,
+            "spread": round(self.spread, 2),
+            "int8_db": round(self.int8_db, 1),
+            "fp8_db": round(self.fp8_db, 1),
+        }
+
+
+def compare_precision(
+    int8_scales: Sequence[GroupScale], statistics: Mapping[str, TensorStatistics]
+) -> list[FormatFit]:
+    """Return the precision of activations in both formats.
+
+    Args:
+        int8_scales: INT8 scales of the groups of activations.
+        statistics: Statistics of the sources of the groups.
+    """
+    fits = []
+    for scale in int8_scales:
+        if scale.group.largest is not None:
+            continue
+        largest = max(statistics[t].absmax for t in scale.group.sources)
+        for tensor in scale.group.sources:
+            fit = _compare_tensor(tensor, statistics[tensor], scale.scale, largest)
+            if fit is not None:
+                fits.append(fit)
+    return fits
+
+
+def _compare_tensor(
+    tensor: str, part: TensorStatistics, int8_scale: float, largest: float
+) -> FormatFit | None:
+    from calibration.methods import fp8_error, squared_error
+
+    if part.absmax <= 0.0:
+        return None
+    # With everything clipped away, the error is the power of the tensor itself.
+    ranges = np.array([int8_scale * INT8.largest, part.absmax * 1e-6])
+    int8, power = (float(error) for error in squared_error(part, ranges))
+    fp8 = fp8_error(part, largest)
+    if not min(int8, fp8, power) > 0.0:
+        return None
+    spread = part.absmax / math.sqrt(power)
+    return FormatFit(tensor, spread, *(10 * math.log10(power / error) for error in (int8, fp8)))
+
+
+@dataclass(frozen=True)
+class FormatChoice:
+    """Choice between INT8 and FP8.
+
+    Attributes:
+        precision: The chosen format, ``int8`` or ``fp8``.
+        reason: Why, as a sentence.
+        errors: Output error of each format against the float model, as a part of the outputs'
+            standard deviation; empty if only one format is possible.
+        samples: Number of samples of the errors.
+        ms: Estimated milliseconds of each format and of FP16; empty without a GPU.
+        gpu: Name of the GPU; empty without one.
+    """
+
+    precision: str
+    reason: str
+    errors: Mapping[str, float]
+    samples: int
+    ms: Mapping[str, float]
+    gpu: str
+
+    @property
+    def is_faster(self) -> bool | None:
+        """Whether the chosen format is faster than FP16; None without a GPU."""
+        if not self.ms:
+            return None
+        return self.ms["fp16"] > _MIN_SPEEDUP * self.ms[self.precision]
+
+    def as_json(self) -> Json:
+        """Return the JSON fields."""
+        return {
+            "precision": self.precision,
+            "reason": self.reason,
+            "errors": {
+                name: round(error, 5) if math.isfinite(error) else None
+                for name, error in self.errors.items()
+            },
+            "samples": self.samples,
+            "ms": {name: float(f"{ms:.4g}") for name, ms in self.ms.items()},
+            "gpu": self.gpu,
+        }
+
+
+def choose_number_format(
+    errors: npt.NDArray[np.float64], ms: Mapping[str, float], gpu: str
+) -> FormatChoice:
+    """Choose a format by measured errors and estimated times.
+
+    The errors differ if the mean logarithm of their ratio is more than two standard errors, and 15
+    percent, away from equal. If they do not, the faster format is chosen. If they do, it is the
+    more accurate one, unless the faster one has a small error as well.
+
+    Args:
+        errors: Output errors of shape [samples, 2], INT8 first.
+        ms: Estimated milliseconds of ``int8``, ``fp8`` and ``fp16``; empty if unknown.
+        gpu: Name of the GPU.
+    """
+    faster, speed = _find_faster(ms, gpu)
+    more_accurate = _find_more_accurate(errors)
+    means = dict(zip((INT8.name, FP8.name), errors.mean(axis=0).tolist(), strict=True))
+    percent = " and ".join(f"{_format_error(e)} in {n.upper()}" for n, e in means.items())
+    measured = f"output error {percent} on {format_count(len(errors), 'image')}"
+    if more_accurate is None:
+        precision, reason = faster, f"{measured}, no clear difference; {speed}"
+    elif more_accurate == faster or not means[faster] < SMALL_ERROR:
+        precision, reason = more_accurate, measured
+        if more_accurate == faster or ms:
+            reason += f"; {speed}"
+    else:
+        precision, reason = faster, f"{measured}, both small; {speed}"
+    return FormatChoice(precision, reason, means, len(errors), ms, gpu)
+
+
+def _format_error(error: float) -> str:
+    return f"{error:.1%}" if math.isfinite(error) else "not finite"
+
+
+def _find_faster(ms: Mapping[str, float], gpu: str) -> tuple[str, str]:
+    """Return the faster format, INT8 if both are alike, and a sentence about it."""
+    if not ms:
+        return INT8.name, "INT8 is assumed to be as fast as FP8 (`gpu` names a GPU to compare them)"
+    int8, fp8 = ms[INT8.name], ms[FP8.name]
+    times = f"estimated {int8:.3g} ms in INT8 and {fp8:.3g} ms in FP8 on {gpu}"
+    return (FP8.name if int8 > _MIN_SPEEDUP * fp8 else INT8.name), times
+
+
+def _find_more_accurate(errors: npt.NDArray[np.float64]) -> str | None:
+    """Return the format with the smaller error, or None if the difference may be chance."""
+    int8_finite, fp8_finite = (bool(np.isfinite(column).all()) for column in errors.T)
+    if int8_finite != fp8_finite:
+        return INT8.name if int8_finite else FP8.name
+    if not int8_finite:
+        return None
+    tiny = np.finfo(np.float64).tiny
+    ratios = np.log(np.maximum(errors[:, 0], tiny) / np.maximum(errors[:, 1], tiny))
+    mean = float(ratios.mean())
+    spread = float(ratios.std(ddof=1)) if len(ratios) > 1 else math.inf
+    if abs(mean) <= max(2.0 * spread / math.sqrt(len(ratios)), math.log(_MIN_RATIO)):
+        return None
+    return FP8.name if mean > 0 else INT8.name

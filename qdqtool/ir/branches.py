@@ -1,0 +1,183 @@
+"""Branches of If and bodies of Loop and Scan: folded, or counted and read as graphs of their own.
+
+TensorRT's parser imports one branch of an If whose condition is constant. The other subgraphs
+become conditional layers and loops, which the simulation leaves out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from qdqtool.ir import qdq
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import CONVOLUTIONS
+from qdqtool.proto.subgraphs import (
+    STANDARD,
+    find_captured_tensors,
+    nested_graphs,
+    rename_tensors,
+)
+from qdqtool.util.records import record
+
+_MAX_LEVELS = 50  # of If in If
+
+
+@record
+class SubgraphContent:
+    """Convolutions, matrix products and quantizers in the subgraphs of a node.
+
+    Attributes:
+        node: The If, Loop or Scan.
+        convolutions: Number of Conv and ConvTranspose.
+        products: Number of Gemm and MatMul.
+        quantizers: Number of Q and DQ.
+    """
+
+    node: Node
+    convolutions: int
+    products: int
+    quantizers: int
+
+
+def find_subgraph_contents(model: Model) -> Iterator[SubgraphContent]:
+    """Yield the nodes whose subgraphs have convolutions, matrix products or quantizers."""
+    for node in model.nodes:
+        if not node.captured and not any(a.HasField("g") for a in node.proto.attribute):
+            continue
+        ops = Counter(inner.op_type for g in nested_graphs([node.proto]) for inner in g.node)
+        convolutions = sum(ops[op] for op in CONVOLUTIONS)
+        products = ops["Gemm"] + ops["MatMul"]
+        quantizers = ops[qdq.Q] + ops[qdq.DQ]
+        if convolutions or products or quantizers:
+            yield SubgraphContent(node, convolutions, products, quantizers)
+
+
+def find_bodies(model: Model, node: Node) -> Iterator[Model]:
+    """Yield the subgraphs of a node as models, with the tensors of the main graph as inputs."""
+    for attribute in node.proto.attribute:
+        if attribute.HasField("g"):
+            yield _make_body(model, attribute.g)
+
+
+def _make_body(model: Model, graph: onnx.GraphProto) -> Model:
+    proto = onnx.ModelProto(ir_version=model.proto.ir_version)
+    proto.opset_import.extend(model.proto.opset_import)
+    proto.graph.CopyFrom(graph)
+    wrapper = onnx.NodeProto()
+    wrapper.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
+    for tensor in dict.fromkeys(find_captured_tensors(wrapper)):
+        constant = model.constant_proto(tensor)
+        if constant is not None:
+            copy = proto.graph.initializer.add()
+            copy.CopyFrom(constant)
+            copy.name = tensor
+        else:
+            elem_type, shape = model.tensor_type(tensor)
+            value = onnx.helper.make_tensor_value_info(tensor, elem_type, shape)
+            proto.graph.input.append(value)
+    return Model(proto, model.path, sha256="part", base_dir=model.base_dir)
+
+
+# Folding --------------------------------------------------------------------------------------
+
+
+def fold_constant_branches(model: Model) -> Model:
+    """Return the model with one branch in place of each If whose condition is constant.
+
+    Returns:
+        The same model if it has no such If, else another one.
+    """
+    for _ in range(_MAX_LEVELS):
+        branches = dict(_find_constant_branches(model))
+        if not branches:
+            break
+        model = _replace_nodes(model, branches)
+    return model
+
+
+def _find_constant_branches(model: Model) -> Iterator[tuple[int, onnx.GraphProto]]:
+    """Yield the index of each If with a constant condition, and the branch that it takes."""
+    evaluator = ConstantEvaluator(model)
+    for node in model.nodes:
+        if node.op != "If" or node.domain not in STANDARD:
+            continue
+        condition = evaluator.evaluate(node.input(0))
+        if condition is None or condition.size != 1:
+            continue
+        branch = node.attributes.get("then_branch" if condition.item() else "else_branch")
+        if not isinstance(branch, onnx.GraphProto) or branch.sparse_initializer:
+            continue
+        if len(branch.output) == len(node.outputs):
+            yield node.index, branch
+
+
+def _replace_nodes(model: Model, branches: dict[int, onnx.GraphProto]) -> Model:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    used = {*model.producers, *model.initializers, *model.inputs, *(n.name for n in model.nodes)}
+    counts = Counter(_defined_tensors(nested_graphs(model.proto.graph.node)))
+    used.update(tensor for tensor, count in counts.items() if count > 1)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.nodes:
+        branch = branches.get(node.index)
+        nodes.extend([node.proto] if branch is None else _inline(proto, node, branch, used))
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    folded = Model(proto, model.path, model.sha256, model.base_dir)
+    folded.inlined_functions = model.inlined_functions
+    folded.function_node_names = model.function_node_names
+    return folded
+
+
+def _defined_tensors(graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
+    for graph in graphs:
+        yield from (tensor.name for tensor in graph.initializer)
+        yield from (tensor for node in graph.node for tensor in node.output)
+
+
+def _inline(
+    proto: onnx.ModelProto, node: Node, branch: onnx.GraphProto, used: set[str]
+) -> list[onnx.NodeProto]:
+    """Return the nodes of a branch, and add its initializers to the main graph.
+
+    Args:
+        proto: The model.
+        node: The If.
+        branch: Its branch.
+        used: Names in use, to which those of the branch are added.
+    """
+    copy = onnx.GraphProto()
+    copy.CopyFrom(branch)
+    produced = {tensor for inner in copy.node for tensor in inner.output}
+    names: dict[str, str] = {}
+    passed: list[tuple[str, str]] = []  # results that no node of the branch produces
+    for value, output in zip(copy.output, node.outputs, strict=True):
+        if value.name in produced and value.name not in names:
+            names[value.name] = output
+        else:
+            passed.append((value.name, output))
+    for tensor in _defined_tensors([copy]):
+        if tensor and tensor not in names:
+            name = tensor if tensor not in used else f"{node.name}/{tensor}"
+            while name in used:
+                name += "_"
+            used.add(name)
+            names[tensor] = name
+    rename_tensors(copy.node, names)
+    for inner in copy.node:
+        if inner.name in used:
+            inner.name = f"{node.name}/{inner.name}"
+        used.add(inner.name)
+    for initializer in copy.initializer:
+        initializer.name = names[initializer.name]
+    proto.graph.initializer.extend(copy.initializer)
+    identities = [
+        onnx.helper.make_node("Identity", [names.get(tensor, tensor)], [output])
+        for tensor, output in passed
+        if output
+    ]
+    return [*copy.node, *identities]

@@ -1,0 +1,98 @@
+"""The choice between INT8 and FP8, from statistics, errors and times."""
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from calibration.methods import fp8_error
+from calibration.statistics import TensorStatistics
+from qdqtool.insertion.format_choice import choose_number_format, compare_precision
+from qdqtool.insertion.scales import GroupScale, ScaleGroup
+from tests.insertion.test_scales import statistics
+
+Floats = npt.NDArray[np.float64]
+
+
+def measure_db(values: Floats, rounded: Floats) -> float:
+    return float(10 * np.log10((values**2).sum() / ((values - rounded) ** 2).sum()))
+
+
+def round_fp8(values: Floats, amax: float) -> Floats:
+    return (values / amax * 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * amax / 448
+
+
+def stats_of(values: Floats) -> TensorStatistics:
+    return statistics(a=values)["a"]
+
+
+RNG = np.random.default_rng(0)
+UNIFORM = RNG.uniform(-1, 1, 200_000)
+GAUSS = RNG.standard_normal(200_000)
+HEAVY = RNG.standard_t(3, 200_000)
+
+
+@pytest.mark.parametrize("values", [UNIFORM, GAUSS, HEAVY], ids=["uniform", "gauss", "heavy"])
+def test_precision_from_statistics_is_that_of_rounded_values(values: Floats) -> None:
+    amax = float(np.abs(values).max())
+    group = ScaleGroup(("a",), ("a",), ("a",))
+    (fit,) = compare_precision([GroupScale(group, amax / 127, "max", ())], {"a": stats_of(values)})
+    int8 = np.rint(values / amax * 127) * amax / 127
+    assert fit.int8_db == pytest.approx(measure_db(values, int8), abs=0.2)
+    assert fit.fp8_db == pytest.approx(measure_db(values, round_fp8(values, amax)), abs=0.4)
+    assert fit.spread == pytest.approx(amax / values.std(), rel=0.02)
+
+
+def test_heavy_tails_suit_fp8_and_bounded_values_int8() -> None:
+    fits = []
+    for values in (UNIFORM, GAUSS, HEAVY):
+        amax = float(np.abs(values).max())
+        scale = GroupScale(ScaleGroup(("a",), ("a",), ("a",)), amax / 127, "max", ())
+        fits += compare_precision([scale], {"a": stats_of(values)})
+    assert [fit.suits_fp8 for fit in fits] == [False, False, True]
+    assert [fit.spread > 12 for fit in fits] == [False, False, True]
+
+
+def test_fp8_error_counts_clipped_values() -> None:
+    stats = stats_of(GAUSS)
+    amax = float(np.abs(GAUSS).max())
+    clipped = np.clip(GAUSS, -amax / 4, amax / 4)
+    expected = float(np.mean((GAUSS - round_fp8(clipped, amax / 4)) ** 2))
+    assert fp8_error(stats, amax / 4) == pytest.approx(expected, rel=0.05)
+
+
+def errors(int8: float, fp8: float, noise: float = 0.05) -> Floats:
+    rng = np.random.default_rng(1)
+    return np.array([int8, fp8]) * np.exp(noise * rng.standard_normal((8, 2)))
+
+
+INT8_FASTER = {"int8": 1.0, "fp8": 1.3, "fp16": 1.3}
+FP8_FASTER = {"int8": 1.3, "fp8": 1.0, "fp16": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("measured", "ms", "precision"),
+    [
+        pytest.param(errors(0.2, 0.08), {}, "fp8", id="fp8 is more accurate"),
+        pytest.param(errors(0.2, 0.08), INT8_FASTER, "fp8", id="and INT8's error is not small"),
+        pytest.param(errors(0.09, 0.04), INT8_FASTER, "int8", id="both errors are small"),
+        pytest.param(errors(0.14, 0.2), {}, "int8", id="int8 is more accurate"),
+        pytest.param(errors(0.14, 0.2), FP8_FASTER, "int8", id="and FP8's error is not small"),
+        pytest.param(errors(0.2, 0.19), {}, "int8", id="alike, without a GPU"),
+        pytest.param(errors(0.2, 0.19), FP8_FASTER, "fp8", id="alike, FP8 is faster"),
+        pytest.param(errors(0.3, 0.2, noise=2.0), {}, "int8", id="too noisy to tell"),
+        pytest.param(np.array([[np.nan, 0.3]] * 8), {}, "fp8", id="INT8 is not finite"),
+    ],
+)
+def test_choice_by_error_and_time(measured: Floats, ms: dict[str, float], precision: str) -> None:
+    choice = choose_number_format(measured, ms, "a GPU")
+    assert choice.precision == precision
+    assert choice.samples == 8
+    assert ("assumed" in choice.reason) == (not ms and precision == "int8")
+
+
+def test_choice_knows_whether_it_gains_over_fp16() -> None:
+    measured = errors(0.2, 0.08)
+    assert choose_number_format(measured, INT8_FASTER, "a GPU").is_faster is False
+    assert choose_number_format(measured, FP8_FASTER, "a GPU").is_faster is True
+    assert choose_number_format(measured, {}, "").is_faster is None
