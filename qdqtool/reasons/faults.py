@@ -964,7 +964,6 @@ class AtenNodes(Refusal):
         )
 
 
-<<<<<<< HEAD
 class UnreadBfloat16(Refusal):
     """Tensors of bfloat16 on a target whose parser does not read them; the node is the first one.
 
@@ -978,7 +977,8 @@ class UnreadBfloat16(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"'{self.tensor}' is bfloat16, which parsers before TensorRT 9.0 do not read."
-=======
+
+
 class UnanalyzedSubgraphs(Refusal):
     """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
 
@@ -1010,7 +1010,6 @@ class UnanalyzedSubgraphs(Refusal):
         if self.int8 is not None and self.quantizers:
             alone = f" Predicted alone, {self.int8} of these layers run in INT8."
         return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
->>>>>>> main
 
 
 class LocalFunctions(Refusal):
