@@ -114,6 +114,16 @@ PRESETS: Mapping[str, PreprocessPreset] = {
         "RT-DETR, RT-DETRv2 and D-FINE of their authors: 0 to 1",
         "lyuwenyu/RT-DETR, references/deploy; Peterande/D-FINE, tools/inference/torch_inf.py",
     ),
+    "scrfd": PreprocessPreset(
+        Preprocess("corner", scale=1.0, mean=(127.5,) * 3, std=(128.0,) * 3, fill=0),
+        "SCRFD, the face detector of InsightFace",
+        "deepinsight/insightface, model_zoo/scrfd.py detect() and forward()",
+    ),
+    "tf": PreprocessPreset(
+        Preprocess("stretch", scale=1.0, mean=(127.5,) * 3, std=(127.5,) * 3),
+        "MobileNet and Xception of Keras, SSD MobileNet of TensorFlow: -1 to 1",
+        "keras, imagenet_utils.preprocess_input mode='tf'",
+    ),
     "none": PreprocessPreset(
         Preprocess("stretch", scale=1.0),
         "networks that contain their normalization: pixels from 0 to 255",
@@ -124,6 +134,7 @@ ALIASES: Mapping[str, str] = {
     "identity": "none",
     "torchvision": "imagenet",
     "timm": "inception",
+    "insightface": "scrfd",
     "ultralytics": DEFAULT,
     "rf-detr": "detr",
     "d-fine": "rtdetr",

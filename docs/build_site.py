@@ -50,6 +50,7 @@ MADE = {
 SOURCES = "https://github.com/OWNER/qdqtool/blob/main"  # where your copy of the repository lives
 LINES = 60  # of an answer, on its page
 CHANGELOG_LINES = 250  # of one page
+MEMBERS = 8  # of a module on one page
 
 #: The navigation. A folder's pages follow its index.
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -166,6 +167,9 @@ def write_pages(folder: Path) -> dict[str, str]:
     for picture in (*DOCS.glob("*.png"), *DOCS.glob("*.svg")):
         shutil.copy(picture, folder)
     titles = {name: re.search(r"^# (.*)", text, re.M)[1] for name, text in pages.items()}  # type: ignore[index]
+    titles["index.md"] = (
+        "INT8 models for TensorRT"  # the README's own title is the name of the site
+    )
     return {name: title.replace("`", "") for name, title in titles.items()}
 
 
@@ -251,14 +255,12 @@ def example_pages() -> dict[str, str]:
                 f"# {path.name}\n\n{about}\n\n{_fence(path.read_text(), 'python')}"
             )
         elif (path / "README.md").exists():
-            sources = (
-                f"## {p.name}\n\n{_fence(p.read_text(), 'python')}"
-                for p in sorted(path.glob("*.py"))
-            )
-            text = (
-                (path / "README.md").read_text(encoding="utf-8").replace("](../../docs/", "](../")
-            )
-            pages[f"examples/{path.name}.md"] = "\n\n".join((text, *sources))
+            text = (path / "README.md").read_text(encoding="utf-8")
+            pages[f"examples/{path.name}.md"] = text.replace("](../../docs/", "](../")
+            for source in sorted(path.glob("*.py")):
+                code = _fence(source.read_text(encoding="utf-8"), "python")
+                name = f"examples/{path.name}-{source.stem}.md"
+                pages[name] = f"# {path.name}/{source.name}\n\n{code}"
     rows = "\n".join(f"* [{Path(name).stem}]({Path(name).name})" for name in pages)
     return {
         "examples/index.md": f"# Examples\n\nPrograms of the folder `examples/`.\n\n{rows}",
@@ -325,8 +327,14 @@ def python_pages(folder: Path) -> dict[str, str]:
         ),
     }
     for name, (module, members, about) in others.items():
-        pages[f"python/{name}.md"] = _page(f"# {module}", about, *_names(module, members))
-        rows.append((f"[`{module}`]({name}.md)", about))
+        groups = {"": list(members)}
+        if len(members) > MEMBERS:
+            groups = {"": [m for m in members if m[0].islower()]}
+            groups["-classes"] = [m for m in members if m[0].isupper()]
+        for suffix, group in groups.items():
+            title = f"{module}{suffix.replace('-', ', ')}"
+            pages[f"python/{name}{suffix}.md"] = _page(f"# {title}", about, *_names(module, group))
+            rows.append((f"[`{module}`{suffix.replace('-', ', ')}]({name}{suffix}.md)", about))
     index = _page(
         "# Python",
         "Every command is a function. A model is a path, bytes, an `onnx.ModelProto` or an onnx-graphsurgeon graph. "

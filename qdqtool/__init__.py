@@ -2,11 +2,12 @@
 
     import qdqtool
     insertion = qdqtool.insert("model.onnx", "images/")
-    prediction = qdqtool.predict("model_qdq.onnx", target="trt8.5")
+    prediction = qdqtool.predict("model_qdq.onnx", target="trt8.5", gpu="RTX 3060")
     verification = qdqtool.verify("model_qdq.onnx", "build.log")
     comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
 
-Every result has ``ok``, a short ``repr`` and ``as_json()``. Most have ``save(path)`` for a model
+Every result has ``ok``, ``summary()``, a short ``repr`` and ``as_json()``. Values are attributes;
+what is computed on demand is a method. Most have ``save(path)`` for a model
 (``insert``, ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``predict``, ``compare``,
 ``verify``). Input files are never overwritten.
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from qdqtool.extraction.api import extract
     from qdqtool.extraction.result import Extraction
     from qdqtool.fixing.api import Fixed, fix
+    from qdqtool.gpu_prediction import predict
     from qdqtool.insertion.result import Insertion
-    from qdqtool.prediction import predict
     from qdqtool.quantization.api import insert
     from qdqtool.reporting.api import Report, report
     from qdqtool.tuning.api import tune
@@ -49,7 +50,7 @@ _MODULES = {
     "Fixed": "qdqtool.fixing.api",
     "insert": "qdqtool.quantization.api",
     "Insertion": "qdqtool.insertion.result",
-    "predict": "qdqtool.prediction",
+    "predict": "qdqtool.gpu_prediction",
     "report": "qdqtool.reporting.api",
     "Report": "qdqtool.reporting.api",
     "tune": "qdqtool.tuning.api",

@@ -119,7 +119,7 @@ def check_activations(
     from calibration.presets import choose_preprocess, describe_use
     from qdqtool.findings.lint import activation_scales
     from qdqtool.findings.report import FindingReport
-    from qdqtool.patterns.network_kind import warn_default_preprocess
+    from qdqtool.patterns.network_kind import warn_preprocess
     from qdqtool.patterns.rewrites import remove_quantizers
     from qdqtool.patterns.view import View
     from qdqtool.reasons.faults import OutlierScales
@@ -146,7 +146,7 @@ def check_activations(
     used = statistics.preprocessing
     if used is not None:
         used["origin"] = choice.origin
-        remarks = [describe_use(used), *warn_default_preprocess(index, choice.origin)]
+        remarks = [describe_use(used), *warn_preprocess(index, used)]
         prediction.notes.extend(remarks)
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}

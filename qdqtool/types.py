@@ -383,7 +383,7 @@ class Cause:
     fused: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Finding:
     """A problem of a model, or a note about it, with its cause and its fix.
 
@@ -423,6 +423,10 @@ class Finding:
     automatic: bool = False
     saves_ms: float | None = None
     gains: bool = True
+
+    def __repr__(self) -> str:
+        place = f" at {self.node}" if self.node else ""
+        return f"<Finding {self.code} ({self.severity}){place}>"
 
     @property
     def message(self) -> str:
@@ -540,6 +544,10 @@ class ConvOutcome:
     cases: list[str] = field(default_factory=list)
     activation: str = ""
     bare: str = ""
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        return f"<ConvOutcome {self.name}: {inputs} to {self.output}>"
 
     @property
     def is_int8(self) -> bool:

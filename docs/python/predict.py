@@ -4,8 +4,11 @@ from collections import Counter
 
 import qdqtool
 
-prediction = qdqtool.predict("yolov8n_qdq.onnx", target="trt10")
+prediction = qdqtool.predict("yolov8n_qdq.onnx", target="trt10", gpu="RTX 3060")
 print(prediction)
+print(
+    f"{prediction.time['total_ms']} ms on {prediction.time['gpu']}, {prediction.time['float']['total_ms']} ms in FP16"
+)
 print(Counter(str(conv.precision) for conv in prediction.convolutions))
 stem = prediction.convolution("/model.0/conv/Conv")
 print(stem.name, stem.inputs, "->", stem.output, f"({stem.evidence})")

@@ -32,7 +32,7 @@ from qdqtool.errors import DataError, ModelError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_dq, is_q
-from qdqtool.patterns.network_kind import warn_default_preprocess
+from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.runtime.sessions import core_count
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
@@ -257,7 +257,7 @@ class _SampleFeeder:
         self.notes: tuple[Note, ...] = ()
         if self.preprocess is not None:
             self.preprocess["origin"] = choice.origin
-            warnings = warn_default_preprocess(reference, choice.origin)
+            warnings = warn_preprocess(reference, self.preprocess)
             self.notes = (describe_use(self.preprocess), *warnings)
 
     def _check_pixels(self, model: Model) -> None:

@@ -448,6 +448,8 @@ PREPROCESS_NAMES = (
     "caffe",
     "detr",
     "rtdetr",
+    "scrfd",
+    "tf",
     "none",
 )
 

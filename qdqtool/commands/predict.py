@@ -20,7 +20,6 @@ from qdqtool.util.text import as_line, format_count, format_list
 if TYPE_CHECKING:
     from qdqtool.formats.annotations import ModelReview
     from qdqtool.formats.output import TextPage
-    from qdqtool.ir.graph import Model
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.options import TimingOptions
     from qdqtool.trt.targets import Target
@@ -281,25 +280,15 @@ def _predict(
         from qdqtool.prediction import predict
 
         return predict(path, target, **settings), []
-    from qdqtool.timing.estimate import predict_on_gpu
+    from qdqtool.gpu_prediction import predict_with_time
 
-    results = [
-        predict_on_gpu(path, target, request, extend=_add_fixes, **settings) for request in requests
-    ]
+    results = [predict_with_time(path, target, request, **settings) for request in requests]
     prediction = results[0][0]
     places = {(f.code, f.node) for f in prediction.findings}
     for other, _ in results[1:]:
         prediction.findings += [f for f in other.findings if (f.code, f.node) not in places]
         places |= {(f.code, f.node) for f in other.findings}
     return prediction, [time for _, time in results if time is not None]
-
-
-def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
-    """Add the time that automatic fixes save, if there are any."""
-    if any(f.automatic for f in prediction.findings):
-        from qdqtool.fixing.api import add_fixes
-
-        add_fixes(model, prediction, time, target)
 
 
 def _render_text(

@@ -70,12 +70,22 @@ class Extraction:
     read: InputFiles | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        return f"<Extraction: {self.nodes[0]} of {self.nodes[1]} nodes, {self.kept}>"
+        source = self.source or "a model in memory"
+        return f"<Extraction: {self.nodes[0]} of the {self.nodes[1]} nodes of {source}>"
 
     @property
     def ok(self) -> bool:
         """Whether the extraction was completed and shows something."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The small model, as results of other functions name it."""
+        return self.proto
+
+    def summary(self) -> Json:
+        """Return the numbers of nodes of the part and of the whole."""
+        return {"nodes": self.nodes[0], "of": self.nodes[1]}
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
         """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""

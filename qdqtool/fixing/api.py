@@ -87,6 +87,20 @@ class Fixed:
         """Whether the fixed model has no finding that is an error."""
         return all(f.severity != Severity.ERROR for f in self.after.findings)
 
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The fixed model, as results of other functions name it."""
+        return self.proto
+
+    def summary(self) -> Json:
+        """Return the counts of fixes, and the predictions before and after."""
+        return {
+            "applied": len(self.applied),
+            "refused": len(self.refused),
+            "before": self.before.summary(),
+            "after": self.after.summary(),
+        }
+
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
         """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
         return to_graphsurgeon(self.proto)

@@ -22,7 +22,7 @@ from qdqtool.fixing.sandbox import Arrays, RunError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.bounds import find_concat_parts
 from qdqtool.ir.graph import Model, Node
-from qdqtool.patterns.network_kind import warn_default_preprocess
+from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
 MAX_PARTS = 16  # of one output; an output of more is compared as a whole
@@ -253,7 +253,7 @@ def read_samples(
     if used is None:
         return samples, []
     used["origin"] = choice.origin
-    return samples, [describe_use(used), *warn_default_preprocess(model, choice.origin)]
+    return samples, [describe_use(used), *warn_preprocess(model, used)]
 
 
 def sum_squares(

@@ -175,6 +175,19 @@ def render_comparison(
     return page
 
 
+_METRICS = {
+    "agreement-map": (
+        "agreement mAP: average precision (IoU .50 to .95) of B's detections; A's detections of "
+        "score 0.25 and more are the truth"
+    ),
+    "top-1-agreement": "top-1 agreement: share of the images with the same best class",
+    "output-agreement": (
+        "output agreement: one minus the error of B's outputs, as a part of the standard "
+        "deviation of A's"
+    ),
+}
+
+
 def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
     """Add the agreement of two models on images."""
     images = format_count(agreement.images, "image")
@@ -182,11 +195,11 @@ def add_agreement(page: TextPage, agreement: NetworkAgreement) -> None:
         value = "unknown"
         if measure.value is not None:
             value = f"{measure.value:.3f} (95 % interval {measure.low:.3f} to {measure.high:.3f})"
-        name, _, definition = measure.sentence.partition(": ")
-        counted = f" with {format_count(measure.count, 'detection')}"
-        counted = counted if measure.count != agreement.images else ""
+        counted = ""
+        if measure.metric == "agreement-map":
+            counted = f" with {format_count(measure.count, 'detection')}"
         page.fill(f"Agreement of B with A: {value} on {images}{counted}", 2)
-        page.fill(f"{name}: {definition}.", 2, "  ")
+        page.fill(_METRICS.get(measure.metric, measure.sentence), 2, "  ")
 
 
 def _add_side(page: TextPage, label: str, side: SideSummary) -> None:

@@ -63,12 +63,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         if nodes:
             names = format_list(nodes, len(nodes) if everything else _MAX_NAMES)
             page.add_row("Q/DQ layers", names)
-    calibration = insertion.calibration
-    _add_remarks(
-        page,
-        [*insertion.notes, *calibration.get("notes", ())],
-        [*insertion.warnings, *calibration.get("warnings", ())],
-    )
+    _add_remarks(page, insertion.notes, insertion.warnings)
     if everything:
         page.add_heading("Activation scales")
         for row in insertion.activations:

@@ -100,8 +100,23 @@ class Insertion:
 
     @property
     def ok(self) -> bool:
-        """Whether there are neither warnings nor findings above a note."""
-        return not self.warnings and (self.prediction is None or self.prediction.ok)
+        """Whether there are neither warnings nor findings above a note.
+
+        Warnings about the images, such as too few of them, do not count.
+        """
+        about_images = self.calibration.get("warnings", ())
+        return all(w in about_images for w in self.warnings) and (
+            self.prediction is None or self.prediction.ok
+        )
+
+    def summary(self) -> Json:
+        """Return the counts of quantized tensors, float nodes and images."""
+        return {
+            "activations": len(self.activations),
+            "weights": len(self.weights),
+            "skipped": len(self.skipped),
+            "images": self.calibration.get("images", 0),
+        }
 
     @property
     def activations(self) -> list[QuantizedTensor]:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_dfl
+from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms
 from qdqtool.util.notes import Note
 
 _NORMS = ("LayerNormalization", "LayerNorm", "SkipLayerNormalization", "RMSNormalization")
 _MIN_NORMS = 2  # one normalization may be part of any head
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "EfficientNMSX_TRT")
+_POOLINGS = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ReduceMean")
+_HEAD = (
+    *("Softmax", "LogSoftmax", "Sigmoid", "Gemm", "MatMul", "Add", "Flatten", "Reshape", "Squeeze"),
+    *("Conv", "Relu", "HardSwish", "Dropout", "Identity", "Cast", "ArgMax", "TopK"),
+)
+_MAX_HEAD = 24
 _DENSE_STRIDE = 4  # heads of detectors have strides of 8 and more
 _ULTRALYTICS = ("names", "stride", "imgsz")  # in the metadata of its exports, next to `task`
+_ROWS = 2  # rank of boxes without a batch
 _MAPS = 4  # rank of images and feature maps
 
 
@@ -26,16 +38,46 @@ def describe_other_kind(model: Model) -> str | None:
     if not ops.isdisjoint(_SUPPRESSION):
         return None
     first = f"the network's output '{model.outputs[0]}'" if model.outputs else ""
+    for name in model.outputs:
+        if _ends_in_pooling(model, name):
+            return f"output '{name}' comes from a global pooling, as in a classifier"
     shapes = [model.shape(name) for name in model.outputs]
     if any(shape is None for shape in shapes):
         return _describe_transformer(model)
     known = [shape for shape in shapes if shape is not None]
+    if known and all(_has_no_batch(model, shape) for shape in known):
+        return f"{first} has rows without a batch, as in SCRFD"
     if known and all(_has_no_positions(shape) for shape in known):
         shape = ", ".join("?" if size is None else str(size) for size in known[0])
         return f"{first} [{shape}] has no positions, as in a classifier"
     if known and all(_is_dense(model, shape) for shape in known):
         return f"{first} is a dense map, as in segmentation"
     return _describe_transformer(model)
+
+
+def _ends_in_pooling(model: Model, tensor: str) -> bool:
+    """Return whether only the layers of a classifier's head are between a pooling and an output."""
+    for _ in range(_MAX_HEAD):
+        node = model.producer(tensor)
+        if node is None:
+            return False
+        if node.op in _POOLINGS:
+            return True
+        if node.op not in _HEAD and not (qdq.is_q(node) or qdq.is_dq(node)):
+            return False
+        tensor = next((name for name in node.inputs if name and not model.is_constant(name)), "")
+    return False
+
+
+def _has_no_batch(model: Model, shape: tuple[int | None, ...]) -> bool:
+    """Return whether an output has rows of anchors, such as [12800, 4]."""
+    batches = {s[0] for s in map(model.shape, model.inputs) if s}
+    return (
+        len(shape) == _ROWS
+        and bool(shape[0])
+        and None not in batches | {shape[0]}
+        and shape[0] not in batches
+    )
 
 
 def _has_no_positions(shape: tuple[int | None, ...]) -> bool:
@@ -61,6 +103,17 @@ def _describe_transformer(model: Model) -> str | None:
     return f"the network has {count} layer normalizations, as in a transformer"
 
 
+def warn_preprocess(model: Model, used: Mapping[str, Any]) -> list[Note]:
+    """Return warnings about the preprocessing of a run that does not fit the network.
+
+    Args:
+        model: The network, with or without Q/DQ.
+        used: The preprocessing, as in the JSON of the run.
+    """
+    own = warn_own_normalization(model, used)
+    return own or warn_default_preprocess(model, used.get("origin", "option"))
+
+
 def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
     """Return a warning if images of another kind of network were prepared as for YOLO.
 
@@ -78,11 +131,14 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
     used = "`preprocess='yolo'` (letterbox, RGB, divided by 255) is the default"
     if origin == "metadata":
         used = "`preprocess='ultralytics-classify'` (center crop, divided by 255) was assumed"
+    example = "`preprocess='imagenet'` (resize, center crop, mean and std"
+    if find_normalized_inputs(model):
+        example = "`preprocess='ultralytics-classify'` (center crop, without mean and std"
     return [
         Note(
             f"preprocessing: {used}, but {kind}. The ranges fit only images that are prepared as "
-            "in the deployment: give its preprocessing, such as `preprocess='imagenet'` (resize, "
-            "center crop, mean and std; docs/insert.md has the list)",
+            "in the deployment: give its preprocessing, such as "
+            f"{example}; docs/insert.md has the list)",
             code="default-preprocess",
             kind=kind,
         )

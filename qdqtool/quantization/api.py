@@ -60,7 +60,7 @@ from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource
-from qdqtool.patterns.network_kind import warn_default_preprocess
+from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.patterns.view import View
 from qdqtool.reasons.placement import NothingToQuantize, nothing_to_quantize
 from qdqtool.timing import gpus
@@ -453,6 +453,8 @@ class _Inserter:
         options = self._options
         statistics, report = self._shared or self._collect(groups)
         self.result.calibration = dict(report)
+        self.result.notes.extend(map(Note.from_text, statistics.notes))
+        self.result.warnings.extend(map(Note.from_text, statistics.warnings))
         self._record_preprocess()
         if options.network.input_type == "uint8":
             for name in self._model.inputs:
@@ -503,7 +505,7 @@ class _Inserter:
             return
         used["origin"] = self._origin
         record_preprocess(self._model.proto, used)
-        self.result.warnings.extend(warn_default_preprocess(self._network.loaded, self._origin))
+        self.result.warnings.extend(warn_preprocess(self._network.loaded, used))
 
     @property
     def _preprocess(self) -> Preprocess:

@@ -279,6 +279,9 @@ class SkippedNode:
 
     refusal: Refusal
 
+    def __repr__(self) -> str:
+        return f"<SkippedNode {self.node}: {self.reason}>"
+
     @property
     def node(self) -> str:
         """Name of the node."""

@@ -53,6 +53,10 @@ class Report:
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
+    def summary(self) -> Json:
+        """Return the counts of the model's prediction."""
+        return dict(self.page.model.counts)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page, atomically.
 
@@ -102,7 +106,7 @@ def report(
         model: The Q/DQ model, or a float model.
         builds: Files of one build of the model: a log, a layer JSON, a profile. The prediction
             is made for their version and compared with them.
-        before: Another model to show first: the float model, or an earlier one.
+        before: Another model to show first: the float model (``--float``), or an earlier one.
         calib_cache: Calibration cache of ``insert``: histograms, and the range that each method
             would choose.
         tuning: JSON of ``qdqtool tune``: its Pareto front.

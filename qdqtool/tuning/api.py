@@ -40,7 +40,7 @@ from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
 from qdqtool.ir.input_shapes import remember_size
 from qdqtool.ir.modelfile import ModelSource, load_full
-from qdqtool.patterns.network_kind import warn_default_preprocess
+from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
@@ -354,7 +354,7 @@ class _TuningRun:
         if used is None:
             return
         self.notes.append(describe_use(used))
-        self.warnings.extend(warn_default_preprocess(self.model, self.origin))
+        self.warnings.extend(warn_preprocess(self.model, used))
         record_preprocess(self.model.proto, used)
 
     def _collect(

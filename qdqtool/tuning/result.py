@@ -108,7 +108,7 @@ def _round(number: float | None) -> float | None:
     return None if number is None else round(number, 6)
 
 
-@dataclass
+@dataclass(repr=False)
 class PlacementResult:
     """A placement with its cost and its accuracy.
 
@@ -133,6 +133,11 @@ class PlacementResult:
     metric: float | None = None
     low: float | None = None
     high: float | None = None
+
+    def __repr__(self) -> str:
+        time = "" if self.cost.ms is None else f", {self.cost.ms:.4g} ms"
+        metric = self.chosen_on if self.metric is None else self.metric
+        return f"<PlacementResult {self.name}: {self.cost.int8} INT8{time}, {metric:.4f}>"
 
     def as_json(self) -> Json:
         """Return the fields of the JSON."""
@@ -263,6 +268,12 @@ class Tuning:
     def ok(self) -> bool:
         """Whether the goal is reached, see :attr:`reached`."""
         return self.reached
+
+    def summary(self) -> Json:
+        """Return the goal and the numbers of the chosen placement."""
+        chosen = self.chosen.as_json()
+        names = ("int8", "convolutions", "conversions", "ms", "metric", "low", "high")
+        return {"reached": self.reached, **{name: chosen[name] for name in names}}
 
     def model_of(self, point: PlacementResult) -> onnx.ModelProto:
         """Build the Q/DQ model of another placement of :attr:`front` or :attr:`others`."""

@@ -32,3 +32,8 @@ class Note(str):
         note.code = code
         note.values = values
         return note
+
+    @classmethod
+    def from_text(cls, text: str) -> Note:
+        """Return a text as a note. A note keeps its code and its values."""
+        return text if isinstance(text, Note) else cls(text)

@@ -76,6 +76,11 @@ class Verification(SavableResult):
         """Whether the build is complete."""
         return self.build.complete
 
+    def summary(self) -> Json:
+        """Return the counts of what agrees."""
+        names = ("convolutions", "layers", "trace", "conversions", "copies")
+        return {**to_json_fields(self, *names), "mismatches": len(self.mismatches)}
+
     def as_json(self) -> Json:
         """Return the JSON fields."""
         return {

@@ -100,6 +100,21 @@ def test_yolox_pads_right_and_bottom_and_keeps_pixels() -> None:
     assert (prepared[:, 16:, :] == 114).all()
 
 
+def test_scrfd_pads_with_black_and_takes_red_first() -> None:
+    image = Image.new("RGB", (40, 20), (10, 20, 30))
+    prepared = prepare(image, 32, 32, PRESETS["scrfd"].preprocess)[0]
+    expected = (np.array([10, 20, 30]) - 127.5) / 128
+    np.testing.assert_allclose(prepared[:, :16, :] - expected[:, None, None], 0, atol=1e-6)
+    np.testing.assert_allclose(prepared[:, 16:, :], -127.5 / 128, atol=1e-6)
+
+
+def test_tf_goes_from_minus_one_to_one() -> None:
+    image = picture(16, 16)
+    prepared = prepare(image, 16, 16, PRESETS["tf"].preprocess)[0]
+    expected = np.asarray(image, np.float64).transpose(2, 0, 1) / 127.5 - 1
+    np.testing.assert_allclose(prepared, expected, atol=1e-6)
+
+
 def test_none_leaves_pixels() -> None:
     image = picture(16, 16)
     prepared = prepare(image, 16, 16, PRESETS["none"].preprocess)[0]

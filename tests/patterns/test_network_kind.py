@@ -27,6 +27,22 @@ def fully_convolutional() -> onnx.ModelProto:
     return g.model(g.conv(g.op("GlobalAveragePool", backbone(g), "pool"), "fc", k=1))
 
 
+def features_too() -> onnx.ModelProto:
+    """A classifier that also returns its last feature map."""
+    g = Graph(opset=17)
+    features = backbone(g)
+    pooled = g.op("Flatten", g.op("GlobalAveragePool", features, "pool"), "flat")
+    return g.model(features, g.op("Softmax", g.gemm(pooled, "fc", 8), "prob"))
+
+
+def unknown_shapes() -> onnx.ModelProto:
+    """A classifier whose shapes cannot be inferred, because of a plugin in its backbone."""
+    g = Graph(opset=17)
+    features = g.op("MyPlugin", backbone(g), "plugin", domain="custom")
+    pooled = g.op("ReduceMean", features, "pool", axes=[2, 3], keepdims=0)
+    return g.model(g.op("Sigmoid", g.gemm(pooled, "fc", 8), "prob"))
+
+
 def segmentation() -> onnx.ModelProto:
     g = Graph(opset=17)
     return g.model(g.conv(backbone(g), "head"))
@@ -62,10 +78,20 @@ def set_metadata(model: onnx.ModelProto, **metadata: str) -> Model:
         classifier(),
         classifier(softmax=True),
         fully_convolutional(),
+        features_too(),
+        unknown_shapes(),
         segmentation(),
         transformer(),
     ],
-    ids=["classifier", "softmax", "fully convolutional", "segmentation", "transformer"],
+    ids=[
+        "classifier",
+        "softmax",
+        "fully convolutional",
+        "features too",
+        "unknown shapes",
+        "segmentation",
+        "transformer",
+    ],
 )
 def test_other_networks_get_a_warning(proto: onnx.ModelProto) -> None:
     model = Model(proto)
@@ -95,3 +121,13 @@ def test_ultralytics_detectors_get_none_whatever_their_outputs() -> None:
 
 def test_model_of_a_function_gets_a_warning() -> None:
     assert warn_default_preprocess(Model(detector()), "function")
+
+
+def test_rows_of_anchors_are_no_classifier() -> None:
+    g = Graph(opset=17)
+    features = backbone(g)
+    rows = g.reshape(g.op("Transpose", features, "last", perm=[0, 2, 3, 1]), "rows", 1024, 4)
+    model = Model(g.model(rows))
+    assert model.shape(model.outputs[0]) != (1, 4)
+    kind = describe_other_kind(model)
+    assert kind and "SCRFD" in kind

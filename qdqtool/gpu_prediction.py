@@ -1,0 +1,125 @@
+"""``qdqtool.predict``: a prediction, with times if a GPU is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from qdqtool import prediction as prediction_module
+from qdqtool.errors import QdqtoolError
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource
+from qdqtool.timing.options import TimingOptions
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.types import Prediction
+from qdqtool.util.files import record_inputs
+
+if TYPE_CHECKING:
+    from qdqtool.timing.estimate import TimeEstimate
+
+_NEED_GPU = ("clock", "power", "batch", "no_fp16", "calibrate", "save_calibration")
+
+
+def predict(
+    model: ModelSource | Model,
+    target: str | Target = DEFAULT_TARGET,
+    *,
+    advice: bool = True,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
+    power: str | None = None,
+    sm: str | None = None,
+    batch: int | None = None,
+    no_fp16: bool = False,
+    calibrate: str | None = None,
+    save_calibration: str | None = None,
+) -> Prediction:
+    """Predict which convolutions TensorRT will run in INT8, which not, and why.
+
+    Needs no GPU and no TensorRT. With `gpu`, the prediction has estimated times::
+
+        prediction = qdqtool.predict("model_qdq.onnx", gpu="RTX 4090")
+        prediction.time["total_ms"], prediction.time["gain"]["value"]
+
+    Args:
+        model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        advice: Whether to look for findings as well.
+        assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
+            or ``"apart"``.
+        way: How the engine is built, such as ``trtexec`` or ``onnxruntime``. Findings then
+            name its flags. The error for another name lists the choices.
+        gpu: GPU to estimate the time for; see ``qdqtool gpus``.
+        clock: SM clock in MHz under load. Default: the boost clock.
+        power: Power mode of a Jetson, such as ``15W``. The clock is guessed from it.
+        sm: Compute capability such as ``7.5``: findings about it, without times.
+        batch: Batch to estimate the time for. Default: the model's own, or 1.
+        no_fp16: Whether the builder may not use FP16, so that floats are FP32.
+        calibrate: A measured time (``5.3ms``), a trtexec profile of this model, or a file of
+            `save_calibration`. It corrects the estimate.
+        save_calibration: File for the correction, for later calls.
+
+    Returns:
+        The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
+        the optimizer's trace, remaining conversions, and findings with their fixes. With `gpu`,
+        ``time`` has the fields of the command's JSON, each layer has ``ms``, and each finding
+        ``saves_ms``.
+
+    Raises:
+        ModelError: The model cannot be read.
+        QdqtoolError: The target, the assumption, the build method or the GPU is unknown, or an
+            option has no effect.
+    """
+    version = target_named(target)
+    options = TimingOptions(gpu, clock, power, sm, batch, no_fp16, calibrate, save_calibration)
+    _require_gpu(options)
+    if gpu is None and sm is None:
+        return prediction_module.predict(model, version, advice=advice, assume=assume, way=way)
+    with record_inputs() as inputs:
+        prediction, _ = predict_with_time(model, version, options, assume=assume, way=way)
+    prediction.read = inputs
+    if not advice:
+        prediction.findings = []
+    return prediction
+
+
+def _require_gpu(options: TimingOptions) -> None:
+    """Check that options about a GPU come with one.
+
+    Raises:
+        QdqtoolError: They do not.
+    """
+    given = [name for name in _NEED_GPU if getattr(options, name) not in (None, False)]
+    if options.gpu is None and given:
+        raise QdqtoolError(
+            f"`{given[0]}`: has no effect without `gpu`",
+            code="option-without-effect",
+            parameter=given[0],
+        )
+
+
+def predict_with_time(
+    model: ModelSource | Model, target: Target, options: TimingOptions, **settings: Any
+) -> tuple[Prediction, TimeEstimate | None]:
+    """Predict, and estimate the time and the savings of automatic fixes if a GPU is named.
+
+    Args:
+        model: The model.
+        target: TensorRT version.
+        options: GPU or compute capability, batch and calibration.
+        settings: Further arguments of :func:`qdqtool.timing.estimate.predict_on_gpu`.
+    """
+    from qdqtool.timing.estimate import predict_on_gpu
+
+    return predict_on_gpu(model, target, options, extend=_add_fixes, **settings)
+
+
+def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
+    """Add the time that automatic fixes save, if there are any."""
+    if any(f.automatic for f in prediction.findings):
+        from qdqtool.fixing.api import add_fixes
+
+        add_fixes(model, prediction, time, target)

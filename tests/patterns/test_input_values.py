@@ -1,0 +1,168 @@
+"""Networks that normalize their input themselves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from calibration.options import Preprocess
+from calibration.presets import PRESETS
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.input_values import find_normalized_inputs, warn_own_normalization
+from qdqtool.patterns.network_kind import warn_preprocess
+from qdqtool.quantization.api import insert
+from tests.insertion.nets import detector
+from tests.trt.builder import Graph
+
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+def channels(values: Any) -> Any:
+    return np.asarray(values, np.float64).reshape(1, -1, 1, 1)
+
+
+def by_255(g: Graph, x: str) -> str:
+    return g.op("Div", [x, g.const("divisor", 255.0)], "div")
+
+
+def by_factor(g: Graph, x: str) -> str:
+    """1/255 as a factor, on the left."""
+    return g.op("Mul", [g.const("factor", 1 / 255), x], "mul")
+
+
+def behind_other_nodes(g: Graph, x: str) -> str:
+    """Keras: channels last, quantized, then Rescaling(1/127.5, offset=-1)."""
+    quantized = g.dq(g.q(x, "q", 1.0), "dq", 1.0)
+    moved = g.op("Identity", quantized, "same")
+    scaled = g.op("Mul", [moved, g.const("factor", 1 / 127.5)], "mul")
+    return g.op("Add", [scaled, g.const("offset", -1.0)], "add")
+
+
+def mean_of_pixels(g: Graph, x: str) -> str:
+    return g.op("Sub", [x, g.const("mean", channels([103.939, 116.779, 123.68]))], "sub")
+
+
+def mean_and_deviation_of_pixels(g: Graph, x: str) -> str:
+    centered = g.op("Sub", [x, g.const("mean", channels(MEAN * 255))], "sub")
+    return g.op("Div", [centered, g.const("std", channels(STD * 255))], "div")
+
+
+def imagenet(g: Graph, x: str) -> str:
+    centered = g.op("Sub", [x, g.const("mean", channels(MEAN))], "sub")
+    return g.op("Div", [centered, g.const("std", channels(STD))], "div")
+
+
+def back_to_pixels(g: Graph, x: str) -> str:
+    pixels = g.op("Mul", [x, g.const("factor", 255.0)], "mul")
+    centered = g.op("Sub", [pixels, g.const("mean", channels(MEAN * 255))], "sub")
+    return g.op("Div", [centered, g.const("std", channels(STD * 255))], "div")
+
+
+def minus_one_to_one(g: Graph, x: str) -> str:
+    doubled = g.op("Mul", [x, g.const("two", 2.0)], "mul")
+    return g.op("Sub", [doubled, g.const("one", 1.0)], "sub")
+
+
+def nothing(g: Graph, x: str) -> str:
+    return x
+
+
+def other_arithmetic(g: Graph, x: str) -> str:
+    """A quotient that has the input below the line, and an activation."""
+    return g.op("Div", [g.const("one", 1.0), x], "div")
+
+
+def a_bias(g: Graph, x: str) -> str:
+    return g.op("Add", [x, g.const("bias", 0.1)], "add")
+
+
+Normalization = Callable[[Graph, str], str]
+
+
+def build(normalization: Normalization, shape: tuple[int, ...] = (1, 3, 32, 32)) -> onnx.ModelProto:
+    g = Graph(opset=17)
+    weights = np.random.default_rng(0).normal(size=(64, 3, 3, 3)).astype(np.float32)
+    pixels = normalization(g, g.input(*shape))
+    return g.model(g.op("Conv", [pixels, g.const("weights", weights)], "stem"))
+
+
+def used(name: str) -> dict[str, Any]:
+    return {"name": name, "origin": "option", **PRESETS[name].preprocess.as_json()}
+
+
+PIXELS = [by_255, by_factor, behind_other_nodes, mean_of_pixels, mean_and_deviation_of_pixels]
+UNITS = [imagenet, back_to_pixels, minus_one_to_one]
+
+
+@pytest.mark.parametrize("normalization", PIXELS)
+def test_networks_that_take_pixels(normalization: Normalization) -> None:
+    model = Model(build(normalization))
+    assert find_normalized_inputs(model) == {"x": 255}
+    for name in ("yolo", "imagenet", "vit"):
+        (warning,) = warn_own_normalization(model, used(name))
+        assert warning.code == "own-normalization"
+        assert "takes pixels from 0 to 255" in warning
+        assert "preprocess='none'" in warning
+    for name in ("none", "yolox"):
+        assert warn_own_normalization(model, used(name)) == []
+
+
+@pytest.mark.parametrize("normalization", UNITS)
+def test_networks_that_take_values_up_to_one(normalization: Normalization) -> None:
+    model = Model(build(normalization))
+    assert find_normalized_inputs(model) == {"x": 1}
+    for name in ("imagenet", "inception", "none", "caffe"):
+        (warning,) = warn_own_normalization(model, used(name))
+        assert "takes pixels from 0 to 1," in warning
+        assert "preprocess='rtdetr'" in warning
+    for name in ("yolo", "rtdetr", "ultralytics-classify"):
+        assert warn_own_normalization(model, used(name)) == []
+
+
+@pytest.mark.parametrize("normalization", [nothing, other_arithmetic, a_bias])
+def test_other_networks(normalization: Normalization) -> None:
+    model = Model(build(normalization))
+    assert find_normalized_inputs(model) == {}
+    assert all(warn_own_normalization(model, used(name)) == [] for name in PRESETS)
+
+
+def test_feature_maps_and_functions_are_not_judged() -> None:
+    assert find_normalized_inputs(Model(build(by_255, (1, 16, 32, 32)))) == {}
+    assert warn_preprocess(Model(build(by_255)), {"name": "own", "origin": "option"}) == []
+
+
+def test_detectors_of_yolo_take_no_pixels() -> None:
+    model = Model(detector())
+    assert warn_preprocess(model, used("yolo")) == []
+
+
+def test_classifier_with_its_own_normalization_is_not_sent_to_a_mean() -> None:
+    g = Graph(opset=17)
+    features = g.conv(imagenet(g, g.input(1, 3, 32, 32)), "stem")
+    pooled = g.op("Flatten", g.op("GlobalAveragePool", features, "pool"), "flat")
+    model = Model(g.model(g.gemm(pooled, "fc", 8)))
+    (warning,) = warn_preprocess(model, {**used("yolo"), "origin": "default"})
+    assert warning.code == "default-preprocess"
+    assert "imagenet" not in warning
+    assert "without mean and std" in warning
+
+
+def test_insert_warns(tmp_path: Any) -> None:
+    from PIL import Image
+
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    model = build(by_255)
+    assert "own-normalization" in {
+        w.code for w in insert(model, tmp_path, include=["stem"]).warnings
+    }
+    for preprocess in ("none", Preprocess(scale=1.0)):
+        found = insert(model, tmp_path, preprocess=preprocess, include=["stem"]).warnings
+        assert "own-normalization" not in {w.code for w in found}
+    arrays = [{"x": np.ones((1, 3, 32, 32), np.float32)}]
+    assert "own-normalization" not in {
+        w.code for w in insert(model, arrays, include=["stem"]).warnings
+    }

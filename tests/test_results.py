@@ -1,0 +1,106 @@
+"""Results of all functions have the same members, and short texts in a session."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.commands.cli import run
+from qdqtool.errors import QdqtoolError
+from tests.errors import has
+from tests.insertion.nets import detector
+
+IMAGES = np.random.default_rng(0).random((4, 3, 64, 64)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def insertion() -> qdqtool.Insertion:
+    return qdqtool.insert(detector(), IMAGES)
+
+
+@pytest.fixture(scope="module")
+def results(insertion: qdqtool.Insertion) -> dict[str, Any]:
+    model = insertion.model
+    return {
+        "insert": insertion,
+        "predict": qdqtool.predict(model),
+        "fix": qdqtool.fix(model),
+        "compare": qdqtool.compare(detector(), model),
+        "extract": qdqtool.extract(model, node="/model.0/conv/Conv"),
+    }
+
+
+@pytest.mark.parametrize("name", ["insert", "predict", "fix", "compare", "extract"])
+def test_results_have_the_same_members(results: dict[str, Any], name: str) -> None:
+    result = results[name]
+    assert isinstance(result.ok, bool) and isinstance(result.notes, list)
+    assert result.summary() and result.as_json()["schema"]
+    assert len(repr(result)) < 200
+
+
+@pytest.mark.parametrize("name", ["insert", "fix", "extract"])
+def test_results_with_a_model_call_it_model(results: dict[str, Any], name: str) -> None:
+    assert isinstance(results[name].model, onnx.ModelProto)
+
+
+def test_members_of_results_have_short_texts(insertion: qdqtool.Insertion) -> None:
+    prediction = insertion.prediction
+    assert prediction is not None
+    for item in (*insertion.skipped, *prediction.findings, *prediction.convolutions):
+        assert len(repr(item)) < 150 and "\n" not in repr(item)
+    finding = prediction.findings[0]
+    assert finding.code in repr(finding) and finding.node in repr(finding)
+    assert insertion.skipped[0].node in repr(insertion.skipped[0])
+
+
+def test_insert_has_the_warnings_of_the_command(insertion: qdqtool.Insertion) -> None:
+    (warning,) = (w for w in insertion.warnings if w.code == "few-images")
+    assert warning.values["images"] == len(IMAGES)
+    assert warning in insertion.as_json()["warnings"]
+
+
+# Times of predict ---------------------------------------------------------------------------------
+
+
+def test_predict_with_gpu_has_times(insertion: qdqtool.Insertion) -> None:
+    prediction = qdqtool.predict(insertion.model, gpu="T4", clock=1000)
+    time = prediction.time
+    assert time is not None and time["gpu"] == "Tesla T4" and time["clock_mhz"] == 1000
+    assert time["low_ms"] < time["total_ms"] < time["high_ms"]
+    assert all(layer.ms is not None for layer in prediction.layers)
+    slow = qdqtool.predict(insertion.model, gpu="T4", clock=500).time
+    assert slow is not None and slow["total_ms"] > time["total_ms"]
+    assert qdqtool.predict(insertion.model).time is None
+
+
+def test_predict_has_the_time_of_the_command(
+    insertion: qdqtool.Insertion, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(insertion.model, path)
+    assert run(["predict", str(path), "--gpu", "T4", "--batch", "2", "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    prediction = qdqtool.predict(path, gpu="T4", batch=2)
+    assert json.loads(json.dumps(prediction.as_json())) == printed
+    prediction.save(tmp_path / "answer.json")
+    with pytest.raises(QdqtoolError):
+        prediction.save(path)
+
+
+def test_predict_with_compute_capability_has_findings_only(insertion: qdqtool.Insertion) -> None:
+    prediction = qdqtool.predict(insertion.model, sm="6.1")
+    assert prediction.time is None and prediction.compute_capabilities == ["6.1"]
+    assert any(f.code.startswith("GPU-") for f in prediction.findings)
+
+
+@pytest.mark.parametrize(
+    ("options", "parameter"),
+    [({"clock": 1000.0}, "clock"), ({"batch": 2}, "batch"), ({"no_fp16": True}, "no_fp16")],
+)
+def test_predict_refuses_options_without_gpu(options: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(QdqtoolError, check=has("option-without-effect", parameter=parameter)):
+        qdqtool.predict(b"", **options)
