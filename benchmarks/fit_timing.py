@@ -32,6 +32,7 @@ Array = npt.NDArray[np.float64]
 # What a call from Python, without a CUDA graph, takes more for each kernel: of those measurements, not of the GPU.
 HOST = "host_us"
 GAP = "gap_us"  # between two kernels of an engine that is enqueued without a CUDA graph, as trtexec does by default
+GAP_MYELIN = "gap_myelin_us"  # the same on Blackwell
 START = {
     "floor_us": 1.0,
     "floor_clocks": 4000.0,
@@ -55,7 +56,10 @@ START = {
     "pool": 0.55,
     HOST: 1.0,
     GAP: 0.8,
+    GAP_MYELIN: 0.4,
     "layout": 0.45,
+    "floor_myelin": 0.8,
+    "int8_myelin": 0.8,
     "to_float_old": 0.65,  # the one such layer of a TITAN RTX takes 1.5 times what those that write INT8 do
 }
 # How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
@@ -77,11 +81,14 @@ class Model:
             [float(w.kind != work.NOTHING) * w.steps for w, *_ in works], self.starts
         )
         self.launches = kernels * [m.label.startswith("python ") for m in data]
-        self.enqueued = kernels * [m.label.startswith(("trtexec ", "blind ")) for m in data]
+        enqueued = kernels * [m.label.startswith(("trtexec ", "blind ", "gain ")) for m in data]
+        is_myelin = np.asarray([m.gpu.fuses_conversions for m in data])
+        self.enqueued, self.enqueued_myelin = enqueued * ~is_myelin, enqueued * is_myelin
 
     def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
         kernels = physics.kernel_seconds(self.features, constants, factors)
-        waiting = (self.launches * constants[HOST] + self.enqueued * constants[GAP]) * 1e-6
+        waiting = self.launches * constants[HOST] + self.enqueued * constants[GAP]
+        waiting = (waiting + self.enqueued_myelin * constants[GAP_MYELIN]) * 1e-6
         total: Array = np.add.reduceat(kernels, self.starts) + self.overhead + waiting
         return total
 
@@ -286,16 +293,20 @@ def main() -> int:
             "left_out_ms": float(m.seconds * 1e3 * np.exp(left)),
         }
         for m, error, left in zip(whole, seen, by_gpu[count:], strict=True)
+        if not m.label.startswith("gain ")
     ]
     print("\nspreads (80 %)", {k: round(v, 3) for k, v in spreads.items()})
     if args.write:
         data = {
             "made_by": "benchmarks/fit_timing.py --write",
-            "values": rounded({k: v for k, v in constants.items() if k not in (HOST, GAP)}),
+            "values": rounded(
+                {k: v for k, v in constants.items() if k not in (HOST, GAP, GAP_MYELIN)}
+            ),
             HOST: float(f"{constants[HOST]:.3g}"),
             "architectures": rounded(factors),
             "overhead_us": OVERHEAD,
             GAP: float(f"{constants[GAP]:.3g}"),
+            GAP_MYELIN: float(f"{constants[GAP_MYELIN]:.3g}"),
             "spreads": rounded(spreads),
             "signs": {"right": gains["right"], "pairs": gains["pairs"]},
         }
@@ -353,7 +364,7 @@ def pairs_of(data: Data) -> list[Pair]:
 
 def base_of(network: str) -> str:
     """The network whatever its placement."""
-    return re.sub(r"@.*|-modelopt|-linears|-416|-qat.*", "", network)
+    return re.sub(r"@.*|-pair-.*|-modelopt|-linears|-416|-qat.*", "", network)
 
 
 def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any]]:

@@ -1,9 +1,11 @@
 """Published builds of TensorRT 10 and 11 against their predictions: layers, conversions, times and gains.
 
-usage: python -m benchmarks.pairs SHARED FOLDER [--only TEXT] [--page docs/timing.md]
+usage: python -m benchmarks.pairs SHARED FOLDER [--only TEXT] [--page docs/timing.md] [--store]
 
 SHARED is the folder of published measurements. Its scripts rebuild the ONNX graphs with random weights in FOLDER, each
-once; only small constants remain in the files. benchmarks/timing/pairs-2026.tsv has the measured figures.
+once; only small constants remain in the files. benchmarks/timing/pairs-2026.tsv has the measured figures. --store writes
+the predicted layers of both networks of each pair into benchmarks/timing/networks.tsv.gz, and the profiles of the U-Net
+into benchmarks/timing/layers.tsv, for fit_timing.py.
 """
 
 import math
@@ -18,14 +20,17 @@ from pathlib import Path
 import onnx
 
 from benchmarks.common import parser_of, publish, table
-from benchmarks.timing_data import read
+from benchmarks.timing_data import Rows, pair_name, read, store_networks, store_profile, work_row
+from qdqtool.buildlog.read import read_build
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.timing import model_variants
-from qdqtool.timing.estimate import TimeEstimate, estimate
+from qdqtool.timing import model_variants, work
+from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.gpus import find_gpu
+from qdqtool.timing.workload import predict_workload
 from qdqtool.trt.targets import target_named
+from qdqtool.types import Precision
 
 # The layer names of these builds show that torch shared a bias between two BatchNormalizations, with an Identity. The
 # parser decomposes the second one. The rebuilt graphs have two biases.
@@ -34,9 +39,13 @@ SHARED_BIASES = {
     for name in ("v1", "v2")
 }
 PLACES = ("timing/pairs-2026-11", "evidence")  # folders of scripts, relative to SHARED
-KEYHOLE = (
-    "timing/pairs-2026-11/resnet50-ort/quantize_keyhole.py"  # adds the Q/DQ of models ".keyhole"
-)
+KEYHOLE = "timing/pairs-2026-11/resnet50-ort/quantize_keyhole.py"  # for models ".keyhole"
+UNET_GPU = "Jetson Orin Nano 8GB Super"
+UNET_PROFILES = {
+    "v0": "profile_trt_fp16.json",
+    "v1": "profile_trt_int8_qat_v1.json",
+    "v2": "profile_trt_int8_qat_v2.json",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class PublishedPair:
     Attributes:
         script: Script that rebuilds the graph, relative to one of PLACES, with its arguments.
         model: Name of the file.
+        network: Network, whatever its placement.
         gpu: GPU.
         target: TensorRT version, with its typing.
         batch: Batch of the times; None for that of the file.
@@ -59,6 +69,7 @@ class PublishedPair:
 
     script: str
     model: str
+    network: str
     gpu: str
     target: str
     batch: int | None
@@ -80,6 +91,7 @@ def read_pairs() -> list[PublishedPair]:
         PublishedPair(
             row["script"],
             row["model"],
+            row["network"],
             row["gpu"],
             row["target"],
             int(row["batch"]) if row["batch"] else None,
@@ -202,18 +214,56 @@ def judge(pair: PublishedPair, path: Path) -> JudgedPair:
     )
 
 
+def predicted_rows(pair: PublishedPair, path: Path) -> Rows:
+    """Return the layers of a pair for networks.tsv.gz: with Q/DQ as estimated, and in FP16."""
+    gpu, typed, quantized = find_gpu(pair.gpu), target_named(pair.target), load_slim(path)
+    time = estimate(quantized, predict(quantized, typed, advice=False), gpu, typed, compare=False)
+    assert time.workload is not None
+    model = model_variants.float_variant(quantized)
+    target = target_named("trt10")  # whose builder chooses FP16
+    prediction = predict(model, target, advice=False)
+    plain = predict_workload(model, prediction, Precision.FP16, gpu=gpu)
+    name = pair_name(pair.network, pair.model, pair.gpu, pair.target)
+    works = {"qdq": time.workload, "float": plain}
+    return [work_row(name, variant, w) for variant, v in works.items() for w in v.all_work]
+
+
+def profiled_rows(shared: Path, folder: Path) -> Rows:
+    """Return the layers of the U-Net's profiles whose work is known by their names, for layers.tsv."""
+    place = "unet-resnet50-orinnano-trt10162"
+    target, gpu = target_named("10.16.2"), find_gpu(UNET_GPU)
+    rows: Rows = []
+    for name, file in UNET_PROFILES.items():
+        model = load_slim(folder / place / f"{name}.onnx")
+        prediction = predict(model, target, advice=False)
+        workload = predict_workload(model, prediction, Precision.FP16, gpu=gpu)
+        profile = read_build(shared / "evidence" / place / file).profile_rows
+        matches = match_profile_rows(prediction.layers, profile)
+        for number, (row, w) in enumerate(zip(matches, workload.layers, strict=True)):
+            if row is not None and row.ms > 0 and w.kind not in (work.NOTHING, work.UNKNOWN):
+                values = work_row("", "", w)[2:-1]
+                rows.append([f"unet-{name}", UNET_GPU, number, *values, f"{row.ms:.6g}"])
+    return rows
+
+
 def main() -> None:
     """Rebuild, predict and print."""
     parser = parser_of(__doc__)
     parser.add_argument("shared", type=Path, help="folder of published measurements")
     parser.add_argument("folder", type=Path, help="folder for the rebuilt graphs")
     parser.add_argument("--only", default="", help="models whose script and name contain this")
+    parser.add_argument("--store", action="store_true", help="write the tables of the fit")
     args = parser.parse_args()
-    rows = [
-        judge(pair, rebuild(pair, args.shared, args.folder))
-        for pair in read_pairs()
-        if args.only in f"{pair.script} {pair.model} {pair.gpu}"
-    ]
+    rows, networks = [], []
+    for pair in read_pairs():
+        if args.only in f"{pair.script} {pair.model} {pair.gpu}":
+            path = rebuild(pair, args.shared, args.folder)
+            rows.append(judge(pair, path))
+            if args.store:
+                networks += predicted_rows(pair, path)
+    if args.store:
+        store_networks(networks)
+        store_profile(profiled_rows(args.shared, args.folder))
     head = ("network", "build", "layers", "conversions", "INT8 ms", "FP16 ms", "gain", "off", "")
     publish("timing-pairs", table(head, [tuple(row.cells()) for row in rows]), args.page)
     errors = sorted(abs(math.expm1(row.error)) for row in rows if row.error is not None)

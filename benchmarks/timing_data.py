@@ -77,8 +77,8 @@ OVERHEADS = {
 }
 # For an engine of which only the profile is known: within the middle of those, least error on the worst engine.
 OVERHEAD = 2.4
-# Judged only: published latencies of another power mode, about four times too slow; one network on one Blackwell.
-UNFIT = ("Jetson AGX Orin 64GB", "RTX PRO 6000 Blackwell")
+# Judged only: published latencies of another power mode, about four times too slow.
+UNFIT = ("Jetson AGX Orin 64GB",)
 TARGET = "trt8.6"
 GPUS = {
     "yolo26m-416": "RTX PRO 6000 Blackwell",
@@ -121,6 +121,7 @@ class Measurement:
 
 
 Data = Sequence[Measurement]
+Rows = list[list[object]]
 
 
 def with_overhead(data: Data, overhead: float) -> list[Measurement]:
@@ -182,6 +183,29 @@ def totals() -> list[Measurement]:
             )
         )
 
+    pairs = [row for row in read("pairs-2026.tsv") if not row["note"].startswith("wall 2")]
+    counts = Counter((row["gpu"], row["network"]) for row in pairs)
+    for row in pairs:
+        name = pair_name(row["network"], row["model"], row["gpu"], row["target"])
+        times = {"qdq": row["qdq_ms"], "float": row["float_ms"]}
+        how, weight = "trtexec", 0.3 / counts[row["gpu"], row["network"]]
+        if not row["qdq_ms"] or row["gpu"] == "L4":  # at 72 W the clock is unknown
+            # Only the gain is judged, for which any time will do.
+            times = times if row["qdq_ms"] else {"qdq": "1", "float": row["gain"]}
+            how, weight = "gain", 0.0
+        for variant, ms in times.items():
+            if ms:
+                add(
+                    how,
+                    find_gpu(row["gpu"]),
+                    name,
+                    variant,
+                    "FP16",
+                    float(ms),
+                    weight,
+                    0.0,
+                    row["batch"],
+                )
     for name, network, variant, plain, ms in TOTALS:
         add("engine", find_gpu(name), network, variant, plain, ms, 0.15)
     rows = (
@@ -268,15 +292,43 @@ def work_of(
 def add_networks(folder: Path) -> None:
     """The networks of a folder beside those of the table."""
     models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
-    rows: list[list[object]] = [
-        [row.get(f) or 1 for f in FIELDS] for row in read(NETWORKS) if row["network"] not in models
-    ]
+    rows: Rows = []
     for name, path in models.items():
         print(name, flush=True)
         rows += of_network(name, path)
+    store_networks(rows)
+
+
+def pair_name(network: str, model: str, gpu: str, target: str) -> str:
+    """The name of a published pair in networks.tsv.gz."""
+    return f"{network}-pair-{model}-{gpu.replace(' ', '-')}@{target}"
+
+
+def work_row(network: str, variant: str, w: LayerWork) -> list[object]:
+    """A layer as a row of networks.tsv.gz."""
+    values = (getattr(w, f) for f in WORK)
+    cells = (f"{v:.9g}" if isinstance(v, (int, float)) else str(v) for v in values)
+    return [network, variant, *cells]
+
+
+def store_networks(rows: Rows) -> None:
+    """Writes rows into networks.tsv.gz, in place of those of the same networks."""
+    names = {row[0] for row in rows}
+    kept = [[row.get(f) or 1 for f in FIELDS] for row in read(NETWORKS)]
     buffer = io.StringIO()
-    csv.writer(buffer, delimiter="\t", lineterminator="\n").writerows([FIELDS, *rows])
+    lines = [FIELDS, *(row for row in kept if row[0] not in names), *rows]
+    csv.writer(buffer, delimiter="\t", lineterminator="\n").writerows(lines)
     (HERE / NETWORKS).write_bytes(gzip.compress(buffer.getvalue().encode(), mtime=0))
+
+
+def store_profile(rows: Rows) -> None:
+    """Writes rows into layers.tsv, in place of those of the same engines."""
+    path = HERE / "layers.tsv"
+    head, *lines = path.read_text().splitlines()
+    engines = {str(row[0]) for row in rows}
+    kept = [line for line in lines if line.partition("\t")[0] not in engines]
+    added = ["\t".join(map(str, row)) for row in rows]
+    path.write_text("\n".join([head, *kept, *added]) + "\n")
 
 
 def of_network(name: str, path: Path) -> list[list[object]]:
@@ -306,15 +358,7 @@ def of_network(name: str, path: Path) -> list[list[object]]:
                 f"  {variant}: {len(found.unknown)} of {len(found.layers)} layers of unknown shape: "
                 f"{found.unknown[:3]}"
             )
-        for each in found.all_work:
-            values = (getattr(each, f) for f in WORK)
-            rows.append(
-                [
-                    name,
-                    variant,
-                    *(f"{v:.9g}" if isinstance(v, (int, float)) else str(v) for v in values),
-                ]
-            )
+        rows += [work_row(name, variant, each) for each in found.all_work]
     return rows
 
 

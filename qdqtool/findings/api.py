@@ -60,6 +60,8 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
     for pair in recorded.reasons_of_kind(simulation.InsideActivation):
         size = pair.elements.values if pair.elements is not None else None
         report.add(pair, convolutions=[pair.convolution], values=size)
+    for stem in recorded.reasons_of_kind(simulation.StemBeforePool):
+        report.add(stem, convolutions=[stem.node])
     for pad in recorded.reasons_of_kind(simulation.PadBeforeConvolution):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:

@@ -33,7 +33,7 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPag
         _add_problems,
         _add_layers,
         _add_passes,
-        functools.partial(_add_edges, title="Conversions at run time", field="conversions"),
+        functools.partial(_add_edges, title="Q/DQ layers at run time", field="conversions"),
         functools.partial(_add_edges, title="Reformats (layout only)", field="reformats"),
         _add_merged,
         _add_tuning,
@@ -57,7 +57,8 @@ def _add_fact(page: TextPage, label: str, text: str) -> None:
 def _add_head(page: TextPage, facts: Json) -> None:
     build = facts["build"]
     result = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
-    page.fill(f"{facts['title']}{_describe_device(facts)}{result}")
+    style = {True: Style.GOOD, False: Style.BAD, None: Style.BOLD}[facts["passed"]]
+    page.fill(f"{facts['title']}{_describe_device(facts)}{result}", style=style)
     if facts["precision"]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
         hint = ""
@@ -106,9 +107,13 @@ def _describe_model(model: Json) -> str:
 
 def _add_problems(page: TextPage, facts: Json) -> None:
     if facts["names_only"]:
-        page.add_lines("The listing has names and no precisions. Build again with details:")
+        page.fill(
+            "The listing has names and no precisions. Build again with details:",
+            style=Style.UNCLEAR,
+        )
         for version, text in facts["rerun"].items():
-            page.add_lines(f"TensorRT {version}:", f"  {text}")
+            page.add_lines(f"TensorRT {version}:")
+            page.add_command("", text)
 
 
 def _add_layers(page: TextPage, facts: Json) -> None:
@@ -138,7 +143,7 @@ def _add_passes(page: TextPage, facts: Json) -> None:
     rows = facts["passes"]
     column = min(40, max((len(row["pass"]) for row in rows), default=0))
     if rows:
-        page.add_lines("Optimizer passes (layers examined; changes; --pass NAME lists the lines)")
+        page.add_heading("Optimizer passes (layers examined; changes; --pass NAME lists the lines)")
     for row in rows:
         events = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
         start = f"  {row['pass'] or '(no pass)':<{column}} {row['running'] or '':>5}  "
@@ -149,7 +154,7 @@ def _add_edges(page: TextPage, facts: Json, *, title: str, field: str) -> None:
     rows = facts[field]
     if not rows:
         return
-    page.add_lines(f"{title}: {len(rows)}")
+    page.add_heading(f"{title}: {len(rows)}")
     cells = [(_format_types(row), _format_shape(row)) for row in page.first_rows(rows, _MAX_ROWS)]
     first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
     for row, (types, shape) in zip(page.iterate_rows(rows, _MAX_ROWS), cells, strict=True):
@@ -174,7 +179,7 @@ def _format_shape(row: Json) -> str:
 
 def _add_merged(page: TextPage, facts: Json) -> None:
     if facts["merged"]:
-        page.add_lines(f"Merged side by side: {len(facts['merged'])}")
+        page.add_heading(f"Merged side by side: {len(facts['merged'])}")
     for group in page.iterate_rows(facts["merged"], _MAX_ROWS):
         page.fill(" || ".join(group), 6, f"  {len(group)}: ")
 
@@ -236,13 +241,14 @@ def _add_memory(page: TextPage, facts: Json) -> None:
             unit = "MiB" if key.endswith("_mib") else "bytes"
             lines.append(f"  {label:<20}{amount:>17,} {unit}")
     if lines:
-        page.add_lines("Memory", *lines)
+        page.add_heading("Memory")
+        page.add_lines(*lines)
 
 
 def _add_performance(page: TextPage, facts: Json) -> None:
     rows = facts["performance"]
     if rows:
-        page.add_lines("Performance")
+        page.add_heading("Performance")
     for name, values in rows.items():
         if "value" in values:
             unit = "qps" if name == "Throughput" else "s"
@@ -266,7 +272,7 @@ def _add_profile(page: TextPage, facts: Json) -> None:
         return
     runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
     layers = format_count(profile["layers"], "layer")
-    page.add_lines(f"Profile: {profile['total_ms']:.4f} ms in {layers}{runs}; the slowest:")
+    page.add_heading(f"Profile: {profile['total_ms']:.4f} ms in {layers}{runs}; the slowest:")
     for row in profile["slowest"]:
         name = cut_middle(row["name"], page.width - 24)
         page.add_lines(f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {name}")
@@ -280,6 +286,7 @@ def _add_rest(page: TextPage, facts: Json) -> None:
             f"line {message['line']}: {first[:500]}{_format_times(message)}",
             2,
             f"{message['level'].upper():<7} ",
+            Style.BAD if message["level"].lower() == "error" else Style.UNCLEAR,
         )
         if message.get("cause") and message["known"] not in explained:
             explained.add(message["known"])

@@ -154,7 +154,7 @@ class TextPage:
 
     def add_command(self, label: str, command: str) -> None:
         """Add a label, and a shell command that can be pasted."""
-        first = label.ljust(9) if label else "  "
+        first = f"{label} ".ljust(9) if label else "  "
         lines = wrap_command(command, self.width, first, len(first) + 2)
         self.add_lines(*lines, style=Style.COMMAND)
 

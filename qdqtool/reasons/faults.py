@@ -1146,13 +1146,31 @@ class LargeKernel(Refusal):
 class GroupedConvolution(Refusal):
     """A grouped convolution that is not depthwise."""
 
-    rules = (FindingRule("GROUP-SLOW"),)
+    rules = (
+        FindingRule("GROUP-KERNELS", lambda r: r.channels > 8 and r.channels % 16 != 0),
+        FindingRule("GROUP-SLOW"),
+    )
 
     groups: int
     channels: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return f"{self.node} has {self.groups} groups of {self.channels} channels."
+
+
+class AttentionHead(Refusal):
+    """A product of an attention with Q/DQ on both inputs, and a head size without a kernel.
+
+    Attributes:
+        size: Head size: products per score.
+    """
+
+    rules = (FindingRule("ATT-HEAD"),)
+
+    size: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node} computes scores of an attention in INT8; the head size is {self.size}."
 
 
 class ChannelNumbers(Refusal):

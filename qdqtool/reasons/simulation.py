@@ -821,6 +821,26 @@ class PadBeforeConvolution(Refusal, reason="behind-pad"):
         return f"a Q/DQ pair is between {self.pad} and {self.node}."
 
 
+# Stem -----------------------------------------------------------------------------------------
+
+
+class StemBeforePool(Refusal, reason="stem-before-pool"):
+    """A stem fuses a Relu with Q/DQ on both sides and the MaxPool after it.
+
+    Attributes:
+        relu: The Relu.
+        pool: The MaxPool.
+    """
+
+    rules = (FindingRule("STEM-POOL"),)
+
+    relu: str
+    pool: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"{self.node}, {self.relu} and {self.pool} become one INT8 layer."
+
+
 # Folding --------------------------------------------------------------------------------------
 
 

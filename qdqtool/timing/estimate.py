@@ -221,12 +221,14 @@ class _TimedEngine:
     """A simulated engine on a GPU.
 
     Attributes:
+        gpu: The GPU.
         prediction: Prediction with engine layers.
         workload: Work of the layers and extra kernels.
         kernel_ms: Milliseconds of each, of shape [all work].
         counts: Number of kernels of each, of shape [all work]; 0 if it takes no time.
     """
 
+    gpu: Gpu
     prediction: Prediction
     workload: EngineWorkload
     kernel_ms: Array
@@ -250,7 +252,7 @@ class _TimedEngine:
         """
         ms = self.kernel_ms if kernel_ms is None else kernel_ms
         if has_gaps and not (correction and correction.profiled):
-            ms = ms + self.counts * load_constants().gap_us * 1e-3
+            ms = ms + self.counts * load_constants().gap_ms(self.gpu)
         return correction.apply(ms, self.counts) if correction else ms
 
     def idle_ms(self, gpu: Gpu) -> Array:
@@ -319,6 +321,8 @@ def estimate(
                 code="in-myelin",
             )
         )
+    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1:
+        notes.append(_slow_int8_note(gpu))
     correction = _make_calibration(calibrate, gpu, engine)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
     result = _summarize(engine, gpu, correction, ms)
@@ -340,6 +344,18 @@ def estimate(
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         _compare(result, model, resolved_model, target)
     return result
+
+
+def _slow_int8_note(gpu: Gpu) -> Note:
+    """Return the note about a GPU on which INT8 is no faster than FP16."""
+    int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
+    return Note(
+        f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
+        "TOPS): INT8 saves memory traffic alone",
+        code="int8-not-faster",
+        int8_tops=int8,
+        float_tops=half,
+    )
 
 
 # Parts ----------------------------------------------------------------------------------------
@@ -452,7 +468,7 @@ def _time_engine(
         works = workload.all_work
         counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in works])
         engines.append(
-            _TimedEngine(simulated, workload, estimate_seconds(works, gpu) * 1e3, counts)
+            _TimedEngine(gpu, simulated, workload, estimate_seconds(works, gpu) * 1e3, counts)
         )
     return min(engines, key=lambda engine: float(engine.running_ms().sum()))
 

@@ -258,6 +258,11 @@ class Gpu:
         return self.rates.int8 > 0
 
     @property
+    def int8_rate_over_fp16(self) -> float:
+        """Rate of INT8 over that of FP16 (FP32 without fast FP16); at most 1: nothing to gain."""
+        return self.mac_rate(Precision.INT8) / self.mac_rate(self.float_type)
+
+    @property
     def has_fp8(self) -> bool:
         """Whether it has FP8: from compute capability 8.9 on."""
         return self.rates.fp8 > 0

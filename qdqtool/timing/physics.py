@@ -12,8 +12,9 @@ each):
 tensor cores), products per output to 32. A convolution of fewer than 16 input channels cannot feed
 the tensor cores: in INT8 it runs by dp4a (int8x4 tactics on an A100, an RTX 3080 Ti and an AGX
 Orin; they write INT8 or FP32), unless a pooling is fused with it; else at a rate per SM that is the
-same on all GPUs measured. Depthwise convolutions run on the CUDA cores. The constants come from
-``constants.json``, which ``benchmarks/fit_timing.py`` writes.
+same on all GPUs measured. Depthwise convolutions run on the CUDA cores. On Blackwell, where Myelin
+compiles the whole engine, kernels start sooner and INT8 reaches less of its rate. The constants
+come from ``constants.json``, which ``benchmarks/fit_timing.py`` writes.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ NAMES = (
     "pool",
     "layout",
     "to_float_old",
+    "floor_myelin",
+    "int8_myelin",
 )
 
 
@@ -82,6 +85,7 @@ class TimeConstants:
             architecture left out). ``gain`` is the same for FP16's time over that of the network
             with Q/DQ, GPU and network left out.
         gap_us: Microseconds between two kernels of an engine that runs without a CUDA graph.
+        gap_myelin_us: The same on GPUs whose whole engine Myelin compiles.
         signs: Of measured pairs of INT8 and FP16 that differ by more than 5 %: how many times
             the model named the faster one, by a fit without that network and GPU; and how many
             pairs there are.
@@ -92,7 +96,12 @@ class TimeConstants:
     overhead_us: float
     spreads: Mapping[str, float]
     gap_us: float = 0.0
+    gap_myelin_us: float = 0.0
     signs: tuple[int, int] = (0, 0)
+
+    def gap_ms(self, gpu: Gpu) -> float:
+        """Milliseconds between two kernels of an engine that runs without a CUDA graph."""
+        return (self.gap_myelin_us if gpu.fuses_conversions else self.gap_us) * 1e-3
 
     def is_measured(self, cc: str) -> bool:
         """Whether the architecture was in the measurements."""
@@ -129,6 +138,7 @@ def load_constants() -> TimeConstants:
         data["overhead_us"],
         data["spreads"],
         data["gap_us"],
+        data["gap_myelin_us"],
         (signs["right"], signs["pairs"]),
     )
 
@@ -176,6 +186,9 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "width": width(w.precision),
         "moved": float(_count_padded_bytes(w)),
         "cold": w.weights if cold else 0.0,  # bytes that come from memory in each run
+        "is_myelin": gpu.fuses_conversions,
+        # Measured on 12.0 alone. INT8 of 10.x is an instruction of its own.
+        "is_slow_int8": float(gpu.cc) >= 12.0 and w.precision in BYTES,
         "to_float": is_old and w.written_as.is_float and not w.precision.is_float,
     }
 
@@ -234,6 +247,7 @@ def kernel_seconds(
     few = f.channels < work.FEW_CHANNELS
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
     is_integer = f.path == PATHS.index("int8")
+    rate = np.where(f.is_slow_int8, rate * c["int8_myelin"], rate)
     by_dp4a = few & is_integer & ~f.pooled
     starved = np.where(
         by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(is_integer, c["few_int8"], c["few_fp16"])
@@ -266,6 +280,7 @@ def kernel_seconds(
     step_clocks = np.where(f.pipelined, c["step_clocks"], c["step_clocks_old"])
     latency = np.where(computing & ~depthwise, step_clocks * steps * f.sms / f.clocks, 0.0)
     minimum = c["floor_us"] * 1e-6 + c["floor_clocks"] * f.sms / f.clocks
+    minimum = np.where(f.is_myelin, minimum * c["floor_myelin"], minimum)
     time: Array = f.steps * minimum + latency + (compute**p + memory**p) ** (1.0 / p)
     return np.where(f.kind == work.NOTHING, 0.0, time)
 

@@ -1,6 +1,6 @@
 """Work of one engine layer, the input of the time model: products and bytes.
 
-Also the memory layouts of an engine's tensors, and Myelin's regions.
+Also the memory layouts of an engine's tensors.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import CONVOLUTIONS
-from qdqtool.patterns.heads import is_computed_product
 from qdqtool.types import EngineLayer, Precision
 
 CONV, DEPTHWISE, DECONV = "conv", "depthwise", "deconv"
@@ -368,123 +367,3 @@ def _float_layout(work: LayerWork) -> Layout:
     """Return the layout that a float convolution reads and writes."""
     is_starved = work.precision not in _HALVES and work.channels < FEW_CHANNELS
     return Layout.LINEAR if is_starved else Layout.CHANNELS_LAST
-
-
-_NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
-# Operators that end a region.
-_OUTSIDE = (
-    "Conv",
-    "ConvTranspose",
-    "MaxPool",
-    "AveragePool",
-    "Resize",
-    "TopK",
-    "NonMaxSuppression",
-)
-
-
-def find_region_nodes(model: Model) -> frozenset[str]:
-    """Return the names of the nodes in Myelin's regions.
-
-    A region holds the paths from one attention or normalization to the next.
-    """
-    seeds = {
-        node.name
-        for node in model.nodes
-        if node.op == "LayerNormalization" or is_computed_product(model, node)
-    }
-    if not seeds:
-        return frozenset()
-    candidates = [node for node in model.ordered if node.op not in _OUTSIDE]
-    downstream, upstream = set(seeds), set(seeds)
-    for node in candidates:
-        producers = (model.producer(tensor) for tensor in node.inputs if tensor)
-        if any(p.name in downstream for p in producers if p is not None):
-            downstream.add(node.name)
-    for node in reversed(candidates):
-        consumers = (c for tensor in node.outputs for c in model.consumers(tensor))
-        if any(c.name in upstream for c in consumers):
-            upstream.add(node.name)
-    return frozenset(downstream & upstream)
-
-
-def region_node_work(
-    model: Model, node: Node, lookup_shape: ShapeLookup, float_type: Precision
-) -> LayerWork:
-    """Return the kernel of a node without weights in a region.
-
-    Its kind is ``nothing`` if the node is part of another kernel.
-    """
-    nothing = LayerWork(NOTHING, float_type, float_type)
-    if is_computed_product(model, node):
-        return _attention_product_work(model, node, lookup_shape, float_type) or nothing
-    written = _count_elements(lookup_shape(node.output))
-    sizes = _count_input_elements(model, node, lookup_shape)
-    if not written or sizes is None:
-        return nothing
-    if node.op in _NORMS:
-        moved, steps = (sum(sizes), written), 1.0
-        kind = POOL
-    elif node.op == "Add" and len(sizes) > 1 and min(sizes) == written:
-        # A skip connection is read and kept.
-        moved, steps = (written, written), 0.0
-        kind = POINTWISE
-    else:
-        return nothing
-    element = width(float_type)
-    return LayerWork(
-        kind,
-        float_type,
-        float_type,
-        read=moved[0] * element,
-        written=moved[1] * element,
-        steps=steps,
-    )
-
-
-def _attention_product_work(
-    model: Model, node: Node, lookup_shape: ShapeLookup, float_type: Precision
-) -> LayerWork | None:
-    """Return the work of a product of two computed tensors; None if a shape is unknown.
-
-    Both products of an attention are one kernel, which keeps the scores to itself.
-    """
-    shape, target = lookup_shape(node.input(0)), lookup_shape(node.output)
-    sizes = _count_input_elements(model, node, lookup_shape)
-    if not shape or target is None or not math.prod(target) or sizes is None:
-        return None
-    depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
-    out = float(math.prod(target))
-    is_first = any(c.op in ("Softmax", "Mul", "Div", "Add") for c in model.consumers(node.output))
-    read, written = (sum(sizes), 0.0) if is_first else (sizes[-1], out)
-    element = width(float_type)
-    return LayerWork(
-        CONV,
-        float_type,
-        float_type,
-        rows=out / columns,
-        columns=columns,
-        depth=depth,
-        channels=depth,
-        read=read * element,
-        written=written * element,
-        steps=1.0 if is_first else 0.0,
-    )
-
-
-def _count_input_elements(
-    model: Model, node: Node, lookup_shape: ShapeLookup
-) -> list[float] | None:
-    """Return the elements of each computed input; None if one is unknown."""
-    sizes = []
-    for tensor in node.inputs:
-        if tensor and not model.is_constant(tensor):
-            size = _count_elements(lookup_shape(tensor))
-            if size is None:
-                return None
-            sizes.append(size)
-    return sizes
-
-
-def _count_elements(shape: tuple[int, ...] | None) -> float | None:
-    return None if shape is None else float(math.prod(shape))

@@ -19,13 +19,12 @@ from qdqtool.ir.qdq import is_qdq, precision_of
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.model_variants import TensorShapes
+from qdqtool.timing.regions import RegionNodes, find_region_nodes
 from qdqtool.timing.work import (
     LayerWork,
     LayoutChange,
     find_layout_changes,
-    find_region_nodes,
     product_work,
-    region_node_work,
     width,
 )
 from qdqtool.trt.targets import target_named
@@ -72,6 +71,7 @@ class EngineWorkload:
 
 
 _MAPPING_KINDS = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
+_QUANTIZERS_WITH_COPY = 3
 _SEPARATE_ACTIVATIONS = ("Sigmoid", "Mish", "HardSwish")
 
 
@@ -120,7 +120,10 @@ class _WorkloadBuilder:
         self.narrowed: dict[str, float] = {}  # elements of FP32 tensors with a reformat to FP16
         # Results with a separate activation, to the tensor after the activation.
         self.activated: dict[str, str] = {}
+        # Inputs of products in regions, with the type in which they are computed.
+        self.read_by_products: set[tuple[str, Precision]] = set()
         self.shapes = TensorShapes(model)
+        self.region_nodes = RegionNodes(model, self._shape, float_type)
         self.result = EngineWorkload()
 
     def run(self) -> EngineWorkload:
@@ -132,6 +135,7 @@ class _WorkloadBuilder:
                 self.result.unknown.append(layer.name)
                 layer_work = LayerWork(work.UNKNOWN, self.float_type, self.float_type)
             self.result.layers.append(self._scale(layer_work))
+        self._write_outputs_in_fp32()
         engine, mapped = self._separate_activations()
         if self.has_myelin:
             self._fuse_conversions(mapped)
@@ -139,25 +143,60 @@ class _WorkloadBuilder:
             self._add_layout_changes(engine)
         if self.target.reshapes_before_resize:
             self._add_reshapes()
+            self._add_copies_for_quantizers()
         self._add_unlisted_nodes(covered)
         self._add_edge_reformats()
         return self.result
+
+    def _write_outputs_in_fp32(self) -> None:
+        """Note the network's outputs that INT8 convolutions write: in FP32, without a reformat.
+
+        A U-Net on 10.16.2 and all recorded classifiers.
+        """
+        for layer, layer_work in zip(self.prediction.layers, self.result.layers, strict=True):
+            if layer_work.kind in work.COMPUTING and not layer_work.precision.is_float:
+                written = layer_work.written_as == Precision.FP32
+                outputs = [e.tensor for e in layer.outputs if self.model.is_output(e.tensor)]
+                self.fp32_tensors.update(outputs if written else ())
 
     def _nothing(self) -> LayerWork:
         return LayerWork(work.NOTHING, self.float_type, self.float_type)
 
     def _region_work(self, layer: EngineLayer) -> LayerWork | None:
         """Return the work of a layer without weights in a Myelin region; None for other layers."""
+        if layer.type == "Reformat" and self._joins_in_region(layer):
+            return self._nothing()
         if not layer.nodes or not self.regions.issuperset(layer.nodes):
             return None
         nodes = self._layer_nodes(layer)
         if any(node.op in WEIGHTED and self._is_fixed(node.input(1)) for node in nodes):
             return None
         for node in nodes:
-            node_work = region_node_work(self.model, node, self._shape, self.float_type)
+            node_work = self.region_nodes.work(node)
             if node_work.kind != work.NOTHING:
                 return node_work
         return self._nothing()
+
+    def _joins_in_region(self, copy: EngineLayer) -> bool:
+        """Whether a copy belongs to a Concat in a region, where Myelin joins tensors in kernels."""
+        concat = self.model.producer(copy.outputs[0].tensor)
+        if concat is not None and is_qdq(concat):
+            concat = self.model.producer(concat.input(0))
+        return concat is not None and concat.name in self.regions
+
+    def _merge_product(self, tensor: str, name: str, product: LayerWork) -> LayerWork:
+        """Return the work of a product, without kernel and input if another one has read it.
+
+        Myelin computes products of one input side by side in one kernel: query, key and value, or
+        the experts of a mixture (324 to 348 layers of a ViTPose with 24 blocks on 11.3).
+        """
+        if name not in self.regions or product.kind != work.CONV:
+            return product
+        key = (tensor, product.precision)
+        if key in self.read_by_products:
+            return replace(product, read=0.0, steps=0.0)
+        self.read_by_products.add(key)
+        return product
 
     def _separate_activations(self) -> tuple[list[tuple[EngineLayer, LayerWork]], set[str]]:
         """Give activations that the convolution's kernel does not fuse a kernel of their own.
@@ -262,6 +301,31 @@ class _WorkloadBuilder:
                     written=moved,
                 )
                 self.result.extras.append(ExtraKernel(f"reshape before {layer.name}", reshape))
+
+    def _add_copies_for_quantizers(self) -> None:
+        """Add the copy of a convolution's float output that three or more Qs read.
+
+        In the U-Net on 10.16.2 the first Q of such a tensor reads the convolution's layout, the
+        others a copy of it.
+        """
+        if self.has_myelin:
+            return
+        for layer, layer_work in zip(self.prediction.layers, self.result.layers, strict=True):
+            if layer_work.kind not in work.COMPUTING or not layer_work.written_as.is_float:
+                continue
+            for edge in layer.outputs:
+                quantizers = [c for c in self.consumers[edge.tensor] if c.type == "Conversion"]
+                if len(quantizers) >= _QUANTIZERS_WITH_COPY:
+                    moved = layer_work.written
+                    copy = LayerWork(
+                        work.REFORMAT,
+                        layer_work.written_as,
+                        layer_work.written_as,
+                        channels=layer_work.columns,
+                        read=moved,
+                        written=moved,
+                    )
+                    self.result.extras.append(ExtraKernel(f"copy of {edge.tensor}", copy))
 
     def _has_open_output(self, layer: EngineLayer) -> bool:
         """Whether the builder chooses the width of a layer's output.
@@ -469,7 +533,7 @@ class _WorkloadBuilder:
         for edge in layer.outputs:
             if self.shapes.get(edge.tensor) is None:
                 self.engine_elements.setdefault(edge.tensor, written / len(layer.outputs))
-        return replace(
+        layer_work = replace(
             main,
             precision=precision,
             written_as=output_type,
@@ -478,6 +542,7 @@ class _WorkloadBuilder:
             weights=columns * main.depth * main.groups * width(precision),
             written=written * width(output_type),
         )
+        return self._merge_product(layer.inputs[0].tensor, weighted[0].name, layer_work)
 
     def _compute_type(self, node: Node, input_type: Precision) -> Precision:
         """Return the type that a convolution computes in.
@@ -530,7 +595,7 @@ class _WorkloadBuilder:
 
     def _add_unlisted_node(self, node: Node) -> None:
         if self._is_in_region(node):
-            node_work = region_node_work(self.model, node, self._shape, self.float_type)
+            node_work = self.region_nodes.work(node)
             if node_work.kind != work.NOTHING:
                 self._add_extra(node.name, node_work)
         elif node.op in WEIGHTED:
@@ -554,7 +619,7 @@ class _WorkloadBuilder:
             weights=0.0 if size else product.weights * width(precision),
             written=product.written * width(self.float_type),
         )
-        self._add_extra(node.name, product)
+        self._add_extra(node.name, self._merge_product(node.input(0), node.name, product))
 
     def _runs(self, node: Node) -> bool:
         """Whether a node computes something in each run of the network."""

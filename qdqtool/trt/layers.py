@@ -200,6 +200,7 @@ class FusedParts:
         tensor_before_activation: ONNX tensor before the first fused layer that is not a scale (an
             activation or a sum); empty if there is none.
         has_pointwise: Whether it has fused a pointwise layer (an activation other than Relu).
+        quantized_relu: Relu with Q/DQ on both sides that it has fused; empty if there is none.
         has_pooling: Whether it has fused a MaxPool.
         has_padding: Whether it has fused the Pad before it.
         has_weights: Whether it has absorbed its quantized constant weights.
@@ -210,6 +211,7 @@ class FusedParts:
     activation: PathStep | None = None
     tensor_before_activation: str = ""
     has_pointwise: bool = False
+    quantized_relu: str = ""
     has_pooling: bool = False
     has_padding: bool = False
     has_weights: bool = False

@@ -162,7 +162,7 @@ def test_log_of_names_shows_the_command_that_builds_again(
         files.append(tmp_path / "build.log")
         files[-1].write_text(version_line(version))
     assert cli.json("log", *files)["names_only"]
-    text = cli("log", *files)
+    text = re.sub(r" \\\n +", " ", cli("log", *files))  # wrapped commands
     start = min(text.index(part) for part in expected)
     assert all(part in text for part in expected)
     assert not [part for part in unexpected if part in text[start:]]

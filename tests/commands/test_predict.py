@@ -103,8 +103,8 @@ def test_predict_wrong_option_is_refused(
 
 
 def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli: Cli) -> None:
-    cli.refuse("predict", model, "--target", "rtx1.7", "--sm", "10.3")
-    cli("predict", model, "--target", "trt10", "--sm", "10.3")
+    cli.refuse("predict", model, "--target", "rtx1.7", "--sm", "10.1")
+    cli("predict", model, "--target", "trt10", "--sm", "10.1")
     assert cli.err.startswith("qdqtool: --sm: ") and "10.0" in cli.err
 
 

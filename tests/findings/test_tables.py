@@ -43,13 +43,14 @@ TEXTS_OF_SEVERAL_CAUSES = {
     ("KERNEL-LARGE", "trt8.6"),
     ("DW-SILU", "trt8"),
     ("DW-ADD", "trt8"),
+    ("GROUP-KERNELS", "trt10 trt11"),
+    ("STEM-POOL", "trt10 trt11"),
     ("QTYPE", ""),
     ("QOPERATOR", ""),
     ("QOPERATOR", "rtx"),
     ("SCALE-RANK", "trt11"),
     ("ZP-VOLUME", "trt8"),
     ("BIAS-DQ", ""),
-    ("FP8-TARGET", ""),
 }
 
 

@@ -439,6 +439,17 @@ def test_gain_of_published_builds_is_at_most_the_ratio_of_rates(case: str, gpu: 
     assert time.gain is not None and time.gain < MOST_GAIN
 
 
+@pytest.mark.parametrize(
+    ("name", "is_slow"),
+    [("Thor", True), ("B300", True), ("V100", True), ("B200", False), ("L4", False)],
+)
+def test_note_about_a_gpu_whose_int8_is_no_faster(name: str, is_slow: bool) -> None:
+    gpu = find_gpu(name)
+    _, time = estimate_model(convolution_chain(), gpu, compare=False)
+    assert ("int8-not-faster" in note_codes(time.notes)) == is_slow
+    assert (gpu.int8_rate_over_fp16 <= 1) == is_slow
+
+
 def test_fix_of_numbers_saves_no_time() -> None:
     """A scale for each channel changes the results of a layer, not the layer."""
     g = Graph()

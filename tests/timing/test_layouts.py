@@ -12,12 +12,11 @@ from qdqtool.prediction import predict
 from qdqtool.timing import model_variants, work
 from qdqtool.timing.gpus import Gpu, all_gpus, find_gpu
 from qdqtool.timing.physics import NAMES, architecture_factor, estimate_seconds, load_constants
+from qdqtool.timing.regions import RegionNodes, find_region_nodes
 from qdqtool.timing.work import (
     LayerWork,
     Layout,
     find_layout_changes,
-    find_region_nodes,
-    region_node_work,
 )
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
 from tests.slow import slow_after
@@ -308,7 +307,7 @@ def test_convolutions_are_not_in_a_region(g: Graph) -> None:
 def test_kernels_of_attention() -> None:
     model = block()
     normalization, scores, softmax, transpose, mixed, skip = (
-        region_node_work(model, model.node(name), model.shape, Precision.FP16)
+        RegionNodes(model, model.shape, Precision.FP16).work(model.node(name))
         for name in ("ln1", "scores", "softmax", "t", "mixed", "skip")
     )
     assert (normalization.kind, normalization.read) == (work.POOL, 2 * 16 * WIDE)

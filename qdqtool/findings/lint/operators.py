@@ -10,6 +10,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
+from qdqtool.ir.qdq import is_dq
 from qdqtool.ir.sizes import contraction
 from qdqtool.patterns.fake_quantizers import (
     ATEN,
@@ -18,6 +19,7 @@ from qdqtool.patterns.fake_quantizers import (
     find_aten_nodes,
     find_fake_quantizers,
 )
+from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.reasons import faults
@@ -138,6 +140,20 @@ def _check_operator(view: View, report: FindingReport, node: Node) -> None:
         )
     elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
         _check_einsum(view, report, node)
+
+
+def check_attention(view: View, report: FindingReport) -> None:
+    """Add a finding for each attention with Q/DQ whose head size has no INT8 kernel."""
+    for node in view.model.nodes:
+        if node.op != "MatMul" or not all(is_dq(view.model.producer(t)) for t in node.inputs):
+            continue
+        shape = view.model.shape(node.input(0))
+        consumers = view.model.consumers(node.output)
+        if not shape or not any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers):
+            continue
+        size = shape[-1]
+        if size and size not in INT8_HEAD_SIZES and is_computed_product(view.model, node):
+            report.add(faults.AttentionHead(CHECK, node.name, size), convolutions=[node.name])
 
 
 def _is_unknown(node: Node) -> bool:

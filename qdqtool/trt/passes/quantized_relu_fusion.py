@@ -1,7 +1,7 @@
 """Fusion of a Relu that has Q/DQ before and after it."""
 
 from qdqtool.ir.operators import CONVOLVE
-from qdqtool.trt.layers import Layer, is_relu
+from qdqtool.trt.layers import Layer, is_relu, node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 
 CONVOLUTION = seen(
@@ -58,6 +58,7 @@ class QuantizedReluFusion(Pass):
         name = relu.name
         if layer.kind in CONVOLVE:
             layer.fusion.has_activation = True
+            layer.fusion.quantized_relu = node_name(relu)
             name = f"PWN({name})"
         network.absorb_consumer(layer, relu, f"{layer.name} + {name}")
 

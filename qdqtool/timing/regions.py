@@ -1,0 +1,179 @@
+"""Myelin's regions of attention and normalization, and the kernels of their nodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import is_dq, is_qdq
+from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
+from qdqtool.timing.work import CONV, NOTHING, POINTWISE, POOL, LayerWork, ShapeLookup, width
+from qdqtool.types import Precision
+
+_NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
+# Operators that end a region.
+_OUTSIDE = (
+    "Conv",
+    "ConvTranspose",
+    "MaxPool",
+    "AveragePool",
+    "Resize",
+    "TopK",
+    "NonMaxSuppression",
+)
+
+
+def find_region_nodes(model: Model) -> frozenset[str]:
+    """Return the names of the nodes in Myelin's regions.
+
+    A region holds the paths from one attention or normalization to the next.
+    """
+    seeds = {
+        node.name
+        for node in model.nodes
+        if node.op == "LayerNormalization" or is_computed_product(model, node)
+    }
+    if not seeds:
+        return frozenset()
+    candidates = [node for node in model.ordered if node.op not in _OUTSIDE]
+    downstream, upstream = set(seeds), set(seeds)
+    for node in candidates:
+        producers = (model.producer(tensor) for tensor in node.inputs if tensor)
+        if any(p.name in downstream for p in producers if p is not None):
+            downstream.add(node.name)
+    for node in reversed(candidates):
+        consumers = (c for tensor in node.outputs for c in model.consumers(tensor))
+        if any(c.name in upstream for c in consumers):
+            upstream.add(node.name)
+    return frozenset(downstream & upstream)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionNodes:
+    """Nodes of a model in Myelin's regions, and the kernels of those without weights.
+
+    Attributes:
+        model: The model.
+        lookup_shape: Shape of a tensor.
+        float_type: Type of floats.
+    """
+
+    model: Model
+    lookup_shape: ShapeLookup
+    float_type: Precision
+
+    def work(self, node: Node) -> LayerWork:
+        """Return the kernel of a node without weights.
+
+        Its kind is ``nothing`` if the node is part of another kernel.
+        """
+        nothing = LayerWork(NOTHING, self.float_type, self.float_type)
+        if is_computed_product(self.model, node):
+            return self._product_work(node) or nothing
+        written = self._count(node.output)
+        sizes = self._input_sizes(node)
+        if not written or sizes is None:
+            return nothing
+        if node.op in _NORMS:
+            return self._moving_work(POOL, sum(sizes), written)
+        if node.op == "Softmax" and not self._is_fused_softmax(node):
+            return self._moving_work(POINTWISE, sum(sizes), written)
+        if node.op == "Add" and len(sizes) > 1 and min(sizes) == written:
+            # A skip connection is read and kept.
+            return self._moving_work(POINTWISE, written, written, steps=0.0)
+        return nothing
+
+    def _moving_work(self, kind: str, read: float, written: float, steps: float = 1.0) -> LayerWork:
+        element = width(self.float_type)
+        return LayerWork(
+            kind,
+            self.float_type,
+            self.float_type,
+            read=read * element,
+            written=written * element,
+            steps=steps,
+        )
+
+    def _product_work(self, node: Node) -> LayerWork | None:
+        """Return the work of a product of two computed tensors; None if a shape is unknown.
+
+        Both products of a fused attention are one kernel, which keeps the scores to itself.
+        Otherwise each is a kernel, and the scores are written and read.
+        """
+        shape, target = self.lookup_shape(node.input(0)), self.lookup_shape(node.output)
+        sizes = self._input_sizes(node)
+        if not shape or target is None or not math.prod(target) or sizes is None:
+            return None
+        depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
+        out = float(math.prod(target))
+        is_first = self._is_first_product(node)
+        is_fused = self._is_fused_product(node)
+        precision = Precision.INT8 if self._reads_int8(node) else self.float_type
+        read, written = sum(sizes), out
+        if is_fused:
+            read, written = (sum(sizes), 0.0) if is_first else (sizes[-1], out)
+        return LayerWork(
+            CONV,
+            precision,
+            self.float_type,
+            rows=out / columns,
+            columns=columns,
+            depth=depth,
+            channels=depth,
+            read=read * width(precision),
+            written=written * width(self.float_type),
+            steps=1.0 if is_first or not is_fused else 0.0,
+        )
+
+    def _is_first_product(self, node: Node) -> bool:
+        """Return whether a product computes the scores of an attention."""
+        consumers = self.model.consumers(node.output)
+        return any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers)
+
+    def _is_fused_product(self, node: Node) -> bool:
+        """Return whether one kernel computes both products around a softmax.
+
+        No such kernel computes in FP32. In INT8 there is one for some head sizes.
+        """
+        if self.float_type == Precision.FP32:
+            return False
+        if not self._reads_int8(node):
+            return True
+        tensor = node.input(0) if self._is_first_product(node) else node.output
+        shape = self.lookup_shape(tensor)
+        return shape is not None and bool(shape) and shape[-1] in INT8_HEAD_SIZES
+
+    def _is_fused_softmax(self, node: Node) -> bool:
+        """Return whether a softmax is inside the kernel of an attention, or of no attention."""
+        product = self._product_after(node)
+        return product is None or self._is_fused_product(product)
+
+    def _product_after(self, node: Node) -> Node | None:
+        """Return the product of computed tensors that reads a node's output, past Q and DQ."""
+        for _ in range(3):
+            consumers = self.model.consumers(node.output)
+            if len(consumers) != 1:
+                return None
+            node = consumers[0]
+            if not is_qdq(node):
+                return node if is_computed_product(self.model, node) else None
+        return None
+
+    def _reads_int8(self, node: Node) -> bool:
+        return all(is_dq(self.model.producer(tensor)) for tensor in node.inputs)
+
+    def _input_sizes(self, node: Node) -> list[float] | None:
+        """Return the elements of each computed input; None if one is unknown."""
+        sizes = []
+        for tensor in node.inputs:
+            if tensor and not self.model.is_constant(tensor):
+                size = self._count(tensor)
+                if size is None:
+                    return None
+                sizes.append(size)
+        return sizes
+
+    def _count(self, tensor: str) -> float | None:
+        shape = self.lookup_shape(tensor)
+        return None if shape is None else float(math.prod(shape))
