@@ -52,7 +52,8 @@ def check(prediction: Prediction, build: dict[str, Any]) -> None:
     for conv in prediction.convolutions:
         findings = [prediction.findings[i] for i in conv.findings]
         assert conv.is_quantized or findings, f"{conv.name} is float without a reason"
-        assert all(f.message and f.fix for f in findings)
+        assert all(f.message for f in findings)
+        assert all(f.fix or f.severity == Severity.INFO for f in findings)
 
 
 @pytest.mark.parametrize("question", sorted(table()["experiments"]))
