@@ -25,7 +25,7 @@ from qdqtool.util.text import reason_of
 _LEVELS = 127.0  # largest integer of symmetric INT8
 _BITS = 8
 _HEX_LINE = re.compile(r"[^\n]{1,65536}: [0-9a-f]{8}")
-_TEXT_LINE = re.compile(r"(?P<tensor>\S.*?)(?::\s*|\s+)(?P<numbers>[-+.\w]+(?:\s*,\s*[-+.\w]+)?)")
+_NUMBERS = re.compile(r"[-+.\w]+(?:,[-+.\w]+)?")
 
 # A tensor with its scale for symmetric INT8, None for one that has other or no numbers.
 _Entry = tuple[str, float | None]
@@ -152,12 +152,12 @@ def _read_lines(text: str, name: str) -> RangeTable:
         )
     entries: list[_Entry] = []
     for number, line in enumerate(lines, 1):
-        match = _TEXT_LINE.fullmatch(line[: limits.NAME])
-        if match is None:
+        tensor, numbers = _split_line(line[: limits.NAME])
+        if not _NUMBERS.fullmatch(numbers):
             entries.append((line, None))
             continue
         try:
-            values = [float(v) for v in match["numbers"].split(",")]
+            values = [float(v) for v in numbers.split(",")]
         except ValueError:
             if not any(scale is not None for _, scale in entries):
                 raise _unknown_format(name) from None
@@ -166,10 +166,19 @@ def _read_lines(text: str, name: str) -> RangeTable:
             ) from None
         is_single = len(values) == 1
         scale = values[0] / _LEVELS if is_single else _scale_of_range(min(values), max(values))
-        entries.append((match["tensor"], scale))
+        entries.append((tensor, scale))
     if not any(scale is not None for _, scale in entries):
         raise _unknown_format(name)
     return _make_table("text", iter(entries), name)
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    """Return the tensor of a line and its numbers without spaces, empty if there are none."""
+    joined = re.sub(r"\s?,\s?", ",", " ".join(line.split()))
+    tensor, separator, numbers = joined.rpartition(" ")
+    if not separator:
+        tensor, _, numbers = joined.rpartition(":")
+    return tensor.removesuffix(":"), numbers if tensor else ""
 
 
 # AIMET --------------------------------------------------------------------------------------------

@@ -235,7 +235,10 @@ def build_commands(
         name: (batch or 1, *shape[1:]) if shape[0] == -1 else shape
         for name, shape in model.open_inputs.items()
     }
-    page.add_command("Build:", trtexec_command(target, path, half=half, open_inputs=shapes))
+    command = trtexec_command(
+        target, path, half=half, bfloat16=model.has_bfloat16, open_inputs=shapes
+    )
+    page.add_command("Build:", command)
     page.add_command("Verify:", f"qdqtool verify {shlex.quote(path)} build.log")
     advice = [trtexec_advice(target)]
     if shapes:

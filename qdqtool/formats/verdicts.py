@@ -60,7 +60,7 @@ def has_no_qdq(prediction: Prediction) -> bool:
 
 
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
-    """Return the type of layers that are not quantized: FP16 or FP32.
+    """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
     The types of a strongly typed network decide, else whether the builder may use FP16.
     """
@@ -68,6 +68,8 @@ def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     del outputs[Precision.FLOAT]
     if outputs:
         return outputs.most_common(1)[0][0]
+    if prediction.model.has_bfloat16:
+        return Precision.BF16
     return Precision.FP16 if half else Precision.FP32
 
 
