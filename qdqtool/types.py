@@ -612,6 +612,7 @@ class ModelInfo:
         nodes: Number of nodes.
         open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
             build for elsewhere.
+        has_bfloat16: Whether it has tensors of bfloat16.
     """
 
     path: str
@@ -619,6 +620,7 @@ class ModelInfo:
     opset: int
     nodes: int
     open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    has_bfloat16: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON fields."""

@@ -31,6 +31,7 @@ from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, ones, weighted
 from tests.findings.lint import test_api as lint
+from tests.findings.lint import test_bfloat16 as bfloat16
 from tests.findings.lint.test_operators import conv3d
 from tests.findings.lint.test_quantizers import (
     channel,
@@ -136,6 +137,8 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
     yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
     yield "3D", conv3d(), "trt8.0"
+    yield "bfloat16", bfloat16.quantized(), "trt8.6"
+    yield "bfloat16 by a flag", bfloat16.quantized(), "trt10"
     yield "functions", quantized_blocks(), "trt8.6"
     for name in ("dynamo", "narrow"):
         yield f"decomposed: {name}", fakes.network(fakes.DECOMPOSED[name]), "trt10"

@@ -964,6 +964,21 @@ class AtenNodes(Refusal):
         )
 
 
+class UnreadBfloat16(Refusal):
+    """Tensors of bfloat16 on a target whose parser does not read them; the node is the first one.
+
+    Attributes:
+        tensor: The first such tensor.
+    """
+
+    rules = (FindingRule("FLOAT-BF16"),)
+
+    tensor: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"'{self.tensor}' is bfloat16, which parsers before TensorRT 9.0 do not read."
+
+
 class UnanalyzedSubgraphs(Refusal):
     """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
 

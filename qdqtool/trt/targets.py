@@ -65,6 +65,8 @@ class Target:
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5:
             kUINT8).
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
+        deconvolution_3d_float: A quantized ConvTranspose of three spatial dimensions runs in float,
+            whatever follows it.
         transposed_per_channel: A ConvTranspose is proven to accept weight scales along axis 1, one
             for each output channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8
             in issue 1694, per input channel in the kernels and no support per output channel in
@@ -109,6 +111,7 @@ class Target:
     int8_weights: bool = False
     uint8_inputs: bool = True
     deconvolution_seen: bool = False
+    deconvolution_3d_float: bool = False
     transposed_per_channel: bool = False
     fuses_quantized_relu: bool = False
     copies_dq: bool = False
@@ -160,6 +163,11 @@ class Target:
     @property
     def has_local_functions(self) -> bool:
         """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether its parser reads bfloat16 (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
@@ -278,6 +286,7 @@ _TRT10 = Target(
     "on 8.5",
     residual_proof=_APART_10,
     multiply_in_pointwise_name=True,
+    deconvolution_3d_float=True,
     constants_first=True,
     float16_scales=True,
     blocked_scales=True,

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests.commands.conftest import Cli
+from tests.findings.lint.test_bfloat16 import quantized as bfloat16_model
 from tests.findings.test_causes import residual
 from tests.trt.builder import Graph
 from tools.growth.families import convolutions
@@ -151,3 +152,9 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, g: G
     assert "trtexec" not in text and not re.search(r"\d ms", text)
     assert "qdqtool fix bad.onnx -o bad_fixed.onnx" in text
     assert cli.json("predict", "bad.onnx", "--gpu", "T4")["time"]["total_ms"] > 0
+
+
+def test_predict_bfloat16_model_builds_with_bf16(cli: Cli) -> None:
+    onnx.save(bfloat16_model(), "bf16.onnx")
+    text = " ".join(cli("predict", "bf16.onnx").split())
+    assert "--int8 --bf16" in text and "--fp16" not in text and "BF16 output" in text

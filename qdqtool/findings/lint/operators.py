@@ -212,7 +212,9 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
     if fp8.is_fp8(view, conv):
         return
     if operator_of(conv).kind == LayerKind.DECONVOLUTION:
-        if (fault := fault_checks.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
+        is_float = report.tensorrt.deconvolution_3d_float
+        fault = fault_checks.deconvolution_3d(CHECK, conv.name, kernel, is_float)
+        if fault is not None:
             report.add(fault, convolutions=[conv.name])
         return
     if len(kernel) == 3:
