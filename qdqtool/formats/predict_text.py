@@ -98,7 +98,7 @@ def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate]) -> 
         text += f" on {gpu.name} ({gpu.clock:.0f} MHz)"
     if times and times[0].batch != 1:
         text += f", batch x{times[0].batch:g}"
-    return f"{text}, {target_named(prediction.target).title}"
+    return f"{text}, {target_named(prediction.requested_target or prediction.target).title}"
 
 
 def _add_verdict(
@@ -143,7 +143,7 @@ def _add_facts(
         page.add_row("Open question", text)
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
-    target = target_named(prediction.target)
+    target = target_named(prediction.requested_target or prediction.target)
     if target.requested_version:
         page.add_row("Rules", f"those of {target.name}, the nearest to {target.requested_version}")
     if page.everything and prediction.target_evidence:
