@@ -306,9 +306,10 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
     gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
         return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
-    text = describe_ratio(gain)
-    text = f"{gain.quantized} would be {text}" if time.is_float else f"{text[0].upper()}{text[1:]}"
-    return Verdict(f"{text}.", ratio_style(gain))
+    text, verb = describe_ratio(gain), "would be" if time.is_float else "is"
+    if time.is_float or gain.is_sure:
+        return Verdict(f"{gain.quantized} {verb} {text}.", ratio_style(gain))
+    return Verdict(f"{text[0].upper()}{text[1:]}.", ratio_style(gain))
 
 
 def ratio_style(gain: SpeedGain) -> Style:
