@@ -21,7 +21,7 @@ from common import parser_of, publish, table
 import qdqtool
 from calibration import Preprocess
 
-COUNTS, SEEDS, STEPS = (0, 3, 7), 3, 350
+COUNTS, SEEDS, STEPS = (0, 7), 3, 350
 PREPROCESS = {
     "yolo": Preprocess(),
     "imagenet": Preprocess("stretch", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
@@ -57,6 +57,7 @@ def transformers() -> str:
                 model, _ = attention.inserter(floats, attention.calibrating())(**options)
                 right[name].append(attention.judged(model)[0])
                 errors[name].append(output_error(floats, model))
+                print(count, seed, name, right[name][-1], errors[name][-1], flush=True)
         for name, shares in right.items():
             error = f"{np.mean(errors[name]):.1%}" if name in errors else ""
             span = f"{np.mean(shares):.1%} ({np.min(shares):.1%} to {np.max(shares):.1%})"
