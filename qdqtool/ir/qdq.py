@@ -307,6 +307,11 @@ def quantizers(model: Model) -> Iterator[Node]:
     return (node for node in model.ordered if is_qdq(node))
 
 
+def uses_fp8(model: Model) -> bool:
+    """Return whether a model has quantizers of FP8."""
+    return any(read_params(model, node).precision == Precision.FP8 for node in quantizers(model))
+
+
 def is_quantized(model: Model) -> bool:
     """Return whether a model has Q/DQ nodes or integer operators."""
     return any(is_qdq(node) or node.op in INTEGER_OPERATORS for node in model.nodes)

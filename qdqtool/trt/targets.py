@@ -18,6 +18,7 @@ from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
+DEFAULT_FP8_SM = (89,)  # of models with FP8, which older GPUs do not have
 
 _FIRST_FP8 = (10, 0)
 # NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
@@ -88,6 +89,7 @@ class Target:
             are FP32.
         capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6. A type that one
             of them lacks is not available.
+        has_named_capability: Whether the user or a build named ``capabilities``.
         buildable: All compute capabilities that it can build for. Empty if the builder decides it,
             on the GPU that it runs on.
     """
@@ -123,6 +125,7 @@ class Target:
     regions: bool = False
     layer_normalization: bool = False
     capabilities: tuple[int, ...] = DEFAULT_SM
+    has_named_capability: bool = False
     buildable: tuple[int, ...] = ()
 
     @property
@@ -263,7 +266,7 @@ class Target:
             QdqtoolError: TensorRT-RTX cannot build for it.
         """
         number = int(capability.replace(".", ""))
-        if not self.is_rtx or self.capabilities == (number,):
+        if not self.is_rtx:
             return self
         if self.buildable and number not in self.buildable and not seen:
             name = f" ({gpu})" if gpu else ""
@@ -275,7 +278,13 @@ class Target:
                 code="unsupported",
                 parameter="gpu",
             )
-        return replace_fields(self, capabilities=(number,))
+        return replace_fields(self, capabilities=(number,), has_named_capability=True)
+
+    def for_fp8(self) -> Target:
+        """Return the target for a model with FP8, whose default compute capability is 8.9."""
+        if not self.is_rtx or self.has_named_capability:
+            return self
+        return replace_fields(self, capabilities=DEFAULT_FP8_SM)
 
 
 _TRT10 = Target(

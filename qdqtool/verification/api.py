@@ -177,7 +177,7 @@ def choose_target_for_gpu(
     stated = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if resolved.is_rtx and build.targets:
-        resolved = replace_fields(resolved, capabilities=build.targets)
+        resolved = replace_fields(resolved, capabilities=build.targets, has_named_capability=True)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
                 f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
