@@ -83,12 +83,12 @@ def _describe_float_model(tuning: Tuning) -> str:
     if tuning.budget_ms is not None:
         return f"The float model is within {tuning.budget_ms:g} ms. {written}"
     condition = f"is faster than the float model and keeps {_format_goal(tuning)}"
-    if tuning.reached:
-        return f"No placement with INT8 {condition}. {written}"
-    return (
-        f"goal NOT met: no placement with INT8 that {condition} was found in the time. {written} "
-        "Give a longer --time-limit or a lower --keep"
-    )
+    if tuning.effort["stopped"] or not tuning.reached:
+        return (
+            f"No placement with INT8 that {condition} was found before the time limit. {written} "
+            "Give a longer --time-limit or a lower --keep"
+        )
+    return f"No placement with INT8 {condition}. {written}"
 
 
 def _format_goal(tuning: Tuning) -> str:
@@ -195,9 +195,10 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured = [site for site in tuning.sites if site.loss is not None]
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
-        page.add_heading(
-            "Everything INT8 is enough, so that no single site was measured (--front does)"
-        )
+        reason = "Everything INT8 is enough, so that no single site was measured (--front does)"
+        if tuning.effort["stopped"]:
+            reason = f"No single site was measured: the {tuning.effort['stopped']} was over"
+        page.add_heading(reason)
         return
     page.add_heading(
         "Most sensitive sites: the output error if only this site is INT8 (part of the outputs' "

@@ -251,11 +251,12 @@ def check_same_model(model: Model, build: Build) -> None:
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
-        why = f"; it is a build of another model than {model.path or 'the one given'}"
+        why = "it is the build of another model"
         if named and not build.layers and not build.trace:
-            why = " and ends in its parse section: cut off too early, or a build of another model"
+            why = "it ends in its parse section, or is the build of another model"
         raise BuildLogError(
-            f"names {named} of the model's {total} convolutions{why}",
+            f"contains {named or 'none'} of the {total} convolutions of "
+            f"{model.path or 'the model'}: {why}",
             build.display_name,
             code="different-models",
         )

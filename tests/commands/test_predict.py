@@ -158,3 +158,14 @@ def test_predict_bfloat16_model_builds_with_bf16(cli: Cli) -> None:
     onnx.save(bfloat16_model(), "bf16.onnx")
     text = " ".join(cli("predict", "bf16.onnx").split())
     assert "--int8 --bf16" in text and "--fp16" not in text and "BF16 output" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "title"), [("9", "TensorRT 9"), ("10.3", "TensorRT 10.3"), ("trt10", "TensorRT 10")]
+)
+def test_predict_names_the_requested_version(model: str, cli: Cli, target: str, title: str) -> None:
+    """The rules may be those of another version, which is a row of its own."""
+    text = cli("predict", model, "--target", target)
+    assert text.splitlines()[0].endswith(title)
+    assert ("nearest" in text) == (target != "trt10")
+    assert cli.json("predict", model, "--target", target)["requested_target"] == target
