@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests.commands.conftest import Cli
+from tests.findings.lint.test_bfloat16 import quantized as bfloat16_model
 from tests.findings.test_causes import residual
 from tests.trt.builder import Graph
 from tools.growth.families import convolutions
@@ -103,8 +104,8 @@ def test_predict_wrong_option_is_refused(
 
 
 def test_predict_gpu_of_another_target_is_refused_without_notes(model: str, cli: Cli) -> None:
-    cli.refuse("predict", model, "--target", "rtx1.7", "--sm", "10.3")
-    cli("predict", model, "--target", "trt10", "--sm", "10.3")
+    cli.refuse("predict", model, "--target", "rtx1.7", "--sm", "10.1")
+    cli("predict", model, "--target", "trt10", "--sm", "10.1")
     assert cli.err.startswith("qdqtool: --sm: ") and "10.0" in cli.err
 
 
@@ -151,3 +152,20 @@ def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, g: G
     assert "trtexec" not in text and not re.search(r"\d ms", text)
     assert "qdqtool fix bad.onnx -o bad_fixed.onnx" in text
     assert cli.json("predict", "bad.onnx", "--gpu", "T4")["time"]["total_ms"] > 0
+
+
+def test_predict_bfloat16_model_builds_with_bf16(cli: Cli) -> None:
+    onnx.save(bfloat16_model(), "bf16.onnx")
+    text = " ".join(cli("predict", "bf16.onnx").split())
+    assert "--int8 --bf16" in text and "--fp16" not in text and "BF16 output" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "title"), [("9", "TensorRT 9"), ("10.3", "TensorRT 10.3"), ("trt10", "TensorRT 10")]
+)
+def test_predict_names_the_requested_version(model: str, cli: Cli, target: str, title: str) -> None:
+    """The rules may be those of another version, which is a row of its own."""
+    text = cli("predict", model, "--target", target)
+    assert text.splitlines()[0].endswith(title)
+    assert ("nearest" in text) == (target != "trt10")
+    assert cli.json("predict", model, "--target", target)["requested_target"] == target

@@ -301,7 +301,13 @@ def chain_of(channels: int) -> tuple[Model, Prediction]:
 
 @given(
     # On 12.x INT8 reaches half of its rate, so that it may be slower than FP16.
-    st.sampled_from([g for g in all_gpus() if g.int8_rate_over_fp16 > 1 and float(g.cc) < 12]),
+    st.sampled_from(
+        [
+            g
+            for g in all_gpus()
+            if g.rates.int8_path == "tensor" and g.int8_rate_over_fp16 > 1 and float(g.cc) < 12
+        ]
+    ),
     st.floats(1.1, 3.0),
 )
 def test_time_of_networks_is_monotonic(gpu: Gpu, factor: float) -> None:
