@@ -130,15 +130,15 @@ class ClassMatches:
 def evaluate(truths: Sequence[GroundTruth], detections: Sequence[Detections]) -> Floats:
     """Return COCO's mAP at each of `IOUS`, [10]; NaN without objects."""
     classes: dict[int, ClassMatches] = defaultdict(lambda: ClassMatches([], [], []))
-    for truth, found in zip(truths, detections, strict=True):
-        best = np.argsort(-found.scores, kind="stable")[:MAX_DETECTIONS]
-        for label in np.union1d(truth.classes, found.classes[best]):
-            chosen = best[found.classes[best] == label]
+    for truth, image in zip(truths, detections, strict=True):
+        best = np.argsort(-image.scores, kind="stable")[:MAX_DETECTIONS]
+        for label in np.union1d(truth.classes, image.classes[best]):
+            chosen = best[image.classes[best] == label]
             same = truth.classes == label
             _match_class(
                 classes[int(label)],
-                found.boxes[chosen],
-                found.scores[chosen],
+                image.boxes[chosen],
+                image.scores[chosen],
                 truth.boxes[same],
                 truth.crowd[same],
             )
@@ -219,9 +219,9 @@ def detect_images(model: bytes, paths: Sequence[Path], size: int) -> Iterator[De
         image = read_image(path)
         output = session.run(None, {name: prepare(image, size, size)})[0]
         is_sorted = output.shape[-1] == 6
-        found = read_detections(output[0]) if is_sorted else decode_detections(output)
+        boxed = read_detections(output[0]) if is_sorted else decode_detections(output)
         yield Detections(
-            undo_letterbox(found.boxes, *image.size, size), found.scores, found.classes
+            undo_letterbox(boxed.boxes, *image.size, size), boxed.scores, boxed.classes
         )
 
 
@@ -244,8 +244,8 @@ def measure(
 ) -> CocoRow:
     from qdqtool.util.progress import track
 
-    found = list(track(detect_images(model, paths, size), name, len(paths)))
-    values = evaluate(truths, found)
+    detections = list(track(detect_images(model, paths, size), name, len(paths)))
+    values = evaluate(truths, detections)
     row = CocoRow(name, len(paths), float(values.mean()), float(values[0]))
     print(f"{name}: {row.map50_95:.4f}", file=sys.stderr, flush=True)
     return row
@@ -279,26 +279,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--limit", type=int, help="number of images, evenly spread")
     parser.add_argument("-o", "--output", type=Path, help="write the rows as JSON")
-    given = parser.parse_args(arguments)
-    truth = read_annotations(given.annotations)
-    names = sorted(name for name in truth if (given.images / name).is_file())
+    options = parser.parse_args(arguments)
+    truth = read_annotations(options.annotations)
+    names = sorted(name for name in truth if (options.images / name).is_file())
     if not names:
-        sys.exit(f"{given.images}: has none of the images of {given.annotations}")
-    count = min(given.limit or len(names), len(names))
+        sys.exit(f"{options.images}: has none of the images of {options.annotations}")
+    count = min(options.limit or len(names), len(names))
     names = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, count).astype(int))]
-    models = {"float": given.model.read_bytes()}
-    if given.calib is not None:
+    models = {"float": options.model.read_bytes()}
+    if options.calib is not None:
         import qdqtool
 
-        insertion = qdqtool.insert(given.model, given.calib, predict=False, progress=True)
+        insertion = qdqtool.insert(options.model, options.calib, predict=False, progress=True)
         models["qdqtool insert"] = insertion.model.SerializeToString()
-    for entry in given.other:
+    for entry in options.other:
         name, _, file = entry.partition("=")
         models[name] = Path(file).read_bytes()
-    size = _input_size(given.model)
-    paths, truths = [given.images / n for n in names], [truth[n] for n in names]
+    size = _input_size(options.model)
+    paths, truths = [options.images / n for n in names], [truth[n] for n in names]
     rows = [measure(name, model, paths, truths, size) for name, model in models.items()]
-    publish("coco", format_rows(rows), given.page, given.output, rows)
+    publish("coco", format_rows(rows), options.page, options.output, rows)
 
 
 def _input_size(path: Path) -> int:

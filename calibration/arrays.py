@@ -464,7 +464,9 @@ def _path_source(
         return ImageSource([path], path.parent, inputs, preprocess, size)
     if suffix in LIST_SUFFIXES:
         paths = _read_list(path, max_images)
-        return ImageSource(paths, path.parent, inputs, preprocess, size)
+        source = ImageSource(paths, path.parent, inputs, preprocess, size)
+        source.list_file = path
+        return source
     raise DataError(
         "not a folder, a list of images (.txt), an image, .npz or .npy",
         str(path),

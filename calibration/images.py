@@ -266,6 +266,7 @@ class ImageSource(FilesSource):
     """
 
     single_rows = is_images = True
+    list_file: Path | None = None  # text file that names the images
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from qdqtool.util.text import reason_of
 _LEVELS = 127.0  # largest integer of symmetric INT8
 _BITS = 8
 _HEX_LINE = re.compile(r"[^\n]{1,65536}: [0-9a-f]{8}")
-_TEXT_LINE = re.compile(r"(?P<tensor>\S.*?)(?::\s*|\s+)(?P<numbers>[-+.\w]+(?:\s*,\s*[-+.\w]+)?)")
+_NUMBERS = re.compile(r"[-+.\w]+(?:,[-+.\w]+)?")
 
 # A tensor with its scale for symmetric INT8, None for one that has other or no numbers.
 _Entry = tuple[str, float | None]
@@ -89,7 +89,8 @@ def _read_json(text: str, name: str) -> RangeTable:
 def _unknown_format(name: str) -> DataError:
     return DataError(
         "is not a table of ranges; give a TensorRT calibration table (first line 'TRT-...'), AIMET "
-        "encodings, JSON of PPQ or onnxruntime, or lines 'tensor: largest value'",
+        "encodings, JSON of PPQ, onnxruntime, MQBench or {tensor: largest value}, or lines "
+        "'tensor: largest value'",
         name,
         code="wrong-format",
     )
@@ -152,12 +153,12 @@ def _read_lines(text: str, name: str) -> RangeTable:
         )
     entries: list[_Entry] = []
     for number, line in enumerate(lines, 1):
-        match = _TEXT_LINE.fullmatch(line[: limits.NAME])
-        if match is None:
+        tensor, numbers = _split_line(line[: limits.NAME])
+        if not _NUMBERS.fullmatch(numbers):
             entries.append((line, None))
             continue
         try:
-            values = [float(v) for v in match["numbers"].split(",")]
+            values = [float(v) for v in numbers.split(",")]
         except ValueError:
             if not any(scale is not None for _, scale in entries):
                 raise _unknown_format(name) from None
@@ -166,10 +167,19 @@ def _read_lines(text: str, name: str) -> RangeTable:
             ) from None
         is_single = len(values) == 1
         scale = values[0] / _LEVELS if is_single else _scale_of_range(min(values), max(values))
-        entries.append((match["tensor"], scale))
+        entries.append((tensor, scale))
     if not any(scale is not None for _, scale in entries):
         raise _unknown_format(name)
     return _make_table("text", iter(entries), name)
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    """Return the tensor of a line and its numbers without spaces, empty if there are none."""
+    joined = re.sub(r"\s?,\s?", ",", " ".join(line.split()))
+    tensor, separator, numbers = joined.rpartition(" ")
+    if not separator:
+        tensor, _, numbers = joined.rpartition(":")
+    return tensor.removesuffix(":"), numbers if tensor else ""
 
 
 # AIMET --------------------------------------------------------------------------------------------
@@ -300,8 +310,63 @@ def _onnxruntime_entries(content: Any) -> Iterator[_Entry]:
         yield name, None if low is None or high is None else _scale_of_range(low, high)
 
 
+# MQBench, and plain JSON -------------------------------------------------------------------------
+
+_MQBENCH = ("tensorrt", "ppl", "ppl-cuda", "sophgo_tpu", "vitis")  # keys of its clip_ranges.json
+_LARGEST = ("amax", "max_abs", "threshold")
+_STEP = ("scale", "step")
+
+
+def _plain_content(content: Any) -> Any:
+    """Return the mapping of tensors: MQBench has it below the name of a backend."""
+    for key in _MQBENCH:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+            return content.get("blob_range", content)
+    return content
+
+
+def _is_plain(content: Any) -> bool:
+    entries = _plain_content(content)
+    if not isinstance(entries, dict) or not entries:
+        return False
+    known = {*_LARGEST, *_STEP, "min"}
+    return all(
+        isinstance(entry, int | float) or (isinstance(entry, dict) and not known.isdisjoint(entry))
+        for entry in entries.values()
+    )
+
+
+def _plain_entries(content: Any) -> Iterator[_Entry]:
+    """Yield ``{tensor: largest value}``, or entries with min and max, a scale or an amax."""
+    for name, entry in _plain_content(content).items():
+        if not isinstance(entry, dict):
+            value = _only_number(entry)
+            yield name, None if value is None else value / _LEVELS
+        elif _only_number(entry.get("bit", entry.get("bitwidth", _BITS))) != _BITS:
+            yield name, None
+        else:
+            yield name, _plain_scale(entry)
+
+
+def _plain_scale(entry: Mapping[str, Any]) -> float | None:
+    for key in _LARGEST:
+        if key in entry:
+            value = _only_number(entry[key])
+            return None if value is None else value / _LEVELS
+    is_symmetric = _only_number(entry.get("zero_point", 0)) == 0
+    for key in _STEP:
+        if key in entry and is_symmetric:
+            return _only_number(entry[key])
+    if "min" not in entry:
+        return None  # a zero point of integers that are not known
+    low, high = _only_number(entry["min"]), _only_number(entry["max"])
+    return None if low is None or high is None else _scale_of_range(low, high)
+
+
 _JSON_FORMATS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], Iterator[_Entry]]], ...] = (
     ("AIMET encodings", _is_aimet, _aimet_entries),
     ("PPQ JSON", _is_ppq, _ppq_entries),
     ("onnxruntime ranges", _is_onnxruntime, _onnxruntime_entries),
+    ("JSON of ranges", _is_plain, _plain_entries),
 )

@@ -231,13 +231,19 @@ class _Calibration:
         if not statistics.images and skipped:
             name, reason = skipped[0]
             raise DataError(
-                f"none of the {len(skipped)} images could be read; the first, {name}: {reason}",
+                f"{self._describe_list()}none of the {len(skipped)} images could be read; the "
+                f"first, {name}: {reason}",
                 code="file-damaged",
                 parameter="data",
             )
         if not statistics.images:
             raise DataError("the calibration data holds no samples", code="empty", parameter="data")
         return statistics
+
+    def _describe_list(self) -> str:
+        """Return that a text file was read as a list of images, if it was."""
+        path = getattr(self.dataset.source, "list_file", None)
+        return "" if path is None else f"{path} was read as a list of image paths, one per line: "
 
     # Cache
 

@@ -78,6 +78,7 @@ def _predict(
             prediction = predict_rtx(index, assumed)
         else:
             prediction = simulate(index, target, assume)
+        prediction.requested_target = target.display_name
         if advice:
             prediction.findings = advise(index, prediction, way, target)
     return prediction

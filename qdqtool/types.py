@@ -612,6 +612,7 @@ class ModelInfo:
         nodes: Number of nodes.
         open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
             build for elsewhere.
+        has_bfloat16: Whether it has tensors of bfloat16.
     """
 
     path: str
@@ -619,6 +620,7 @@ class ModelInfo:
     opset: int
     nodes: int
     open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    has_bfloat16: bool = False
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -659,6 +661,8 @@ class Prediction:
         compute_capabilities: Compute capabilities (``8.6``) that the prediction holds for: those
             that TensorRT-RTX builds for, or that of the GPU. Empty if it holds for every GPU.
         notes: Notes about the images that activations were checked on.
+        requested_target: TensorRT version as the user named it, such as ``10.3``. `target` names
+            the rules.
         read: The input files, which :meth:`save` does not overwrite.
     """
 
@@ -679,6 +683,7 @@ class Prediction:
     float_products: list[str] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    requested_target: str = ""
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -774,6 +779,7 @@ class Prediction:
             "tool": TOOL_VERSION,
             "model": self.model.as_json(),
             "target": self.target,
+            "requested_target": self.requested_target,
             "compute_capabilities": list(self.compute_capabilities),
             "target_evidence": self.target_evidence,
             "summary": {**self.summary(), "conversions_range": self.conversions_range},

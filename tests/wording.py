@@ -31,7 +31,8 @@ from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, ones, weighted
 from tests.findings.lint import test_api as lint
-from tests.findings.lint.test_operators import conv3d
+from tests.findings.lint import test_bfloat16 as bfloat16
+from tests.findings.lint.test_operators import conv3d, pair_of, recurrent, runtime_model
 from tests.findings.lint.test_quantizers import (
     channel,
     with_half_scale,
@@ -73,6 +74,11 @@ def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         g = Graph(opset=19, fp8=True)
         model = g.model(g.conv(g.input(1, 32, 8, 8), "c", channels, **options))
         yield f"FP8 {name}", model, "trt10"
+    for name, channels, height in (("column", 4, 8), ("kernel", 8, 16)):
+        g = Graph(opset=19, fp8=True)
+        k = 1 if name == "column" else 7
+        model = g.model(g.conv(g.input(1, channels, height, 1), "c", 8, k=k))
+        yield f"FP8 {name}, rtx1.7", model, "rtx1.7"
     for target in ("trt10", "rtx1.7"):
         g = Graph(opset=19, fp8=True)
         x = g.pair(g.input(1, 32, 8, 8), "in", zero=3)
@@ -136,6 +142,8 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "vector", lint.simple(scale=[0.05], zero=0), "rtx1.7"
     yield "depthwise Add", conv(32, "Add", groups=32), "trt8.6"
     yield "3D", conv3d(), "trt8.0"
+    yield "bfloat16", bfloat16.quantized(), "trt8.6"
+    yield "bfloat16 by a flag", bfloat16.quantized(), "trt10"
     yield "functions", quantized_blocks(), "trt8.6"
     for name in ("dynamo", "narrow"):
         yield f"decomposed: {name}", fakes.network(fakes.DECOMPOSED[name]), "trt10"
@@ -145,6 +153,10 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         yield f"inexact: {name}", fakes.network(make, per_channel=False), "trt10"
     flag = branches.model_with(branches.conditional("flag"), flag=True)
     yield "If", flag, "trt10"
+    yield "LSTM", recurrent(quantized=True), "trt10"
+    yield "pair", pair_of(0.5), "trt10"
+    yield "onnxruntime", runtime_model("FusedConv"), "trt10"
+    yield "packed weights", runtime_model("MatMulNBits"), "trt10"
     yield "Loop", branches.loop(), "trt10"
     yield "fallback to ATen", fakes.fallback(), "trt10"
     yield "scale of a product", constants.network("scale", constants.product), "trt10"

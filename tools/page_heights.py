@@ -23,17 +23,17 @@ def main() -> None:
     )
     parser.add_argument("site", type=Path, nargs="?", default=Path("build/site"))
     parser.add_argument("--all", action="store_true", help="print every page")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if reason := missing():
         raise SystemExit(reason)
     with browser() as page:
         page.size(WIDTH, 1000)
-        for path in sorted(given.site.rglob("*.html")):
+        for path in sorted(arguments.site.rglob("*.html")):
             page.driver.get(path.resolve().as_uri())
             height = page.run("return document.documentElement.scrollHeight")
             tables = page.run(_TABLES)
-            if given.all or height - tables > LIMIT:
-                name = path.relative_to(given.site)
+            if arguments.all or height - tables > LIMIT:
+                name = path.relative_to(arguments.site)
                 print(f"{height:7} px, {tables:6} px of them tables  {name}")
 
 

@@ -15,7 +15,7 @@ from tools.record_demo import quantized_demo
 
 PICTURE = Path(__file__).parents[1] / "docs" / "report.png"
 WIDTH = 1280  # pixels
-HEAD, HEIGHT = 326, 860  # pixels of the verdict, and of the network with its details
+HEAD, HEIGHT = 306, 860  # pixels of the verdict, and of the network with its details
 NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # where INT8 and float meet
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from qdqtool.builders.options import BuildOptions
@@ -35,7 +36,8 @@ def build(
             machine).
         output: Folder for ``build.log`` and the engine; it is made if it is missing. None keeps
             nothing on disk.
-        sm: Compute capabilities to build for, as ``[86]`` (TensorRT-RTX only). Default: 86.
+        sm: Compute capabilities to build for, as ``[86]`` (TensorRT-RTX only). Default: 86, with
+            FP8 89.
         timeout: Seconds until the build is stopped.
         keep_engine: Whether to write ``engine.plan`` into `output`.
         shapes: Minimum, preferred and maximum shape of inputs with run-time dimensions, by the
@@ -68,9 +70,15 @@ def build(
     with CompilerProcess(package) as process:
         process.start()  # the compiler loads while onnx is imported and the model is read
         from qdqtool.builders.run import build_with_package, run_build
+        from qdqtool.ir.modelfile import load
+        from qdqtool.ir.qdq import uses_fp8
+        from qdqtool.trt.targets import DEFAULT_FP8_SM
 
+        loaded = load(model)
+        if options.builder == "tensorrt-rtx" and not options.sm and uses_fp8(loaded):
+            options = replace(options, sm=DEFAULT_FP8_SM)
         return run_build(
-            model, options.output, functools.partial(build_with_package, process, options)
+            loaded, options.output, functools.partial(build_with_package, process, options)
         )
 
 

@@ -113,14 +113,14 @@ def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Pat
 
 
 def run_build(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Model,
     output: str | os.PathLike[str] | None,
     build: Callable[[Path, Path], BuildResult],
 ) -> BuildResult:
     """Build a model and read the build.
 
     Args:
-        source: Path of the model.
+        source: Model, or its path.
         output: Folder for log and engine, None to keep neither.
         build: Function that builds the model of a path, and writes its files into a folder.
     """

@@ -9,9 +9,10 @@ import click
 from qdqtool.commands import options
 from qdqtool.errors import BuilderError
 from qdqtool.util.files import forbid_dash
-from qdqtool.util.text import as_text, format_layer_counts, keep_end
+from qdqtool.util.text import format_layer_counts, keep_end
 
 if TYPE_CHECKING:
+    from qdqtool.formats.output import TextPage
     from qdqtool.verification.local_build import BuiltModel
 
 
@@ -79,33 +80,42 @@ def command(
         if is_installed("tensorrt_rtx"):
             print_license_notice()
     result = build_model(model, builder=builder, sm=sm, output=output, **settings)
-    answer.write(result.as_json, lambda width: _render(result, model))
+    answer.write(result.as_json, lambda width: _render(result, model, width))
     return 0 if result.status == "built" else 1
 
 
-def _render(result: BuiltModel, model: str) -> str:
+def _render(result: BuiltModel, model: str, width: int) -> TextPage:
+    from qdqtool.formats.output import Style, TextPage
+
+    page = TextPage(width)
     version = f" {result.version}" if result.version else ""
     targets = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""
-    lines = [f"{model}: {result.builder}{version}{targets}, {result.seconds:.1f} s"]
-    if result.status == "built":
-        lines += _render_nodes(result)
+    is_built = result.status == "built"
+    page.fill(
+        f"{model}: {result.status} by {result.builder}{version}{targets} ({result.seconds:.1f} s)",
+        style=Style.GOOD if is_built else Style.BAD,
+    )
+    if is_built:
+        _add_nodes(page, result)
     else:
-        lines.append(f"{result.status}: {result.message}")
+        page.fill(result.message, 2, "  ")
     paths = {"log": result.log_path, "layers": result.layers_path, "engine": result.engine_path}
-    lines += [f"{name}: {path}" for name, path in paths.items() if path is not None]
-    return as_text(lines)
+    for name, path in paths.items():
+        if path is not None:
+            page.fill(f"Wrote the {name} {path}")
+    return page
 
 
-def _render_nodes(result: BuiltModel) -> list[str]:
+def _add_nodes(page: TextPage, result: BuiltModel) -> None:
     from qdqtool.verification.kernels import ATTENTION
 
     int8 = sum(n.precision == "INT8" for n in result.nodes)
     products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
-    lines = [f"{int8} of {format_layer_counts(len(result.nodes) - products, products)} in INT8"]
+    page.fill(f"{int8} of {format_layer_counts(len(result.nodes) - products, products)} in INT8")
     layers = result.build.layers if result.build is not None else []
     fused = sum(ATTENTION in layer.name for layer in layers)
     if fused:
-        lines.append(
+        page.fill(
             "kernels that compute a whole attention, both products and the Softmax "
             f"({ATTENTION}): {fused}"
         )
@@ -114,5 +124,4 @@ def _render_nodes(result: BuiltModel) -> list[str]:
         outcome = f"{node.precision:<5} writes {node.output}"
         if node.precision == "UNKNOWN":
             outcome = "no layer of its own"
-        lines.append(f"  {keep_end(node.name, width):<{width}}  {node.op:<13} {outcome}")
-    return lines
+        page.add_lines(f"  {keep_end(node.name, width):<{width}}  {node.op:<13} {outcome}")

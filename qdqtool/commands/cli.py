@@ -30,6 +30,18 @@ class _WrappedInterrupt(BaseException):
     """KeyboardInterrupt, as its cause, that click does not catch."""
 
 
+# Names of other tools for a command.
+_SYNONYMS = {
+    "quantize": "insert",
+    "quantise": "insert",
+    "calibrate": "insert",
+    "version": "--version",
+    "diff": "compare",
+    "repair": "fix",
+    "analyze": "predict",
+}
+
+
 class LazyGroup(click.Group):
     """Group that imports the module of a command when that command runs."""
 
@@ -52,7 +64,8 @@ class LazyGroup(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "; see 'qdqtool --help'"
+            meant = _SYNONYMS.get(args[0].lower()) or (near[0] if near else "")
+            hint = f"; did you mean '{meant}'?" if meant else "; see 'qdqtool --help'"
             raise UsageError(
                 f"unknown command '{args[0]}'{hint}", code="unknown-choice", parameter="command"
             )
@@ -151,8 +164,10 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
     """Return the message of an expected error, None for a defect of the program."""
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
-        hint = f" (see 'qdqtool {context.info_name} --help')" if context and context.parent else ""
-        return error.format_message() + hint
+        message = error.format_message()
+        if context is None or context.parent is None or "see 'qdqtool" in message:
+            return message
+        return f"{message} (see 'qdqtool {context.info_name} --help')"
     if isinstance(error, QdqtoolError):
         from qdqtool.formats.output import as_options
 

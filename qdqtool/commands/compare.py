@@ -108,7 +108,7 @@ def command(
 ) -> int:
     """Show what B lost and gained against A.
 
-    A and B are two ONNX models (float and Q/DQ, two placements, before and after an exporter), two
+    A and B are two ONNX models (float and Q/DQ, two Q/DQ models, before and after an exporter), two
     builds (log, layer JSON, profile), or a model and its build (requested and actual types). verify
     asks whether the prediction was right; compare asks what changed.
 

@@ -34,8 +34,8 @@ def command(
     from qdqtool.errors import BuildLogError
     from qdqtool.findings.errors import annotate
     from qdqtool.formats.log_text import pass_lines, render
+    from qdqtool.formats.output import Style, TextPage
     from qdqtool.util.files import reserve_output
-    from qdqtool.util.text import as_text
 
     reserve_output(to_onnx, "--to-onnx")
     build = read_build(*files)
@@ -51,10 +51,16 @@ def command(
             "nodes": len(model.graph.node),
             "unknown": unknown,
         }
-        text = f"{to_onnx}: {len(model.graph.node)} nodes; not in the log, and filled in:"
-        answer.write(
-            lambda: graph, lambda width: as_text([text, *(f"  {line}" for line in unknown)])
-        )
+
+        def render_graph(width: int) -> TextPage:
+            page = TextPage(width)
+            page.fill(f"Wrote {to_onnx}: {len(model.graph.node)} nodes", style=Style.BOLD)
+            page.fill("Not in the log, and filled in:")
+            for line in unknown:
+                page.fill(line, 4, "  - ")
+            return page
+
+        answer.write(lambda: graph, render_graph)
         return 0
     if pass_name is not None:
         try:

@@ -307,15 +307,18 @@ def _render_text(
         builds_quantized,
         choose_typing,
         render,
+        target_option,
     )
 
-    page = TextPage(width)
+    page, option = TextPage(width), target_option(target.display_name)
     for result in results:
         prediction = result.prediction
         if prediction is None:
             continue
         page.add_gap()
-        page.add_page(render(prediction, width, times=result.times, half=half, **settings))
+        page.add_page(
+            render(prediction, width, times=result.times, half=half, target=target, **settings)
+        )
         if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
             page.add_gap()
             built = choose_typing(prediction, target)
@@ -323,9 +326,8 @@ def _render_text(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
             )
             if not result.times:
-                page.add_command(
-                    "Times:", f"qdqtool predict {shlex.quote(result.path)} --gpu 'RTX 4090'"
-                )
+                command = f"qdqtool predict {shlex.quote(result.path)}{option} --gpu 'RTX 4090'"
+                page.add_command("Times:", command)
     return page
 
 

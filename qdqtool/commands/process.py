@@ -36,9 +36,10 @@ class StopRequest(KeyboardInterrupt):
 
 
 def stop_message(stop: BaseException | None) -> str:
-    """Return the line that the user sees after a signal."""
+    """Return the line that the user sees after a signal, with the notes of the exception."""
     message = _MESSAGES.get(getattr(stop, "code", INTERRUPTED), "stopped")
-    return f"{message}. No partial output was written."
+    notes = getattr(stop, "__notes__", ())
+    return " ".join([f"{message}. No partial output was written.", *notes])
 
 
 def prepare() -> None:

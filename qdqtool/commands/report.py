@@ -60,6 +60,7 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """  # noqa: E501  (the summary is the help text)
+    from qdqtool.formats.output import Style, TextPage
     from qdqtool.reporting.api import report
     from qdqtool.reporting.page import require_packages
 
@@ -77,11 +78,17 @@ def command(
     result = report(model, *builds, before=before or (others[0] if others else None), **settings)
     result.save(path)
     fields = result.as_json()
-    answer.write(
-        lambda: fields,
-        lambda _: (
-            f"{result.page.model.verdict}\nwrote {path} ({fields['bytes'] / 1e6:.1f} MB): open it "
-            "in a browser"
-        ),
-    )
+    model_page = result.page.model
+
+    def render_text(width: int) -> TextPage:
+        page = TextPage(width)
+        page.fill(model_page.headline, style=Style[model_page.tone.upper()])
+        if not model_page.rejected:
+            page.fill(model_page.verdict)
+        page.add_gap()
+        size = f"{fields['bytes'] / 1e6:.1f} MB"
+        page.fill(f"Wrote {path} ({size}): open it in a browser", style=Style.BOLD)
+        return page
+
+    answer.write(lambda: fields, render_text)
     return 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,8 @@ def command(
     from qdqtool.tuning.api import tune
     from qdqtool.util.text import as_line
 
-    with contextlib.redirect_stdout(sys.stderr):  # the user's metric may print
+    with contextlib.redirect_stdout(sys.stderr), _explain_interrupt(state):
+        # The user's metric may print.
         tuning = tune(
             model,
             calib,
@@ -193,3 +195,17 @@ def command(
 
     answer.write(lambda: use_option_names(tuning.as_json()), render_text)
     return 0 if tuning.reached else 1
+
+
+@contextlib.contextmanager
+def _explain_interrupt(state: str | None) -> Iterator[None]:
+    """Add to an interruption how to go on, if measurements were saved."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if state is not None and Path(state).exists():
+            stop.add_note(
+                f"The same command goes on from {state}; with --time-limit it takes the best that "
+                "was measured."
+            )
+        raise

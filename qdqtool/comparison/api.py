@@ -338,8 +338,10 @@ class _ChangeExplainer:
         self._fallback, self._verbs = fallback, verbs
         # A finding explains a convolution that the prediction has in float. A finding about the
         # output does not explain the type in which it computes.
-        self._int8 = {c.name for c in prediction.convolutions if c.is_int8}
-        self._int8_to_int8 = {c.name for c in prediction.convolutions if c.int8_in_int8_out}
+        self._int8 = {c.name for c in prediction.convolutions if c.is_quantized}
+        self._int8_to_int8 = {
+            c.name for c in prediction.convolutions if c.quantized_in_quantized_out
+        }
         self._findings: dict[str, Finding] = {}
         severities = list(Severity)
         for finding in sorted(prediction.findings, key=lambda f: severities.index(f.severity)):
@@ -458,7 +460,7 @@ def _compare_with_build(
     )
     weighted = [c for c in prediction.convolutions if c.index in requested]
     for conv in weighted:
-        if requested[conv.index].is_int8 and conv.is_int8:
+        if requested[conv.index].is_quantized and conv.is_quantized:
             requested[conv.index].output = conv.output
     file.count_int8([requested[c.index] for c in weighted])
     engine.count_int8(realized.values())
@@ -538,6 +540,11 @@ def _count_differences(
         count = abs(conversions - prediction.conversions)
     for conv in prediction.convolutions:
         built = realized.get(conv.index)
-        if built is not None and built.output is not None and conv.is_int8 and built.is_int8:
+        if (
+            built is not None
+            and built.output is not None
+            and conv.is_quantized
+            and built.is_quantized
+        ):
             count += conv.output != built.output
     return count

@@ -51,8 +51,11 @@ def _collect_nodes(view: View, prediction: Prediction | None) -> dict[int, NodeS
         _add_prediction(nodes, view, prediction)
         return nodes
     for index in weighted & nodes.keys():
-        is_int8 = nodes[index].data and nodes[index].weights is not False
-        nodes[index].precision = Precision.INT8 if is_int8 else Precision.FLOAT
+        node_side = nodes[index]
+        is_quantized = node_side.data and node_side.weights is not False
+        is_fp8 = node_side.scale is not None and node_side.scale.type == Precision.FP8
+        quantized = Precision.FP8 if is_fp8 else Precision.INT8
+        node_side.precision = quantized if is_quantized else Precision.FLOAT
     return nodes
 
 

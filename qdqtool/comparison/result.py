@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.buildlog.types import Gap, GapKind, Section
-from qdqtool.types import BYTES, TOOL_VERSION, Json, Precision
+from qdqtool.types import BYTES, EIGHT_BITS, TOOL_VERSION, Json, Precision
 from qdqtool.util.files import InputFiles
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import SavableResult
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
+_OUTPUTS = (Precision.INT8, Precision.FP8)
+_LARGEST = {Precision.FP8: 448.0}  # of a number format; 127 for INT8
 _MAX_RELATIVE_ERROR = 1e-5  # of equal scales: exporters write float32 through text
 
 
@@ -36,6 +38,7 @@ class ChangeKind(StrEnum):
     GAINED_INT8 = "gained-int8"
     LOST_INT8_OUTPUT = "lost-int8-output"
     GAINED_INT8_OUTPUT = "gained-int8-output"
+    FORMAT = "format"
     RESIDUAL = "residual"
     LOST_QDQ = "lost-qdq"
     GAINED_QDQ = "gained-qdq"
@@ -85,6 +88,11 @@ class QuantizerScales:
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest scale; NaN if one of them is NaN."""
         return float(self.values.min()), float(self.values.max())
+
+    @property
+    def ranges(self) -> npt.NDArray[np.float64]:
+        """Largest magnitudes that the scales represent, which formats have in common."""
+        return self.values * _LARGEST.get(self.type, 127.0)
 
     @property
     def valid(self) -> bool:
@@ -141,6 +149,11 @@ class NodeSide:
     def is_int8(self) -> bool:
         """Whether it computes in INT8 or UINT8."""
         return self.precision in BYTES
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it computes in INT8, UINT8 or FP8."""
+        return self.precision in EIGHT_BITS
 
     @property
     def is_unsigned(self) -> bool:
@@ -202,9 +215,10 @@ class NodeChange:
         return next((side.op for side in (self.a, self.b) if side is not None), "")
 
     @property
-    def is_int8(self) -> bool:
-        """Whether the node computes in INT8 on both sides."""
-        return self.a is not None and self.b is not None and self.a.is_int8 and self.b.is_int8
+    def is_quantized(self) -> bool:
+        """Whether the node computes in INT8 or FP8 on both sides."""
+        sides = (self.a, self.b)
+        return all(side is not None and side.is_quantized for side in sides)
 
     @property
     def is_unknown(self) -> bool:
@@ -244,6 +258,7 @@ class SideSummary:
         plain: Number of convolutions without the matrix products.
         int8: How many of ``convolutions`` are INT8; None if unknown.
         int8_to_int8: How many of the INT8 ones write INT8.
+        fp8: How many of ``convolutions`` are FP8; None if unknown.
         conversions: Remaining Q and DQ; None if the target does not count them.
         ms: Milliseconds of one execution; None without times.
         measured: Whether the time was measured.
@@ -271,10 +286,12 @@ class SideSummary:
     gaps: list[Gap] = field(default_factory=list)
     obstacle: str = ""
     compute_capabilities: list[str] = field(default_factory=list)
+    fp8: int | None = None
 
-    def count_int8(self, nodes: Iterable[NodeSide]) -> None:
-        """Set the number of INT8 convolutions."""
+    def count_int8(self, nodes: Collection[NodeSide]) -> None:
+        """Set the numbers of INT8 and FP8 convolutions."""
         int8 = [node for node in nodes if node.is_int8]
+        self.fp8 = sum(node.precision == Precision.FP8 for node in nodes)
         self.int8 = len(int8)
         self.int8_to_int8 = sum(node.output == Precision.INT8 for node in int8)
 
@@ -293,6 +310,7 @@ class SideSummary:
             "convolutions",
             "int8",
             "int8_to_int8",
+            "fp8",
             "conversions",
             "ms",
             "measured",
@@ -363,7 +381,7 @@ class Comparison(SavableResult):
         count = 0
         for node in self.nodes:
             outputs = [side.output for side in (node.a, node.b) if side]
-            count += node.is_int8 and any(output in unknown for output in outputs)
+            count += node.is_quantized and any(output in unknown for output in outputs)
         return count
 
     @property
@@ -412,6 +430,8 @@ class Comparison(SavableResult):
             "gained_int8_output": counts[ChangeKind.GAINED_INT8_OUTPUT],
             "int8": [self.a.int8, self.b.int8],
             "int8_to_int8": [self.a.int8_to_int8, self.b.int8_to_int8],
+            "fp8": [self.a.fp8, self.b.fp8],
+            "format": counts[ChangeKind.FORMAT],
             "scales": counts[ChangeKind.SCALE],
             "weights_scales": counts[ChangeKind.WEIGHTS_SCALE],
             "unknown": len(self.unknown),
@@ -464,14 +484,17 @@ def _precision_changes(a: NodeSide, b: NodeSide) -> list[ChangeKind]:
     unknown = (None, Precision.UNKNOWN)
     if a.precision in unknown or b.precision in unknown:
         return []
-    if a.is_int8 != b.is_int8:
-        return [ChangeKind.LOST_INT8 if a.is_int8 else ChangeKind.GAINED_INT8]
-    if not a.is_int8 or a.output in unknown or b.output in unknown:
+    if a.is_quantized != b.is_quantized:
+        return [ChangeKind.LOST_INT8 if a.is_quantized else ChangeKind.GAINED_INT8]
+    if not a.is_quantized:
         return []
-    wrote_int8, writes_int8 = a.output == Precision.INT8, b.output == Precision.INT8
-    if wrote_int8 == writes_int8:
-        return []
-    return [ChangeKind.LOST_INT8_OUTPUT if wrote_int8 else ChangeKind.GAINED_INT8_OUTPUT]
+    kinds = [ChangeKind.FORMAT] if a.is_int8 != b.is_int8 else []
+    if a.output in unknown or b.output in unknown:
+        return kinds
+    wrote, writes = a.output in _OUTPUTS, b.output in _OUTPUTS
+    if wrote != writes:
+        kinds.append(ChangeKind.LOST_INT8_OUTPUT if wrote else ChangeKind.GAINED_INT8_OUTPUT)
+    return kinds
 
 
 def _loss_reason(a: NodeSide, b: NodeSide) -> LossReason:
@@ -517,7 +540,9 @@ def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
     """Return whether two quantizers give different values, or only one scale is known."""
     if a is None or b is None:
         return a is not b
-    if (a.count, a.axis, a.type, a.zero) != (b.count, b.axis, b.type, b.zero):
+    if (a.count, a.axis, a.zero) != (b.count, b.axis, b.zero):
+        return True
+    if a.type != b.type and {a.type, b.type} != {*_OUTPUTS}:
         return True
     factor = scale_factor(a, b)
     if factor is None:
@@ -528,13 +553,14 @@ def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
 def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float | None:
     """Return second over first scale of the channel that differs most; None if not valid.
 
-    One scale for all channels is compared with the largest scale of the channels.
+    INT8 and FP8 are compared by their ranges. One scale for all channels is compared with the
+    largest scale of the channels.
     """
     if a is None or b is None or not (a.valid and b.valid):
         return None
     if a.count != b.count:
-        return b.ends[1] / a.ends[1]
-    ratios = b.values / a.values
+        return float(b.ranges.max() / a.ranges.max())
+    ratios = b.ranges / a.ranges
     return float(ratios[np.argmax(np.abs(np.log(ratios)))])
 
 

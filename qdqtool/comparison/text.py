@@ -12,6 +12,7 @@ from qdqtool.comparison.result import (
     Comparison,
     LossReason,
     NodeChange,
+    NodeSide,
     QuantizerScales,
 )
 from qdqtool.types import Precision
@@ -51,6 +52,7 @@ def summarize(comparison: Comparison) -> str:
     parts = [
         *_describe_obstacles(comparison),
         *_describe_realized_int8(comparison),
+        *_count_changes(comparison, {ChangeKind.FORMAT: _describe_format(comparison)}),
         *_describe_losses(comparison),
         *_count_changes(comparison, {ChangeKind.GAINED_INT8: "gained INT8"}),
         *_count_changes(comparison, _output_texts(comparison)),
@@ -109,6 +111,20 @@ def _describe_obstacles(comparison: Comparison) -> list[str]:
     return cut + [f"{name} has {side.obstacle}" for name, side in sides if side.obstacle]
 
 
+def _describe_format(comparison: Comparison) -> str:
+    """Return ``in FP8 instead of INT8`` for the layers whose format changed."""
+    sides = [(n.a, n.b) for n in comparison.where(ChangeKind.FORMAT)]
+    pairs = {(_name_format(a), _name_format(b)) for a, b in sides}
+    if len(pairs) != 1:
+        return "change between INT8 and FP8"
+    ((before, after),) = pairs
+    return f"in {after} instead of {before}"
+
+
+def _name_format(side: NodeSide | None) -> str:
+    return "FP8" if side is not None and side.precision == Precision.FP8 else "INT8"
+
+
 def _describe_realized_int8(comparison: Comparison) -> list[str]:
     """Count the quantized convolutions of a model that run in INT8 in its build."""
     a, b = comparison.a, comparison.b
@@ -116,8 +132,8 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
         return []
     both = [node for node in comparison.nodes if node.a and node.b]
     models = [node.a if a.kind == "model" else node.b for node in both]
-    requested = [n for n, model in zip(both, models, strict=True) if model and model.is_int8]
-    realized = sum(node.is_int8 for node in requested)
+    requested = [n for n, model in zip(both, models, strict=True) if model and model.is_quantized]
+    realized = sum(node.is_quantized for node in requested)
     text = f"{realized} of {_count_layers(requested)} that the model quantizes run in INT8"
     if NO_LISTING in (*a.gaps, *b.gaps):
         text += " by the optimizer's lines alone"
@@ -148,7 +164,8 @@ def _describe_losses(comparison: Comparison) -> list[str]:
     text = f": {reasons[0][1]}" if reasons[0][1] else ""
     if len(reasons) > 1:
         text = f" ({'; '.join(f'{count}: {reason or _UNKNOWN}' for count, reason in reasons)})"
-    return [f"{_count_layers(nodes)} lost INT8{text}"]
+    formats = " and ".join(sorted({_name_format(n.a) for n in nodes}, reverse=True))
+    return [f"{_count_layers(nodes)} lost {formats}{text}"]
 
 
 def _loss_reason(node: NodeChange, *, many: bool) -> str:
@@ -240,12 +257,15 @@ def _describe_change(
     assert a is not None and b is not None
     if kind == ChangeKind.LOST_INT8:
         reason = _loss_reason(node, many=False) if node.lost in _LOSS_REASONS else finding
-        return f"lost INT8: {reason}" if reason else "lost INT8"
+        lost = f"lost {_name_format(a)}"
+        return f"{lost}: {reason}" if reason else lost
+    if kind == ChangeKind.FORMAT:
+        return f"{b.precision} instead of {a.precision}"
     if kind == ChangeKind.LOST_INT8_OUTPUT:
-        text = f"{verbs[0]} INT8, {verbs[1]} {_name_type(b.output)}"
+        text = f"{verbs[0]} {_name_format(a)}, {verbs[1]} {_name_type(b.output)}"
         return f"{text}: {finding}" if finding else text
     if kind == ChangeKind.GAINED_INT8_OUTPUT:
-        return f"{verbs[0]} {_name_type(a.output)}, {verbs[1]} INT8"
+        return f"{verbs[0]} {_name_type(a.output)}, {verbs[1]} {_name_format(b)}"
     if kind == ChangeKind.RESIDUAL:
         types = _name_type(b.inputs[1]), _name_type(a.inputs[1])
         return f"reads the residual as {types[0]} instead of {types[1]}"
@@ -270,6 +290,8 @@ def _describe_scales(
 ) -> str:
     """Return ``scale 0.1 -> 0.2 (times 2)``, with the other differences in the parentheses."""
     changes = [] if factor is None or factor == 1.0 else [_format_factor(factor)]
+    if changes and a is not None and b is not None and a.type != b.type:
+        changes = [f"range {changes[0]}"]
     if a is not None and b is not None:
         if a.count == b.count and a.axis != b.axis:
             changes.append(f"axis {a.axis} -> {b.axis}")

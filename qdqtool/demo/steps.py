@@ -139,9 +139,11 @@ def _verify(quantized: Path) -> Iterator[str]:
         return
     recorded = verify_recorded(quantized)
     if recorded is None:
-        yield (
-            "   no TensorRT-RTX here, and the recorded build is of the default demo model, "
-            "not of this one"
+        yield from wrap(
+            "no TensorRT-RTX here, and the recorded build is of the default demo model, not of "
+            "this one",
+            3,
+            width,
         )
     else:
         yield "   no TensorRT-RTX here: compared with the record of an earlier build of this model"

@@ -25,6 +25,7 @@ REASONS: tuple[type[Refusal], ...] = (
     simulation.WeightsNotDequantized,
     simulation.NonzeroZeroPoint,
     fp8.LargeFp8Kernel,
+    fp8.FloatFp8Column,
     fp8.NonzeroFp8ZeroPoint,
     faults.FloatDeconvolution,
     faults.IntegerOperator,

@@ -100,6 +100,7 @@ def trtexec_command(
     model: str,
     *,
     half: bool = True,
+    bfloat16: bool = False,
     open_inputs: Mapping[str, Sequence[int]] | None = None,
 ) -> str:
     """Return the trtexec command that builds a model and writes a log for ``qdqtool verify``.
@@ -114,11 +115,14 @@ def trtexec_command(
         target: The TensorRT version.
         model: Path of the model.
         half: Whether the unquantized part may run in FP16.
+        bfloat16: Whether the model has tensors of bfloat16, which a weakly typed network allows
+            with ``--bf16`` only (trtexec 9.0 and later).
         open_inputs: Shapes to build for, by the input's name; -1 is batch 1.
     """
     words = ["trtexec", f"--onnx={shlex.quote(model)}"]
     if not target.strongly_typed:
-        words += ["--int8", "--fp16"] if half else ["--int8"]
+        words.append("--int8")
+        words += ["--bf16"] if bfloat16 else ["--fp16"] if half else []
     elif target.trtexec.precision_flags:
         words.append("--stronglyTyped")
     if open_inputs:
@@ -149,8 +153,27 @@ def trtexec_advice(target: Target) -> str:
     return ""
 
 
-def describe_float_flag(way: str | None) -> tuple[str, str]:
-    """Return the message and the fix of FLAG-FP16 for a build method; None stands for trtexec."""
+_BFLOAT16_FLAGS = {  # in place of those that allow FP16
+    "trtexec": "trtexec --onnx=model.onnx --int8 --bf16",
+    "python": "config.set_flag(trt.BuilderFlag.INT8); config.set_flag(trt.BuilderFlag.BF16)",
+    "onnxruntime": 'provider options {"trt_int8_enable": True, "trt_bf16_enable": True}',
+}
+
+
+def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, str]:
+    """Return the message and the fix of FLAG-FP16 for a build method; None stands for trtexec.
+
+    Args:
+        way: The build method.
+        bfloat16: Whether the model has tensors of bfloat16.
+    """
+    if bfloat16:
+        flags = _BFLOAT16_FLAGS.get(way or "trtexec", _BFLOAT16_FLAGS["trtexec"])
+        return (
+            "the model has bfloat16, which the builder allows with the flag BF16 (TensorRT 9.0 "
+            "and later, GPUs of compute capability 8.0 and later).",
+            f"{flags}, or a strongly typed network without flags.",
+        )
     if way is not None:
         method = BUILD_METHODS[way]
         return (
@@ -165,10 +188,12 @@ def describe_float_flag(way: str | None) -> tuple[str, str]:
 
 
 class FloatFlag(Refusal):
-    """A network whose unquantized part needs the builder's permission to run in FP16."""
+    """A network whose unquantized part needs the builder's permission to run in FP16 or BF16."""
 
     rules = (FindingRule("FLAG-FP16"),)
 
+    bfloat16: bool = False
+
     def message(self, finding: Finding, cause: Cause) -> Message:
         """Return the message and the fix."""
-        return describe_float_flag(finding.way)
+        return describe_float_flag(finding.way, self.bfloat16)

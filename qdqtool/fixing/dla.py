@@ -15,20 +15,28 @@ import onnx
 from onnx import numpy_helper
 
 from qdqtool.errors import ModelError
+from qdqtool.fixing.quantizers import make_constant_change
 from qdqtool.fixing.weights import make_dequantizer
 from qdqtool.insertion.calibration_cache import CacheReport, cache_header, write_cache
 from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
 from qdqtool.insertion.tensor_scales import (
     LayerPrecisions,
     TensorScales,
     choose_precisions,
     complete_scales,
 )
+from qdqtool.ir.branches import fold_constant_branches
+from qdqtool.ir.constants import ConstantEvaluator, find_computed_parameters
+from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.modelfile import ModelSource, load_full, save
-from qdqtool.ir.qdq import is_dq, is_qdq, is_quantized
+from qdqtool.ir.qdq import DQ, Q, is_dq, is_qdq, is_quantized
+from qdqtool.patterns.fake_quantizers import find_fake_quantizers, rewrite_fake_quantizers
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
+from qdqtool.proto.subgraphs import nested_graphs
+from qdqtool.trt.fault_checks import LARGEST_SCALE
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Precision
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
@@ -91,14 +99,7 @@ def translate_for_dla(
     version = target_named(target)
     cache_header(version)
     with record_inputs() as read:
-        model = load_full(source)
-        if not is_quantized(model):
-            raise ModelError(
-                "has no Q/DQ; give a Q/DQ model, or make a cache with `qdqtool insert "
-                "--write-table`",
-                model.path or "model",
-                code="not-quantized",
-            )
+        model = _prepare(load_full(source))
         view = View(model)
         notes: list[Note] = []
         known = _read_scales(view, notes)
@@ -110,6 +111,45 @@ def translate_for_dla(
     scales = complete_scales(floats, known, unary=version.recovers_scales_on_dla)
     precisions = choose_precisions(floats, scales, int8)
     return DlaTranslation(floats.proto, scales, precisions, version, model.path, notes, read)
+
+
+def _prepare(model: Model) -> Model:
+    """Return a model with Q and DQ in its graph, and with their parameters as constants."""
+    model = fold_constant_branches(model)
+    if not is_quantized(model) and find_fake_quantizers(model):
+        model = model.copy()
+        if model.opset < MIN_OPSET:
+            raise_opset(model, MIN_OPSET)
+        rewrite_fake_quantizers(model)
+    branches = nested_graphs(n.proto for n in model.nodes)
+    if any(node.op_type in (Q, DQ) for graph in branches for node in graph.node):
+        raise ModelError(
+            "has Q/DQ in the branches of If, Loop or Scan, which DLA does not run; export a model "
+            "without them",
+            model.path or "model",
+            code="unsupported",
+        )
+    if not is_quantized(model):
+        raise ModelError(
+            "has no Q/DQ; give a Q/DQ model, or make a cache with `qdqtool insert --write-table`",
+            model.path or "model",
+            code="not-quantized",
+        )
+    return _store_parameters(model)
+
+
+def _store_parameters(model: Model) -> Model:
+    """Return a model whose scales and zero points are stored, if constants compute them."""
+    if not find_computed_parameters(model):
+        return model
+    model = model.copy()
+    evaluator, editor = ConstantEvaluator(model), Editor(model)
+    for tensor, consumers in find_computed_parameters(model).items():
+        value = evaluator.evaluate(tensor)
+        if value is not None:
+            make_constant_change(consumers, tensor, value)(editor)
+    editor.finish()
+    return model
 
 
 def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
@@ -152,7 +192,7 @@ def _symmetric_scale(view: View, q: Node) -> float:
             node=q.name,
         )
     step, point = float(scale[0]), int(zero[0])
-    if not (np.isfinite(step) and step > 0):
+    if not (np.isfinite(step) and 0 < step <= LARGEST_SCALE):
         raise ModelError(
             f"'{q.name}': scale {step:g} is not usable. Calibrate again.",
             view.model.path or "model",

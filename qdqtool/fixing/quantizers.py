@@ -241,12 +241,12 @@ def find_computed_constants(
         value = evaluator.evaluate(tensor)
         if value is not None and not names.isdisjoint(places):
             description = f"{consumers[0].name}: '{tensor}' stored as a constant"
-            apply = _make_constant_change(consumers, tensor, value)
+            apply = make_constant_change(consumers, tensor, value)
             sites.append(FixSite(consumers[0].name, description, apply, places))
     return sites
 
 
-def _make_constant_change(
+def make_constant_change(
     consumers: Sequence[Node], tensor: str, value: npt.NDArray[Any]
 ) -> Callable[[Editor], None]:
     """Return the change that makes quantizers read a value in place of a tensor."""

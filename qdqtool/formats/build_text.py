@@ -213,7 +213,8 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
         output = ""
         if side.int8_to_int8 is not None and side.int8:
             output = f" ({side.int8_to_int8} with INT8 output)"
-        parts.append(f"{side.int8} in INT8{output}")
+        fp8 = f" and {side.fp8} in FP8" if side.fp8 else ""
+        parts.append(f"{side.int8} in INT8{output}{fp8}")
     if side.conversions is not None and side.quantized:
         parts.append(format_count(side.conversions, "Q/DQ layer"))
     if side.ms is not None:

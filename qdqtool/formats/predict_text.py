@@ -13,7 +13,7 @@ from qdqtool.findings.report import title_of
 from qdqtool.formats import verdicts
 from qdqtool.formats.output import SEVERITY_STYLES, Style, TextPage
 from qdqtool.formats.time_text import add_kernels, add_speed, describe_saving, format_ms
-from qdqtool.trt.targets import Target, strongly_typed, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, strongly_typed, target_named
 from qdqtool.types import (
     EIGHT_BITS,
     ConvOutcome,
@@ -48,6 +48,7 @@ def render(
     times: Sequence[TimeEstimate] = (),
     way: BuildMethod | None = None,
     half: bool = True,
+    target: Target | None = None,
 ) -> TextPage:
     """Return the text of ``predict``.
 
@@ -60,17 +61,19 @@ def render(
         times: Estimated time on each GPU.
         way: Build method to describe.
         half: Whether the builder may use FP16.
+        target: Target as the user named it.
     """
     page = TextPage(width, everything)
+    target = target or target_named(prediction.target)
     half = half and all(time.float_type == Precision.FP16 for time in times)
     float_type = verdicts.name_float_type(prediction, half=half)
     rejection = verdicts.describe_rejection(prediction)
-    page.fill(_describe_subject(prediction, times), style=Style.BOLD)
+    page.fill(_describe_subject(prediction, times, target), style=Style.BOLD)
     page.add_gap()
     _add_verdict(page, prediction, times, float_type)
     if not rejection or everything:
         page.add_gap()
-        _add_facts(page, prediction, times, float_type)
+        _add_facts(page, prediction, times, float_type, target)
     if way is not None:
         _add_build_method(page, way, prediction.target)
     _add_findings(page, prediction, times[0] if times and not rejection else None)
@@ -90,7 +93,7 @@ def render(
     return page
 
 
-def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate]) -> str:
+def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], target: Target) -> str:
     """Return the model, the GPU and TensorRT: ``a.onnx on L4 (2040 MHz), TensorRT 10``."""
     text = prediction.model.path or "Model"
     if len(times) == 1:
@@ -98,7 +101,7 @@ def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate]) -> 
         text += f" on {gpu.name} ({gpu.clock:.0f} MHz)"
     if times and times[0].batch != 1:
         text += f", batch x{times[0].batch:g}"
-    return f"{text}, {target_named(prediction.target).title}"
+    return f"{text}, {target.title}"
 
 
 def _add_verdict(
@@ -125,6 +128,7 @@ def _add_facts(
     prediction: Prediction,
     times: Sequence[TimeEstimate],
     float_type: Precision,
+    target: Target,
 ) -> None:
     """Add rows with counts of layers, and with the confidence in them."""
     outside = verdicts.describe_outside(prediction, float_type)
@@ -143,9 +147,8 @@ def _add_facts(
         page.add_row("Open question", text)
     if prediction.convolutions and not verdicts.has_no_qdq(prediction):
         page.add_row("Confidence", verdicts.describe_confidence(prediction))
-    target = target_named(prediction.target)
     if target.requested_version:
-        page.add_row("Rules", f"those of {target.name}, the nearest to {target.requested_version}")
+        page.add_row("Rules", f"{target.name}, the nearest to {target.requested_version}")
     if page.everything and prediction.target_evidence:
         page.add_row("Evidence", prediction.target_evidence)
 
@@ -235,7 +238,10 @@ def build_commands(
         name: (batch or 1, *shape[1:]) if shape[0] == -1 else shape
         for name, shape in model.open_inputs.items()
     }
-    page.add_command("Build:", trtexec_command(target, path, half=half, open_inputs=shapes))
+    command = trtexec_command(
+        target, path, half=half, bfloat16=model.has_bfloat16, open_inputs=shapes
+    )
+    page.add_command("Build:", command)
     page.add_command("Verify:", f"qdqtool verify {shlex.quote(path)} build.log")
     advice = [trtexec_advice(target)]
     if shapes:
@@ -342,21 +348,26 @@ def _add_closing(page: TextPage, prediction: Prediction) -> None:
     _add_remedies(page, prediction)
 
 
+def target_option(name: str) -> str:
+    """Return the option that names a target in a command, ``""`` for the default."""
+    return "" if name == DEFAULT_TARGET else f" --target {name}"
+
+
 def _add_remedies(page: TextPage, prediction: Prediction) -> None:
     """Add the commands that make a better model: ``fix``, or ``insert`` from the float model."""
-    path = prediction.model.path or "MODEL.onnx"
+    path, option = prediction.model.path or "MODEL.onnx", target_option(prediction.target)
     if verdicts.has_no_qdq(prediction):
         page.add_lines("Quantize it, with a few hundred of your images:")
-        page.add_command("", f"qdqtool insert {shlex.quote(path)} --calib images/")
+        page.add_command("", f"qdqtool insert {shlex.quote(path)} --calib images/{option}")
         return
     if any(f.automatic for f in prediction.findings):
         count = sum(f.automatic for f in prediction.findings)
         fixed = str(Path(path).with_name(f"{Path(path).stem}_fixed.onnx"))
         page.fill(f"[*] {format_count(count, 'place')} can be fixed without new data:")
-        page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}")
+        page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
     if verdicts.build_verdict(prediction) is not None:
         page.fill("From the float model instead (recommended):")
-        page.add_command("", "qdqtool insert FLOAT.onnx --calib images/")
+        page.add_command("", f"qdqtool insert FLOAT.onnx --calib images/{option}")
         recipe = suggest_recipe(prediction.findings)
         if recipe:
             page.fill(f"Or with onnxruntime, and qdqtool fix afterwards: {recipe}")

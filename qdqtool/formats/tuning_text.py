@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qdqtool.formats.output import TextPage, as_options
+from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
 from qdqtool.util.text import format_count, keep_end
@@ -23,14 +23,14 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
     page = TextPage(width, everything)
     _add_result(page, tuning)
     for warning in tuning.warnings:
-        page.fill(f"warning: {as_options(warning)}")
+        page.fill(f"warning: {as_options(warning)}", style=Style.UNCLEAR)
     _add_choices(page, tuning)
     _add_trade_off(page, tuning)
     _add_sites(page, tuning)
     if tuning.notes:
         page.add_gap()
     for note in tuning.notes:
-        page.fill(f"note: {as_options(note)}")
+        page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     page.add_heading(f"Predicted for {tuning.prediction.target}: {verdict(tuning.prediction)}")
     nodes = tuning.prediction.conversion_nodes
     for name in page.iterate_rows(nodes, _MAX_CONVERSIONS, "    "):
@@ -40,7 +40,7 @@ def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) 
 
 def _add_result(page: TextPage, tuning: Tuning) -> None:
     """Add the goal, the chosen placement, and a cheaper one that may be enough."""
-    page.fill(_describe_goal(tuning))
+    page.fill(_describe_goal(tuning), style=Style.GOOD if tuning.reached else Style.UNCLEAR)
     page.fill(f"Chosen: {_describe_placement(tuning.chosen, tuning)}", 4, "  ")
     cheaper = tuning.cheapest_plausible
     if cheaper is not None:
@@ -83,12 +83,12 @@ def _describe_float_model(tuning: Tuning) -> str:
     if tuning.budget_ms is not None:
         return f"The float model is within {tuning.budget_ms:g} ms. {written}"
     condition = f"is faster than the float model and keeps {_format_goal(tuning)}"
-    if tuning.reached:
-        return f"No placement with INT8 {condition}. {written}"
-    return (
-        f"goal NOT met: no placement with INT8 that {condition} was found in the time. {written} "
-        "Give a longer --time-limit or a lower --keep"
-    )
+    if tuning.effort["stopped"] or not tuning.reached:
+        return (
+            f"No placement with INT8 that {condition} was found before the time limit. {written} "
+            "Give a longer --time-limit or a lower --keep"
+        )
+    return f"No placement with INT8 {condition}. {written}"
 
 
 def _format_goal(tuning: Tuning) -> str:
@@ -195,9 +195,10 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured = [site for site in tuning.sites if site.loss is not None]
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
-        page.add_heading(
-            "Everything INT8 is enough, so that no single site was measured (--front does)"
-        )
+        reason = "Everything INT8 is enough, so that no single site was measured (--front does)"
+        if tuning.effort["stopped"]:
+            reason = f"No single site was measured: the {tuning.effort['stopped']} was over"
+        page.add_heading(reason)
         return
     page.add_heading(
         "Most sensitive sites: the output error if only this site is INT8 (part of the outputs' "

@@ -60,7 +60,7 @@ def has_no_qdq(prediction: Prediction) -> bool:
 
 
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
-    """Return the type of layers that are not quantized: FP16 or FP32.
+    """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
     The types of a strongly typed network decide, else whether the builder may use FP16.
     """
@@ -68,6 +68,8 @@ def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     del outputs[Precision.FLOAT]
     if outputs:
         return outputs.most_common(1)[0][0]
+    if prediction.model.has_bfloat16:
+        return Precision.BF16
     return Precision.FP16 if half else Precision.FP32
 
 
@@ -304,9 +306,10 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
     gain = time.faster_range if time.is_float else time.gain_range
     if gain is None:
         return Verdict(f"The gain of {time.quantized} is unknown.", Style.UNCLEAR)
-    text = describe_ratio(gain)
-    text = f"{gain.quantized} would be {text}" if time.is_float else f"{text[0].upper()}{text[1:]}"
-    return Verdict(f"{text}.", ratio_style(gain))
+    text, verb = describe_ratio(gain), "would be" if time.is_float else "is"
+    if time.is_float or gain.is_sure:
+        return Verdict(f"{gain.quantized} {verb} {text}.", ratio_style(gain))
+    return Verdict(f"{text[0].upper()}{text[1:]}.", ratio_style(gain))
 
 
 def ratio_style(gain: SpeedGain) -> Style:

@@ -324,6 +324,17 @@ def has_fp16(model: Model) -> bool:
     return TensorProto.FLOAT16 in types
 
 
+def widen_bfloat16(model: Model) -> None:
+    """Convert a bfloat16 model to float32, in place, with its inputs and outputs.
+
+    onnxruntime has no bfloat16 convolutions on a CPU, and no bfloat16 arrays for inputs.
+    """
+    graph = model.proto.graph
+    for part in (graph, *nested_graphs(graph.node)):
+        _widen_graph(part, [*part.input, *part.output], TensorProto.BFLOAT16)
+    model.reindex()
+
+
 def convert_to_fp32(model: Model) -> None:
     """Convert a float16 model to float32, in place.
 
@@ -353,27 +364,30 @@ def convert_to_fp32(model: Model) -> None:
     model.reindex()
 
 
-def _widen_graph(graph: onnx.GraphProto, values: Iterable[onnx.ValueInfoProto]) -> None:
+def _widen_graph(
+    graph: onnx.GraphProto,
+    values: Iterable[onnx.ValueInfoProto],
+    kind: int = TensorProto.FLOAT16,
+) -> None:
+    """Make tensors of a type float32, and these values."""
     for node in graph.node:
-        _widen_attributes(node)
+        _widen_attributes(node, kind)
     for tensor in graph.initializer:
-        _widen_tensor(tensor)
+        _widen_tensor(tensor, kind)
     for value in (*graph.value_info, *values):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+        if value.type.tensor_type.elem_type == kind:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
 
 
-def _widen_attributes(node: onnx.NodeProto) -> None:
+def _widen_attributes(node: onnx.NodeProto, kind: int) -> None:
     for attribute in node.attribute:
         if attribute.HasField("t"):
-            _widen_tensor(attribute.t)
-        elif (
-            attribute.name in ("to", "dtype", "output_dtype") and attribute.i == TensorProto.FLOAT16
-        ):
+            _widen_tensor(attribute.t, kind)
+        elif attribute.name in ("to", "dtype", "output_dtype") and attribute.i == kind:
             attribute.i = TensorProto.FLOAT
 
 
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type == TensorProto.FLOAT16:
+def _widen_tensor(tensor: onnx.TensorProto, kind: int) -> None:
+    if tensor.data_type == kind:
         array = to_array(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

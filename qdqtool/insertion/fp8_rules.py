@@ -21,9 +21,12 @@ _HEAD_ABOVE = 8  # smaller heads are widened to FP16
 _MAX_SEQUENCE = 3072
 
 
-def find_fp8_obstacle(model: Model, node: Node) -> NoFastFp8 | None:
-    """Return why a node with constant weights remains float in FP8, or None."""
-    shape = model.constant_shape(node.input(1)) or ()
+def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> NoFastFp8 | None:
+    """Return why a node with constant weights remains float in FP8, or None.
+
+    `weights` is the name of its float weights if it reads them through Q/DQ.
+    """
+    shape = model.constant_shape(weights or node.input(1)) or ()
     kind = operator_of(node).kind
     obstacle: Fp8Obstacle | None = None
     if kind == LayerKind.DECONVOLUTION:

@@ -12,7 +12,7 @@ from qdqtool.insertion.prepare import MIN_OPSET, note_changes, prepare
 from qdqtool.ir.branches import find_subgraph_contents
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
-from qdqtool.ir.qdq import is_quantized
+from qdqtool.ir.qdq import find_bfloat16, is_quantized
 from qdqtool.patterns.fake_quantizers import find_fake_quantizers
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.trt.targets import Target
@@ -158,6 +158,15 @@ def _prepare(
 ) -> None:
     """Prepare a network in place."""
     model, notes = network.model, network.notes
+    if find_bfloat16(model):
+        fp16.widen_bfloat16(model)
+        notes.append(
+            Note(
+                "bfloat16 widened to float32, with inputs and outputs: the values are the same; "
+                "the builder may still compute in BF16 (--bf16) or FP16",
+                code="bfloat16-widened",
+            )
+        )
     has_fp16 = fp16.has_fp16(model)
     if has_fp16 and not target.float16_scales:
         fp16.convert_to_fp32(model)

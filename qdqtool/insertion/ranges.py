@@ -128,6 +128,15 @@ def read_table_scales(
         )
         scale = clamp_scale(max(scales.values()) * LEVELS / number_format.largest)
         result.append(GroupScale(group, scale, "table", members))
+    tensors = {*model.producers, *model.inputs, *model.initializers}
+    if missing and table and tensors.isdisjoint(table):
+        raise DataError(
+            f"none of its {format_count(len(table), 'tensor')} is in the model, such as "
+            f"'{brief(next(iter(table)))}': it is of another model or of another export",
+            os.fspath(path),
+            code="other-model",
+            parameter="calib_table",
+        )
     if missing:
         raise DataError(
             f"has no scale for tensor '{brief(missing[0])}' ({len(missing)} of {len(groups)} are "
@@ -137,7 +146,6 @@ def read_table_scales(
             parameter="calib_table",
             node=missing[0],
         )
-    tensors = {*model.producers, *model.inputs, *model.initializers}
     unknown = [t for t in table if t not in tensors]
     report: Json = {
         "table": os.fspath(path),

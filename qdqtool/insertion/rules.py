@@ -16,7 +16,7 @@ from qdqtool.ir.graph import EDITED, Model
 from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
-from qdqtool.trt.targets import DEFAULT_SM, Target, strongly_typed
+from qdqtool.trt.targets import Target, strongly_typed
 from qdqtool.types import Prediction, Refusal, Severity
 from qdqtool.util.records import replace_fields
 
@@ -25,7 +25,6 @@ OPTIONS = ("both", "skip")
 
 The first wins a tie, as seen with a YOLOv8 on TensorRT 8.4.
 """
-FIRST_FP8_CAPABILITY = "8.9"
 Rating = tuple[int, int, int]
 """INT8 convolutions, those with INT8 output, and minus the conversions; greater is better."""
 
@@ -85,9 +84,7 @@ def choose_fp8_target(target: Target) -> Target:
             code="unsupported",
             parameter="precision",
         )
-    if target.is_rtx and target.capabilities == DEFAULT_SM:
-        target = target.with_capability(FIRST_FP8_CAPABILITY)
-    return strongly_typed(target)
+    return strongly_typed(target.for_fp8())
 
 
 def _is_warning(form: type[Refusal], target: Target) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import find_bfloat16
 from qdqtool.types import ModelInfo
 
 _DEFAULT_SIZE = (640, 640)
@@ -85,4 +86,5 @@ def describe_model(model: Model) -> ModelInfo:
         model.opset,
         len(model.nodes),
         complete_shapes(model, batch=-1),
+        bool(find_bfloat16(model)),
     )

@@ -19,6 +19,7 @@ from qdqtool.ir.branches import fold_constant_branches
 from qdqtool.ir.graph import Model, hash_message
 from qdqtool.ir.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from qdqtool.proto import external_data as external
+from qdqtool.proto.custom_quantizers import has_custom_quantizers, replace_custom_quantizers
 from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.functions import check_functions, find_called_functions, inline_functions
 from qdqtool.proto.slim import strip_large_weights, tensor_bytes
@@ -238,11 +239,21 @@ def _load(source: ModelSource) -> Model:
 
 
 def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
-    """Return the model of a message, in a copy of which functions and constant Ifs are inlined."""
-    if not source.functions:
+    """Return the model of a message.
+
+    In a copy, functions and constant Ifs are inlined, and TensorRT's custom quantizers become those
+    of ONNX.
+    """
+    is_custom = has_custom_quantizers(source)
+    if not source.functions and not is_custom:
         return fold_constant_branches(Model(source, path, sha256, base_dir))
     proto = onnx.ModelProto()
     proto.CopyFrom(source)
+    if is_custom:
+        replace_custom_quantizers(proto)
+    if not proto.functions:
+        digest = sha256 or hash_message(source)
+        return fold_constant_branches(Model(proto, path, digest, base_dir))
     functions = tuple(dict.fromkeys(f.name for f in find_called_functions(proto)))
     names = inline_functions(proto, path or "model in memory")
     model = Model(proto, path, sha256 or hash_message(source), base_dir)

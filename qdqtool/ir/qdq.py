@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -306,6 +307,11 @@ def quantizers(model: Model) -> Iterator[Node]:
     return (node for node in model.ordered if is_qdq(node))
 
 
+def uses_fp8(model: Model) -> bool:
+    """Return whether a model has quantizers of FP8."""
+    return any(read_params(model, node).precision == Precision.FP8 for node in quantizers(model))
+
+
 def is_quantized(model: Model) -> bool:
     """Return whether a model has Q/DQ nodes or integer operators."""
     return any(is_qdq(node) or node.op in INTEGER_OPERATORS for node in model.nodes)
@@ -314,6 +320,22 @@ def is_quantized(model: Model) -> bool:
 def has_fp8(model: Model) -> bool:
     """Return whether a model has Q/DQ of FP8."""
     return any(read_params(model, node).precision == Precision.FP8 for node in quantizers(model))
+
+
+def find_bfloat16(model: Model) -> str:
+    """Return the first tensor that the file states to be bfloat16, or an empty text."""
+    kind, graph = onnx.TensorProto.BFLOAT16, model.proto.graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    tensors = itertools.chain(
+        (tensor.name for tensor in graph.initializer if tensor.data_type == kind),
+        (value.name for value in values if value.type.tensor_type.elem_type == kind),
+        (
+            node.output
+            for node in model.nodes
+            if node.op == "Cast" and node.integer("to", 0) == kind
+        ),
+    )
+    return next(tensors, "")
 
 
 def is_sparse(model: Model, tensor: str) -> bool:

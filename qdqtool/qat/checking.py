@@ -263,7 +263,7 @@ def check_pieces(
             code="different-results",
             node=worst_at,
         )
-    difference = _compare_outputs(proto, call, reference.outputs)
+    difference = compare_outputs(proto, call, reference.outputs)
     return Check(difference, 0.0, len(pieces), worst, worst_at), NoiseInjector(sizes)
 
 
@@ -350,9 +350,8 @@ def _run_pieces(
     return [results[t] for t in tensors]
 
 
-def _compare_outputs(
-    proto: onnx.ModelProto, call: NetworkCall, expected: Sequence[Tensor]
-) -> float:
+def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequence[Tensor]) -> float:
+    """Return the largest difference of a model's outputs, relative to their standard deviation."""
     worst = 0.0
     results = _run_model(proto, None, _model_inputs(proto, call))
     for result, tensor in zip(results, expected, strict=False):

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.number_formats import LEVELS
+from qdqtool.insertion.fp8_conversion import convert_pairs_to_fp8
+from qdqtool.insertion.number_formats import FORMATS, FP8, LEVELS
+from qdqtool.insertion.rules import choose_fp8_target
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
@@ -42,8 +45,9 @@ from qdqtool.qat.networks import (
 from qdqtool.qat.planning import Plan, choose_sample
 from qdqtool.qat.preparation import PLAN_ATTRIBUTE, read_plan
 from qdqtool.qat.trace import export_marked, mark
-from qdqtool.trt.targets import Target
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Json, Prediction
+from qdqtool.util.checks import check_choice
 
 UNCHECKED_TOLERANCE = 1.0  # as large as the outputs themselves
 
@@ -57,12 +61,15 @@ class Export:
         prediction: Prediction of what TensorRT runs.
         check: Difference between onnxruntime's results and the network's.
         plan: Plan that the network was prepared by.
+        fp8_difference: Difference of the outputs of an FP8 model from the network's, as
+            :attr:`Check.difference`; None for INT8.
     """
 
     path: str
     prediction: Prediction
     check: Check
     plan: Plan
+    fp8_difference: float | None = None
 
     @property
     def summary(self) -> Json:
@@ -87,6 +94,7 @@ def export(
     opset: int = 17,
     *,
     target: str | Target | None = None,
+    precision: str = "int8",
     dynamic_batch: bool = False,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -108,6 +116,9 @@ def export(
             wrapper takes an image of its size.
         opset: ONNX opset, 13 or newer.
         target: TensorRT version to predict for; by default that of the preparation.
+        precision: ``int8``, or ``fp8``: the model is checked in INT8, as it was trained, and then
+            converted to FP8 pairs with the same ranges. Nodes that FP8 leaves float
+            (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs. The opset is at least 19.
         dynamic_batch: Whether the first axis of every input and output is left open.
         input_names: Names for the inputs.
         output_names: Names for the outputs.
@@ -124,8 +135,12 @@ def export(
             is written.
     """
     _check_tolerance(tolerance)
+    check_choice("precision", precision, FORMATS)
     call, network = _prepare_call(model, sample), unwrap(model)
     plan = read_plan(network)
+    target = target_named(target or plan.target)
+    if precision == FP8.name:
+        target, opset = choose_fp8_target(target), max(opset, FP8.opset)
     if opset < 13:
         raise QdqtoolError(
             f"opset={opset}: per-channel Q/DQ need 13 or newer",
@@ -158,10 +173,13 @@ def export(
         message = f"{os.fspath(path)}: {error}; written all the same"
         warnings.warn(message, UserWarning, stacklevel=2)
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
+    difference = None
+    if precision == FP8.name:
+        proto, difference = twin.convert_to_fp8(proto, os.fspath(path))
     if metadata:
         onnx.helper.set_model_props(proto, metadata)
     save(proto, path)
-    return Export(os.fspath(path), predict(path, target or plan.target), result, plan)
+    return Export(os.fspath(path), predict(path, target), result, plan, difference)
 
 
 def check(
@@ -256,6 +274,23 @@ class _NetworkTwin:
         calls = {name: numbers[name, 0] for name in names if (name, 0) in numbers}
         proto, self._numbers = clean_up_export(raw, calls)
         return proto
+
+    def convert_to_fp8(self, proto: onnx.ModelProto, path: str) -> tuple[onnx.ModelProto, float]:
+        """Return an INT8 model as FP8, and the difference of its outputs from the network's.
+
+        Raises:
+            ModelError: The outputs are not finite.
+        """
+        model = Model(proto)
+        convert_pairs_to_fp8(model)
+        difference = checking.compare_outputs(model.proto, self._call, self.reference.outputs)
+        if not np.isfinite(difference):
+            raise ModelError(
+                "the outputs in FP8 are not finite; nothing was written. Export in INT8.",
+                path,
+                code="different-results",
+            )
+        return model.proto, difference
 
     def compare(self, proto: onnx.ModelProto, tolerance: float) -> Check:
         """Check that a model with the names of the export computes the same, once for each twin.

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from qdqtool.reasons.faults import FloatDeconvolution
-from qdqtool.reasons.fp8 import LargeFp8Kernel, NonzeroFp8ZeroPoint
+from qdqtool.reasons.fp8 import FloatFp8Column, LargeFp8Kernel, NonzeroFp8ZeroPoint
 from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message
@@ -43,6 +43,7 @@ class FaultKind(StrEnum):
     """Kinds of faults that the compiler rejects or crashes on."""
 
     CONSTANT_TYPE = "a constant of a type that it does not import"
+    OUTPUT_TYPE = "a Q to a type that it does not have"
     OPERATOR = "an operator, or a form of one, that it does not take"
     NMS = "NonMaxSuppression"
     ONE_VALUE = "an InstanceNormalization of one value"
@@ -54,6 +55,7 @@ class FaultKind(StrEnum):
     FLOAT_TYPES = "data and weights of different types"
     INTEGERS = "a convolution of integers"
     INT4_WEIGHTS = "an int8 input with int4 weights"
+    MIXED_TYPES = "data and weights of INT8 and FP8"
     HALF_SHAPE1 = "float16 weights with one scale of shape [1]"
     HARDWARE_TYPE = "a type that the GPU lacks"
 
@@ -218,6 +220,15 @@ _FAULTS: dict[FaultKind, Message] = {
         "{node}: its input is {0}; a convolution needs float inputs.",
         "Put a DequantizeLinear before it.",
     ),
+    FaultKind.OUTPUT_TYPE: (
+        "{node} quantizes to {0} (output_dtype), which TensorRT-RTX does not have.",
+        "Quantize to int8 or FP8 E4M3FN.",
+    ),
+    FaultKind.MIXED_TYPES: (
+        '{node}: one input is {1}, the other {0}; "CHECK(dtype == W.type()) failed" or a similar '
+        "check.",
+        "Quantize both inputs to one type.",
+    ),
     FaultKind.INT4_WEIGHTS: (
         '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".',
         "Quantize the weights to int8.",
@@ -369,7 +380,10 @@ class CompilerFault(Refusal):
     """
 
     rules = (
-        FindingRule("QTYPE", _because(FaultKind.CONSTANT_TYPE, FaultKind.HARDWARE_TYPE)),
+        FindingRule(
+            "QTYPE",
+            _because(FaultKind.CONSTANT_TYPE, FaultKind.OUTPUT_TYPE, FaultKind.HARDWARE_TYPE),
+        ),
         FindingRule("BUILD-CRASHES", _because(FaultKind.SCALE)),
         FindingRule("SCALE-RANK", _because(FaultKind.BLOCKS)),
         FindingRule("ZP-NONZERO", _because(FaultKind.ZERO_POINT)),
@@ -409,5 +423,6 @@ _FLOAT_REASONS = (
     WeightsNotDequantized,
     FloatDeconvolution,
     LargeFp8Kernel,
+    FloatFp8Column,
     NonzeroFp8ZeroPoint,
 )

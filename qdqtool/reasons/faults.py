@@ -964,6 +964,21 @@ class AtenNodes(Refusal):
         )
 
 
+class UnreadBfloat16(Refusal):
+    """Tensors of bfloat16 on a target whose parser does not read them; the node is the first one.
+
+    Attributes:
+        tensor: The first such tensor.
+    """
+
+    rules = (FindingRule("FLOAT-BF16"),)
+
+    tensor: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return f"'{self.tensor}' is bfloat16, which parsers before TensorRT 9.0 do not read."
+
+
 class UnanalyzedSubgraphs(Refusal):
     """Convolutions and quantizers in the branches of an If, or in the body of a Loop or Scan.
 
@@ -995,6 +1010,82 @@ class UnanalyzedSubgraphs(Refusal):
         if self.int8 is not None and self.quantizers:
             alone = f" Predicted alone, {self.int8} of these layers run in INT8."
         return f"{self.node} ({self.op}): {content} in {place} were not analyzed.{alone}"
+
+
+class RuntimeOperators(Refusal):
+    """Operators that onnxruntime's optimizer or quantizer writes; the node is the first one.
+
+    Attributes:
+        ops: Their operator types.
+        count: Number of nodes.
+        packs_weights: Whether the first one has packed weights of few bits.
+    """
+
+    rules = (FindingRule("ORT-OPERATOR"),)
+
+    ops: tuple[str, ...]
+    count: int
+    packs_weights: bool
+
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = (
+            f"{format_count(self.count, 'node')} ({self.node} first) are operators of onnxruntime "
+            f"({list_names(self.ops)}), for which TensorRT's parser has no importer."
+        )
+        if self.count == 1:
+            text = (
+                f"{self.node} is the operator {self.ops[0]} of onnxruntime, for which TensorRT's "
+                "parser has no importer."
+            )
+        if self.packs_weights:
+            return (
+                text,
+                "Quantize the weights of the float model in Q/DQ form: INT4 blocks with a "
+                "DequantizeLinear (onnxruntime's quantizer: quant_format QDQ; ModelOpt: int4_awq).",
+            )
+        return (
+            text,
+            "Use the model before onnxruntime's optimizer (optimized_model_filepath, optimum, "
+            "transformers.optimizer), or save it with ORT_ENABLE_BASIC, which writes none of them.",
+        )
+
+
+class FloatOperator(Refusal):
+    """An operator without INT8 kernels whose inputs are quantized."""
+
+    rules = (FindingRule("OP-FLOAT"),)
+
+    op: str
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        return (
+            f"{self.node} ({self.op}) has Q/DQ before it and runs in float: the pairs cost "
+            "precision and conversions, and save nothing."
+        )
+
+
+class PairScalesDiffer(Refusal):
+    """A DQ with another scale than the Q whose integers it reads; the node is the DQ.
+
+    Attributes:
+        quantizer: The Q.
+        scales: Scales of the Q and of the DQ.
+    """
+
+    rules = (FindingRule("PAIR-SCALE"),)
+
+    quantizer: str
+    scales: tuple[Scale, Scale]
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        first, second = self.scales
+        factor = ""
+        if isinstance(first, float) and isinstance(second, float) and first:
+            factor = f", so that the pair multiplies the tensor by {format_number(second / first)}"
+        return (
+            f"{self.node} has scale {format_scale(second)}, and {self.quantizer} before it "
+            f"{format_scale(first)}{factor}."
+        )
 
 
 class LocalFunctions(Refusal):

@@ -26,6 +26,18 @@ class LargeFp8Kernel(Refusal, reason="fp8-kernel"):
         return f"{self.node} has an FP8 kernel of {size} and runs in float."
 
 
+class FloatFp8Column(Refusal, reason="fp8-column"):
+    """A Conv of one column with few channels, which TensorRT-RTX computes in float."""
+
+    rules = (FindingRule("FP8-COLUMN"),)
+
+    channels: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        channels = format_count(self.channels, "channel")
+        return f"{self.node} is a 1x1 convolution of one column of {channels}, and runs in float."
+
+
 class FloatFp8Deconvolution(Refusal, reason="fp8-deconvolution"):
     """A ConvTranspose of FP8 data and weights."""
 

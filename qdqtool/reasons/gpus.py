@@ -14,6 +14,7 @@ class GpuFact(StrEnum):
 
     NO_INT8 = "no INT8"
     NO_FP8 = "no FP8"
+    NO_BF16 = "no BF16"
     DP4A_TENSOR = "INT8 by dp4a, FP16 on tensor cores"
     DP4A_FP16 = "INT8 by dp4a, FP16 at twice the rate of FP32"
     DP4A_FP32 = "INT8 by dp4a, FP16 no faster than FP32"
@@ -34,6 +35,7 @@ _DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
 _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
     GpuFact.NO_FP8: "{gpu} has no FP8, so the FP8 layers ({count}, {first} first) do not build.",
+    GpuFact.NO_BF16: "{gpu} has no BF16, in which the model computes: the build fails there.",
     GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores there.",
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32 there.",
     GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32 there.",
@@ -64,6 +66,7 @@ class GpuLacks(Refusal):
     rules = (
         FindingRule("GPU-NO-INT8", _fact(GpuFact.NO_INT8)),
         FindingRule("FP8-GPU", _fact(GpuFact.NO_FP8)),
+        FindingRule("GPU-NO-BF16", _fact(GpuFact.NO_BF16)),
         FindingRule("GPU-DP4A", _fact(GpuFact.DP4A_TENSOR, GpuFact.DP4A_FP16, GpuFact.DP4A_FP32)),
         FindingRule("GPU-FUSION", _fact(GpuFact.FUSION)),
         FindingRule("GPU-KERNELS", _fact(GpuFact.KERNELS)),

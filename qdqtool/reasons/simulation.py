@@ -371,18 +371,29 @@ class FloatTypesDiffer(Refusal, reason="float-types"):
 
 
 class Deconvolution3D(Refusal, reason="convtranspose-3d"):
-    """A ConvTranspose of three spatial dimensions without an activation and a Q after it."""
+    """A ConvTranspose of three spatial dimensions that runs in float.
+
+    Attributes:
+        dq: DQ of its data.
+        is_always_float: Whether it does so with an activation and a Q after it as well.
+        elements: Size of its result.
+    """
 
     rules = (FindingRule("CT3D-FLOAT"),)
 
     dq: str
+    is_always_float: bool
     elements: TensorSize | None = None
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node} is a quantized 3D ConvTranspose: INT8 is predicted only if an activation "
-            f"and a Q follow it."
-        )
+    def message(self, finding: Finding, cause: Cause) -> Message:
+        text = f"{self.node} is a quantized 3D ConvTranspose: "
+        if self.is_always_float:
+            return (
+                f"{text}it runs in float on TensorRT 10, as in a user's engines of 10.13.",
+                "Remove its Q/DQ, which only add conversions, or use a Resize and a 3D "
+                "convolution, which runs in INT8.",
+            )
+        return f"{text}INT8 is predicted only if an activation and a Q follow it.", ""
 
 
 class ActivationPerChannel(Refusal, reason="activation-per-channel"):

@@ -15,8 +15,9 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.ir.editor import placeholder
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.input_shapes import complete_shapes
-from qdqtool.ir.qdq import FLOATS, is_qdq
+from qdqtool.ir.qdq import FLOATS, is_dq, is_qdq
 from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.view import View
 from qdqtool.proto.external_data import has_data
 from qdqtool.proto.shapes import infer_node
 from qdqtool.proto.slim import strip_large_weights
@@ -25,6 +26,7 @@ from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
+_MAX_SMALL = 256  # integers; the bins of a DFL are at most as many
 _MAX_FILLED = 1 << 28  # bytes of ones that replace weights which are not available
 
 
@@ -39,9 +41,29 @@ def float_variant(model: Model) -> Model:
         Model(strip_large_constants(model), model.path, types=model),
         weights=True,
         stored=placeholder,
+        constants=_dequantize_small(View(model)),
     )
     variant.sha256 = model.sha256
     return variant
+
+
+def _dequantize_small(view: View) -> dict[str, TensorProto]:
+    """Return small stored integers with one scale as floats, by the DQ's output.
+
+    Detection heads are recognized by such constants.
+    """
+    constants = {}
+    for dq in filter(is_dq, view.quantizers):
+        shape = view.model.constant_shape(dq.input(0))
+        params = view.params(dq)
+        scale, zero = params.scale, params.zero_point
+        if shape is None or math.prod(shape) > _MAX_SMALL or scale is None or zero is None:
+            continue
+        stored = view.model.constant(dq.input(0))
+        if stored is not None and stored.dtype.kind in "iu" and scale.size == zero.size == 1:
+            values = (stored.astype(np.float32) - zero.reshape(())) * scale.reshape(())
+            constants[dq.output] = numpy_helper.from_array(values.astype(np.float32), dq.output)
+    return constants
 
 
 def strip_large_constants(model: Model, only: Container[str] | None = None) -> onnx.ModelProto:

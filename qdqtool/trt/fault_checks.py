@@ -329,7 +329,21 @@ def nonzero_fp8_zero_point(
 
 
 def deconvolution_3d(
-    by: str, node: str, kernel: Sequence[object], dq: str = "", size: TensorSize | None = None
+    by: str,
+    node: str,
+    kernel: Sequence[object],
+    is_float: bool,
+    dq: str = "",
+    size: TensorSize | None = None,
 ) -> simulation.Deconvolution3D | None:
-    """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions."""
-    return simulation.Deconvolution3D(by, node, dq, size) if len(kernel) == 3 else None
+    """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions.
+
+    Args:
+        by: Pass or check that asks.
+        node: The ConvTranspose.
+        kernel: Shape of its kernel.
+        is_float: Whether the target runs it in float whatever follows it.
+        dq: DQ of its data.
+        size: Size of its result.
+    """
+    return simulation.Deconvolution3D(by, node, dq, is_float, size) if len(kernel) == 3 else None

@@ -18,6 +18,7 @@ from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
+DEFAULT_FP8_SM = (89,)  # of models with FP8, which older GPUs do not have
 
 _FIRST_FP8 = (10, 0)
 # NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
@@ -65,6 +66,8 @@ class Target:
         uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5:
             kUINT8).
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
+        deconvolution_3d_float: A quantized ConvTranspose of three spatial dimensions runs in float,
+            whatever follows it.
         transposed_per_channel: A ConvTranspose is proven to accept weight scales along axis 1, one
             for each output channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8
             in issue 1694, per input channel in the kernels and no support per output channel in
@@ -86,6 +89,7 @@ class Target:
             are FP32.
         capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6. A type that one
             of them lacks is not available.
+        has_named_capability: Whether the user or a build named ``capabilities``.
         buildable: All compute capabilities that it can build for. Empty if the builder decides it,
             on the GPU that it runs on.
     """
@@ -109,6 +113,7 @@ class Target:
     int8_weights: bool = False
     uint8_inputs: bool = True
     deconvolution_seen: bool = False
+    deconvolution_3d_float: bool = False
     transposed_per_channel: bool = False
     fuses_quantized_relu: bool = False
     copies_dq: bool = False
@@ -120,6 +125,7 @@ class Target:
     regions: bool = False
     layer_normalization: bool = False
     capabilities: tuple[int, ...] = DEFAULT_SM
+    has_named_capability: bool = False
     buildable: tuple[int, ...] = ()
 
     @property
@@ -160,6 +166,11 @@ class Target:
     @property
     def has_local_functions(self) -> bool:
         """Whether its parser inlines functions of the model (onnx-tensorrt changelog, 9.0)."""
+        return self.is_rtx or self._parser_version >= (9, 0)
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether its parser reads bfloat16 (onnx-tensorrt changelog, 9.0)."""
         return self.is_rtx or self._parser_version >= (9, 0)
 
     @property
@@ -255,7 +266,7 @@ class Target:
             QdqtoolError: TensorRT-RTX cannot build for it.
         """
         number = int(capability.replace(".", ""))
-        if not self.is_rtx or self.capabilities == (number,):
+        if not self.is_rtx:
             return self
         if self.buildable and number not in self.buildable and not seen:
             name = f" ({gpu})" if gpu else ""
@@ -267,7 +278,13 @@ class Target:
                 code="unsupported",
                 parameter="gpu",
             )
-        return replace_fields(self, capabilities=(number,))
+        return replace_fields(self, capabilities=(number,), has_named_capability=True)
+
+    def for_fp8(self) -> Target:
+        """Return the target for a model with FP8, whose default compute capability is 8.9."""
+        if not self.is_rtx or self.has_named_capability:
+            return self
+        return replace_fields(self, capabilities=DEFAULT_FP8_SM)
 
 
 _TRT10 = Target(
@@ -278,6 +295,7 @@ _TRT10 = Target(
     "on 8.5",
     residual_proof=_APART_10,
     multiply_in_pointwise_name=True,
+    deconvolution_3d_float=True,
     constants_first=True,
     float16_scales=True,
     blocked_scales=True,

@@ -441,7 +441,7 @@ class _TuningRun:
         placement, reached = search.choose()
         front = summary.thin_front(search.find_front(), placement)
         search.judge_placements([placement])
-        bought = [] if search.stopped else search.judge_in_time(placement, front)
+        bought = search.judge_in_time(placement, front)
         planner = self.planner
         if self._has_more_images and placement.cost.int8:
             planner = self._use_all_images(search, placement, reached, progress)

@@ -685,13 +685,16 @@ class PlacementSearch:
     def judge_in_time(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
-        """Judge the shown placements and measure the benefit of choices, if there is time."""
+        """Judge the shown placements, and measure the benefit of choices, if there is time.
+
+        The cheapest come first. After a search that a time limit ended, no benefits are measured.
+        """
         self.evaluator.deadline = self.final_deadline
         batches = [shown] if self.final_deadline is None else [[p] for p in shown]
         try:
             for batch in batches:
                 self.judge_placements(batch)
-            return self._measure_benefits(placement)
+            return [] if self.stopped else self._measure_benefits(placement)
         except OutOfTime:
             self.notes.append(
                 Note(

@@ -177,7 +177,7 @@ def choose_target_for_gpu(
     stated = parse_device("", build.gpu).cc
     gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if resolved.is_rtx and build.targets:
-        resolved = replace_fields(resolved, capabilities=build.targets)
+        resolved = replace_fields(resolved, capabilities=build.targets, has_named_capability=True)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
                 f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
@@ -251,11 +251,12 @@ def check_same_model(model: Model, build: Build) -> None:
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
-        why = f"; it is a build of another model than {model.path or 'the one given'}"
+        why = "it is the build of another model"
         if named and not build.layers and not build.trace:
-            why = " and ends in its parse section: cut off too early, or a build of another model"
+            why = "it ends in its parse section, or is the build of another model"
         raise BuildLogError(
-            f"names {named} of the model's {total} convolutions{why}",
+            f"contains {named or 'none'} of the {total} convolutions of "
+            f"{model.path or 'the model'}: {why}",
             build.display_name,
             code="different-models",
         )

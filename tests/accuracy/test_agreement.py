@@ -1,6 +1,7 @@
 """Agreement of two networks on images, compared with results computed here."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,20 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 import qdqtool
+from calibration import open_data
+from calibration.session import input_specs
 from qdqtool.accuracy.agreement import NetworkAgreement, measure_agreement
+from qdqtool.accuracy.detections import (
+    compute_average_precision,
+    decode_detections,
+    match_detections,
+)
 from qdqtool.accuracy.metrics import TopClassMetric, estimate_interval
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.ir.graph import Model
 from tests.errors import has
-from tests.insertion.nets import Net, detector, images, run
+from tests.insertion.nets import Net, copy_model, detector, images, run, set_value, value_of
 from tests.tuning.nets import resnet
 
 Array = npt.NDArray[Any]
@@ -157,12 +165,25 @@ def test_agreement_without_any_detection_is_unknown() -> None:
     assert (result.measure.value, result.measure.low, result.measure.count) == (None, None, 0)
 
 
-def test_agreement_of_detector_is_that_of_tuning() -> None:
-    """A YOLOv8-style output is decoded by the metric of tune."""
+def test_agreement_of_detector_is_average_precision_of_its_detections() -> None:
+    """The biases of the class outputs are raised, as the random network scores .05 at most."""
+    reference = copy_model(detector())
+    for node in reference.graph.node:
+        if node.op_type == "Conv" and re.search(r"/cv3\.\d/cv3\.\d\.2/Conv$", node.name):
+            bias = value_of(reference, node.input[2])
+            set_value(reference, node.input[2], bias + np.float32(3.0))
     data = images(4, 3, 64, "images")
-    model = quantized(detector(), data)
-    result = agreement(detector(), model, data)
-    assert result.measure.metric == "agreement-map"
+    model = quantized(reference, data, method="max")
+    matches = []
+    for sample in data:
+        truth, found = (decode_detections(run(m, sample)[0]) for m in (reference, model))
+        matches.append(match_detections(truth.filter_by_score(0.25), found))
+    result = agreement(reference, model, data)
+    assert result.measure.count == sum(len(m.truth) for m in matches) > 0
+    expected = compute_average_precision(matches, pooled=True).mean()
+    assert result.measure.value == pytest.approx(expected)
+    assert result.measure.low is not None and result.measure.high is not None
+    assert result.measure.low <= result.measure.value <= result.measure.high
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -268,3 +289,22 @@ def test_compare_refuses_images_for_a_build(photos: Path, tmp_path: Path) -> Non
     reference = net.output(net.conv("a", "x", 3, 16)).model()
     with pytest.raises(QdqtoolError, check=has("option-without-effect", parameter="data")):
         qdqtool.compare(reference, build, data=photos)
+
+
+def test_compare_measures_model_of_onnxruntime(photos: Path, tmp_path: Path) -> None:
+    """Its defaults have zero points, and other names after its own shape inference."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    source, output = tmp_path / "float.onnx", tmp_path / "ort.onnx"
+    net = Net(3, 32)
+    x = net.op("Relu", "relu", net.conv("a", "x", 3, 16))
+    onnx.save(net.output(net.conv("b", x)).model(), source)
+    samples = iter(open_data(str(photos), input_specs(Model(onnx.load(source)))))
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        def get_next(self) -> Any:
+            return next(samples, None)
+
+    quantization.quantize_static(str(source), str(output), Reader())
+    result = qdqtool.compare(source, output, data=photos).agreement
+    assert result is not None and result.measure.value is not None
+    assert 0.8 < result.measure.value < 1.0

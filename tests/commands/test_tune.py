@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.tuning.sensitivity import SensitivitySweep
 from tests.commands.conftest import Cli
 from tests.insertion.nets import check, images
 from tests.tuning.nets import branchy
@@ -49,6 +50,19 @@ def test_tune_goal_out_of_reach_exits_with_1_and_writes_the_best(folder: Path, c
 def test_tune_all_int8_is_accurate_enough(folder: Path, cli: Cli) -> None:
     answer = cli.json(*TUNE, "--keep", "0.9", "--no-state")
     assert answer["goal"]["reached"] and answer["chosen"]["float"] == []
+
+
+def test_tune_interrupted_tells_how_to_go_on(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SensitivitySweep, "race", interrupt)
+    cli(*TUNE, "--keep", "0.999", code=130)
+    assert "m_qdq.onnx.tuning" in cli.err.splitlines()[-1] and Path("m_qdq.onnx.tuning").exists()
+    cli(*TUNE, "--keep", "0.999", "--no-state", "-o", "other.onnx", code=130)
+    assert "goes on" not in cli.err.splitlines()[-1] and not Path("other.onnx").exists()
 
 
 def test_tune_output_of_a_metric_goes_to_stderr(folder: Path, cli: Cli) -> None:

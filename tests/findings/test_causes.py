@@ -378,6 +378,15 @@ def test_3d_conv_transpose_is_int8_only_between_pairs_with_activation(
         assert conv.evidence == (Evidence.DOCUMENTED if int8 else Evidence.ASSUMED)
 
 
+@pytest.mark.parametrize("target", ["trt10", "10.13", "trt11"])
+def test_3d_conv_transpose_is_float_on_10(target: str) -> None:
+    """A user's engines of 10.13 show it between pairs with an activation as well."""
+    prediction, findings = outcome(transposed_3d(True, True, 3), target)
+    assert not prediction.convolution("up").is_int8
+    assert "CT3D-FLOAT" in findings
+    assert outcome(transposed_3d(True, True, 2), target)[0].convolution("up").is_int8
+
+
 @pytest.mark.parametrize(
     ("target", "int8", "severity"),
     [

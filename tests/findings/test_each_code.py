@@ -12,6 +12,7 @@ from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.types import Prediction
 from tests.findings.graphs import GRAPHS, ones, split, weighted
+from tests.findings.lint.test_bfloat16 import quantized
 from tests.findings.test_producers import on_a_wrong_axis, predictions
 from tests.insertion.test_transformers import add_pairs
 from tests.insertion.transformers import vit
@@ -153,6 +154,7 @@ PREDICTIONS: dict[str, Callable[[], Prediction]] = {
     "GPU-FUSION": lambda: on_gpu("6.1"),
     "GPU-NO-INT8": lambda: on_gpu("6.0"),
     "GPU-NO-FP16": lambda: on_gpu("6.1"),
+    "GPU-NO-BF16": lambda: predict_on_gpu(quantized(), "trt10", TimingOptions(sm="7.5"))[0],
     "GPU-VERSION": lambda: on_gpu("12.0"),
     "GPU-JETSON": lambda: on_gpu("AGX Orin"),
     "GPU-KERNELS": lambda: on_gpu("GTX 1650"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,6 @@ TEXTS_OF_SEVERAL_CAUSES = {
     ("SCALE-RANK", "trt11"),
     ("ZP-VOLUME", "trt8"),
     ("BIAS-DQ", ""),
-    ("FP8-TARGET", ""),
 }
 
 
@@ -390,3 +390,10 @@ def run_python(folder: Path, code: str) -> None:
         timeout=120,
     )
     assert result.returncode == 0, f"{result.stdout[-2000:]}{result.stderr[-2000:]}"
+
+
+def test_ids_of_errors_are_unique() -> None:
+    """The last of two entries with one id would replace the first."""
+    text = (HOME / "findings" / "errors.toml").read_text(encoding="utf-8")
+    ids = [entry["id"] for entry in tomllib.loads(text)["error"]]
+    assert not [name for name, count in Counter(ids).items() if count > 1]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import qdqtool
 from qdqtool.errors import ModelError, QdqtoolError
@@ -17,6 +17,8 @@ from tests.errors import has
 from tests.insertion.nets import Net, assert_same_outputs, images, one_layer
 from tests.insertion.test_calibration_cache import read_cache
 from tests.notes import note, note_codes
+from tests.patterns.test_fake_quantizers import DECOMPOSED, pt2e
+from tests.patterns.test_fake_quantizers import network as network_of
 
 
 def network() -> onnx.ModelProto:
@@ -134,10 +136,49 @@ def test_trained_weight_scales_are_noted() -> None:
     assert note("weight-scales", count=1, first="c") in translate(model).notes
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf, 1e22])
 def test_unusable_scales_are_refused(scale: float) -> None:
     model = change_quantizers(quantize(one_layer()), "x", scale=np.float32(scale))
     with pytest.raises(ModelError, check=has("invalid-scale")):
+        translate_for_dla(model)
+
+
+def test_parameters_behind_other_nodes_are_folded() -> None:
+    model = quantize(one_layer())
+    expected = translate(model).scales.scales
+    (q,) = (n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    names = dict(zip(q.input[1:], ("scale_copy", "zero_copy"), strict=True))
+    nodes = [helper.make_node("Identity", [a], [b], b) for a, b in names.items()]
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = names.get(name, name)
+    for node in nodes:
+        model.graph.node.insert(0, node)
+    assert translate(model).scales.scales == expected
+
+
+@pytest.mark.parametrize("name", ["dynamo", "PT2E"])
+def test_simulated_quantizers_are_translated(name: str) -> None:
+    forms = {**DECOMPOSED, "PT2E": pt2e}
+    scales = translate_for_dla(network_of(forms[name])).scales.scales
+    assert scales["x"] == pytest.approx(0.02)
+
+
+def test_quantizers_in_branches_are_refused() -> None:
+    inner = quantize(one_layer()).graph
+    nodes = [node for node in inner.node if node.op_type != "Constant"]
+    branches = {}
+    for side in ("then", "else"):
+        graph = onnx.GraphProto(name=side)
+        graph.node.extend(nodes)
+        graph.output.extend(inner.output)
+        branches[f"{side}_branch"] = graph
+    flag = helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
+    node = helper.make_node("If", ["flag"], ["y"], "choice", **branches)
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "g", [*inner.input, flag], [output], inner.initializer)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(ModelError, match="branches"):
         translate_for_dla(model)
 
 

@@ -450,6 +450,7 @@ def test_insert_defaults() -> None:
         "input_type": "float",
         "losses": 0,
         "predict": True,
+        "gpu": None,
         "progress": False,
         "cluster": None,
         "mixed_cpus": False,

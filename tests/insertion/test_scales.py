@@ -293,7 +293,14 @@ def test_table_holds_scales_of_activations(tmp_path: Path) -> None:
     assert [row.partition(":")[0] for row in rows] == ["x", "c.out", "r.out"]
 
 
-@pytest.mark.parametrize("scales", [{}, {"a": 0.0}], ids=["missing", "zero"])
+def test_table_of_another_model_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path, images=1.0, Conv_0_out=1.0)
+    with pytest.raises(DataError, check=has("other-model", path=str(path))) as caught:
+        read_table_scales(path, [GROUP], MODEL)
+    assert "none of its 2 tensors is in the model, such as 'images'" in str(caught.value)
+
+
+@pytest.mark.parametrize("scales", [{"x": 1.0}, {"x": 1.0, "a": 0.0}], ids=["missing", "zero"])
 def test_table_without_scale_is_refused(scales: dict[str, float], tmp_path: Path) -> None:
     path = table(tmp_path, **scales, other=1.0)
     refused = has("missing-scale", path=str(path), parameter="calib_table", node="joined")
@@ -468,8 +475,9 @@ def test_pad_between_two_consumers_keeps_one_scale(
     net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))
     samples = images(2, seed=3)
     samples[0]["x"][..., 0] = 30.0  # at the border, which padding repeats
+    options = {"percentile": 90.0} if method == "percentile" else {}
     result = qdqtool.insert(
-        net.model(), samples, method=method, percentile=90.0, head="none", unify=unify
+        net.model(), samples, method=method, head="none", unify=unify, **options
     )
     outcome = require_prediction(result).convolution("c0")
     scales = {q.scale for q in result.activations if q.tensor in ("c0.out", "pad.out")}

@@ -521,3 +521,26 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
     message = str(caught.value)
     assert "10 conversions stay, 1 allowed" in message
     assert "SKIP-FLOAT" in message and "fix:" in message
+
+
+def test_fp8_export_has_ranges_of_training(tmp_path: Path) -> None:
+    """Convolutions of few channels are float in FP8, the others have scales of amax over 448."""
+    sample = torch.randn(2, 3, 64, 64)
+    model = ready(ResNet18(10, 32), sample)
+    int8 = qat.export(model, tmp_path / "int8.onnx", sample)
+    fp8 = qat.export(model, tmp_path / "fp8.onnx", sample, precision="fp8")
+    proto = onnx.load(tmp_path / "fp8.onnx")
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.opset_import[0].version >= 19
+    counts = fp8.summary
+    # The stem has 3 input channels, the last product 10 columns.
+    assert (counts["int8"], counts["fp8"]) == (0, int8.summary["int8"] - 2)
+    assert fp8.fp8_difference is not None and fp8.fp8_difference < 0.3
+    scales = [
+        {v.name: numpy_helper.to_array(v) for v in m.graph.initializer}
+        for m in (onnx.load(tmp_path / "int8.onnx"), proto)
+    ]
+    names = [n.input[1] for n in proto.graph.node if n.op_type == "QuantizeLinear"]
+    for name in names:
+        expected = scales[0][name.removesuffix("/fp8")] * 127 / 448
+        np.testing.assert_allclose(scales[1][name], expected, rtol=1e-6)

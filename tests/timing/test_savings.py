@@ -31,3 +31,15 @@ def test_conversions_have_one_time(prediction: Prediction) -> None:
     (finding,) = (f for f in prediction.findings if f.code == "INPUT-CONVERSION")
     (layer,) = (x for x in prediction.layers if x.type == "Conversion")
     assert finding.saves_ms == layer.ms == prediction.conversions_ms
+
+
+def test_possible_time_does_not_depend_on_how_the_model_was_quantized() -> None:
+    """Another tool also quantizes the bins of the head, by which the head is recognized."""
+    data = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)
+    numbers = []
+    for options in ({}, {"head": "none", "weights": "int8"}):
+        model = qdqtool.insert(detector(), data, predict=False, **options).model
+        time = qdqtool.predict(model, gpu="T4").time
+        assert time is not None
+        numbers.append((time["best"]["int8"], time["best"]["total_ms"]))
+    assert numbers[0] == numbers[1]

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import ParameterValues
 from qdqtool.trt import fault_checks
+from tests.trt.builder import Graph
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,10 @@ def test_scale_not_positive(
     scales: list[float], strict_channels: list[int], channels: list[int], accept_infinity: bool
 ) -> None:
     expected = channels if accept_infinity else strict_channels
+    g = Graph()
+    model = Model(g.model(g.q(g.input(1, len(scales)), "q", np.array(scales), axis=1)))
     fault = fault_checks.scale_not_positive(
-        "", "q", ParameterValues(np.array(scales, np.float64)), accept_infinity
+        "", model, model.nodes[0], ParameterValues(np.array(scales, np.float64)), accept_infinity
     )
     if not expected:
         assert fault is None

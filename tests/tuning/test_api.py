@@ -546,6 +546,11 @@ def test_budget_that_the_float_model_fits_takes_it() -> None:
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
     assert tuning.unchanged and tuning.model == branchy()
     assert "unchanged" in render_tuning(tuning, 500).lines[0]
+    stopped = {**tuning.effort, "stopped": "time limit"}
+    for reached in (False, True):  # only a complete search can say that there is none
+        other = replace(tuning, budget_ms=None, keep=0.97, reached=reached, effort=stopped)
+        first = render_tuning(other, 500).lines[0]
+        assert "0.970" in first and "unchanged" in first and "--time-limit" in first
 
 
 def test_front_has_the_float_model_if_its_time_is_known() -> None:

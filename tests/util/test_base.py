@@ -12,7 +12,7 @@ import pytest
 
 from qdqtool.buildlog.names import base_name
 from qdqtool.util.records import field_values, record, replace_fields
-from qdqtool.util.text import reason_of
+from qdqtool.util.text import drop_repeated_sentences, reason_of
 
 # A record behaves as a frozen dataclass.
 
@@ -122,3 +122,8 @@ def test_hash_of_pickled_record_is_computed_anew() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     data = pickle.dumps(part)
     subprocess.run([sys.executable, "-c", script], input=data, env=environment, check=True)
+
+
+def test_repeated_sentences_are_dropped() -> None:
+    texts = ['a has 1. It says: "No." Change it.', 'b has 1. It says: "No." Change it.', "c."]
+    assert drop_repeated_sentences(texts) == [texts[0], "b has 1.", "c."]

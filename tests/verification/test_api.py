@@ -140,7 +140,7 @@ def test_check_same_model_rejects_a_parse_section_with_few_nodes() -> None:
     build = build_of([f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
     with pytest.raises(BuildLogError, check=has("different-models")) as caught:
         check_same_model(MODEL, build)
-    assert "cut off too early" in str(caught.value)
+    assert "ends in its parse section" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ EVENT = LogEvent("QDQToCopy", "Running", "q")
 )
 def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: int) -> None:
     error = has("different-models", path=build.display_name)
-    with pytest.raises(BuildLogError, match=f" {count} of the model's {total} ", check=error):
+    with pytest.raises(BuildLogError, match=f" {count or 'none'} of the {total} ", check=error):
         check_same_model(model(total), build)
 
 

@@ -1,9 +1,10 @@
 """Compare predictions of random networks with TensorRT-RTX.
 
-``python -m tools.fuzz --networks N [--seed S]``.
+``python -m tools.fuzz --networks N [--seed S] [--types fp8] [--sm 89]``.
 """
 
 import argparse
+import functools
 import sys
 import time
 from collections import Counter
@@ -27,6 +28,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=int, default=None, help="seed of the first network (default: from the clock)"
     )
+    parser.add_argument(
+        "--types",
+        choices=("int8", "fp8", "mixed"),
+        default="int8",
+        help="types of the quantizers (default int8)",
+    )
+    parser.add_argument(
+        "--sm", type=int, default=None, help="compute capability (default 86, with FP8 89)"
+    )
     parser.add_argument("--no-shrink", action="store_true", help="only count disagreements")
     parser.add_argument("--seconds", type=float, default=None, help="stop after this time")
     options = parser.parse_args(arguments)
@@ -41,10 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
     wrong: list[tuple[int, tuple[str, str, str]]] = []
     start = time.monotonic()
     done = 0
+    make = functools.partial(network, types=options.types)
+    capability = options.sm or (86 if options.types == "int8" else 89)
     print(f"seed {first}", flush=True)
-    with Lab() as lab:
+    with Lab(capability) as lab:
         for count, (seed, answer) in enumerate(
-            run_seeds(iter(range(first, first + options.networks)), network, lab), 1
+            run_seeds(iter(range(first, first + options.networks)), make, lab), 1
         ):
             done = count
             compared += answer.convolutions
@@ -63,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.no_shrink:
             for seed in list(dict.fromkeys(s for s, _ in wrong))[:MAX_SHRUNK]:
                 print(
-                    f"seed {seed}, for onnx.parser:\n{to_text(shrink_answer(network(seed), lab.answer))}",
+                    f"seed {seed}, for onnx.parser:\n{to_text(shrink_answer(make(seed), lab.answer))}",
                     flush=True,
                 )
     agreed = (compared - len(wrong)) / compared if compared else 1.0

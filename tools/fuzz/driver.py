@@ -12,6 +12,7 @@ from qdqtool.builders.options import BuildOptions
 from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.ir import modelfile
 from qdqtool.trt.rtx.predict import build_status, predict_rtx
+from qdqtool.trt.targets import DEFAULT_SM, RTX
 from qdqtool.verification.local_build import (
     BuiltModel,
     is_status_as_predicted,
@@ -40,9 +41,15 @@ class Answer:
 
 
 class Lab:
-    """Compile models in one child process, which is replaced when it dies."""
+    """Compile models in one child process, which is replaced when it dies.
 
-    def __init__(self) -> None:
+    Args:
+        capability: Compute capability to build for, 86 for SM86.
+    """
+
+    def __init__(self, capability: int = DEFAULT_SM[0]) -> None:
+        self.capability = capability
+        self.target = RTX.with_capability(str(capability))
         self.process = CompilerProcess()
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-")
         self.work = Path(self._folder.name)
@@ -55,11 +62,11 @@ class Lab:
         self._folder.cleanup()
 
     def build(self, proto: onnx.ModelProto) -> BuiltModel:
-        """Build a model with TensorRT-RTX for SM86."""
+        """Build a model with TensorRT-RTX."""
         path = self.work / "model.onnx"
         path.write_bytes(proto.SerializeToString())
         (self.work / "build.log").unlink(missing_ok=True)
-        options = BuildOptions(timeout=TIMEOUT)
+        options = BuildOptions(timeout=TIMEOUT, sm=(self.capability,))
         result = build_with_package(self.process, options, path, self.work)
         model = modelfile.load(proto)
         read_log(model, log_names(model), self.work, result)
@@ -68,7 +75,7 @@ class Lab:
     def answer(self, proto: onnx.ModelProto) -> Answer:
         """Return the disagreements between prediction and build."""
         model = modelfile.load(proto)
-        prediction = predict_rtx(model)
+        prediction = predict_rtx(model, self.target)
         result = self.build(proto)
         if not is_status_as_predicted(prediction, result):
             return Answer(

@@ -21,7 +21,7 @@ def convert_to_fp8(
     """Return a copy whose 8-bit quantizers are FP8: same places, scales for the same ranges.
 
     Stored integers are rounded to FP8. The opset becomes at least 19, or 21 if a quantizer without
-    a zero point needs ``output_dtype``; operators are not changed.
+    a zero point needs ``output_dtype``. Of the other operators, only Reduce has another form there.
 
     Args:
         model: Model of INT8 Q/DQ.
@@ -46,7 +46,10 @@ class _Conversion:
     def convert(self, chosen: Callable[[int], bool]) -> onnx.ModelProto:
         protos = list(self.graph.node)
         for index, node in enumerate(protos):
-            if node.op_type not in _QUANTIZERS or not self._is_8_bit(node):
+            if node.op_type not in _QUANTIZERS:
+                self._visit_operator(node)
+                continue
+            if not self._is_8_bit(node):
                 continue
             is_q = node.op_type == "QuantizeLinear"
             has_stored = node.input[0] in self.constants or node.input[0] in self.inputs
@@ -59,6 +62,14 @@ class _Conversion:
                 entry.version = max(entry.version, self.opset)
         self.model.ir_version = max(self.model.ir_version, 10)
         return self.model
+
+    def _visit_operator(self, node: onnx.NodeProto) -> None:
+        if not self.quantized.isdisjoint(node.input[:1]):  # it only moves values
+            self.quantized.update(node.output)
+        if node.op_type.startswith("Reduce") and len(node.input) == 1:
+            for axes in [a for a in node.attribute if a.name == "axes"]:
+                node.input.append(self._add(numpy_helper.from_array(np.array(axes.ints, np.int64))))
+                node.attribute.remove(axes)
 
     def _is_8_bit(self, node: onnx.NodeProto) -> bool:
         zero_point = self.constants.get(node.input[2]) if len(node.input) > 2 else None

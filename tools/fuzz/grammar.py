@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx
 
+from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.moves import add_random_operator
 from tools.fuzz.net import Net
 
@@ -19,12 +20,16 @@ class Grammar:
 
     Args:
         seed: The same seed gives the same network.
+        types: Types of the quantizers: ``int8``, ``fp8``, or ``mixed``.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, types: str = "int8") -> None:
         self.r = random.Random(seed)
+        self.types = types
         half = self.r.random() < 0.15
         opset = self.r.choice((19, 20, 21) if half else (13, 14, 15, 16, 17, 17, 17, 18, 19, 21))
+        if types != "int8":
+            opset = max(opset, 19)
         self.net = Net(opset, half, self.r.random() < 0.2, seed)
         self.style = self.r.choice(("all", "all", "inherit", "mixed", "mixed", "sparse"))
         self.activation = self.r.choice(ACTIVATIONS)
@@ -377,6 +382,19 @@ class Grammar:
         return net.model(x, *dict.fromkeys(o for o in self.outputs if o != x))
 
 
-def network(seed: int) -> onnx.ModelProto:
-    """Return the random network of a seed."""
-    return Grammar(seed).network()
+def network(seed: int, types: str = "int8") -> onnx.ModelProto:
+    """Return the random network of a seed.
+
+    Args:
+        seed: The seed.
+        types: Types of its quantizers: ``int8``, ``fp8``, or ``mixed``: one type up to some node
+            and the other from there on.
+    """
+    grammar = Grammar(seed, types)
+    model = grammar.network()
+    if types == "fp8":
+        return convert_to_fp8(model)
+    if types == "mixed":
+        place, is_first = grammar.r.randrange(len(model.graph.node)), grammar.r.random() < 0.5
+        return convert_to_fp8(model, lambda index: (index < place) == is_first)
+    return model

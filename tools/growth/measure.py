@@ -77,7 +77,8 @@ BOUNDED = (
     "one pair of weights",
     "MaxPool, read along",
 )
-COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales begin later
+# Merges of scales, and whole C2f blocks among the nodes, begin later.
+COUNTED_SIZES = {"crossed Concats with pairs": (300, 450), "C2f": (300, 600)}
 # Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes
 # on; with less, a list without a limit would stay unnoticed.
 LIMITS = {

@@ -11,6 +11,7 @@ from qdqtool.findings.ways import FloatFlag
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import LayerKind, operator_of
+from qdqtool.ir.qdq import find_bfloat16
 from qdqtool.patterns.half import find_fp16_nodes
 from qdqtool.patterns.layernorm import (
     computes_in_fp16,
@@ -108,13 +109,22 @@ def _arithmetic_operands(node: Node) -> tuple[str, ...]:
     return tuple(node.inputs) if operator_of(node).kind == LayerKind.ELEMENTWISE else ()
 
 
+def check_bfloat16(view: View, report: FindingReport) -> None:
+    """Add a finding if the model has bfloat16 and the parser of the target does not read it."""
+    if report.tensorrt.has_bfloat16:
+        return
+    tensor = find_bfloat16(view.model)
+    if tensor:
+        report.add(faults.UnreadBfloat16(CHECK, "", tensor))
+
+
 def check_float_types(view: View, report: FindingReport) -> None:
     """Add a finding about the float type of the remainder: a build flag, or FP32 in the file."""
     if not view.fully_quantized_nodes:
         return
     if not target_named(report.target).strongly_typed:
         if not report.has_code("FP8-WEAK"):  # whose builds have no flags
-            report.add(FloatFlag(CHECK, ""))
+            report.add(FloatFlag(CHECK, "", bool(find_bfloat16(view.model))))
         return
     weighted = [n for n in view.nodes_with_weights if n.output in view.varying]
     types = {n.index: _compute_type(view, n) for n in weighted}

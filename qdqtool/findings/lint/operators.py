@@ -31,6 +31,12 @@ from qdqtool.types import ConvOutcome, Precision
 
 _MIN_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
 # Types in the names of quantizers that are operators of their own (ModelOpt, domain trt)
+_RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
+_FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")  # no INT8 in the support matrix
+# Importers in the library of TensorRT-RTX 1.7.1. It wants FP16 data for MatMulNBits.
+_IMPORTED_BY_RTX = ("GroupQueryAttention", "MatMulNBits", "RotaryEmbedding")
+_REPORTED = (ATEN, *_RUNTIME)  # domains with findings of their own
+_WEIGHT_ONLY = ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE")
 _TYPES_IN_NAMES = ("FP4", "INT4")
 
 
@@ -69,10 +75,27 @@ def _report_unknown(
     if aten:
         operator = str(aten[0].attributes.get("operator", aten[0].op))
         report.add(faults.AtenNodes(CHECK, aten[0].name, operator, len(aten) - 1))
+    _report_runtime_operators(view, report)
     for op, group in unknown.items():
-        nodes = [n for n in group if n.index not in fakes and n.domain != ATEN]
+        nodes = [n for n in group if n.index not in fakes and not n.domain.startswith(_REPORTED)]
         if nodes:
             report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
+
+
+def _report_runtime_operators(view: View, report: FindingReport) -> None:
+    """Report fused and weight-only operators of onnxruntime, apart from its integer formats."""
+    nodes = [
+        node
+        for node in view.model.nodes
+        if node.domain.startswith(_RUNTIME)
+        and not (report.tensorrt.is_rtx and node.op in _IMPORTED_BY_RTX)
+        and not (fault_checks.computes_integers(node) or onnx.defs.has(node.op))
+        and not node.op.endswith(("QuantizeLinear", "DequantizeLinear"))
+    ]
+    if nodes:
+        ops = tuple(dict.fromkeys(node.op for node in nodes))
+        packs_weights = ops[0].startswith(_WEIGHT_ONLY)
+        report.add(faults.RuntimeOperators(CHECK, nodes[0].name, ops, len(nodes), packs_weights))
 
 
 def report_fake_quantizers(model: Model, report: FindingReport) -> None:
@@ -138,8 +161,14 @@ def _check_operator(view: View, report: FindingReport, node: Node) -> None:
             faults.FloatNormalization(CHECK, node.name, node.op),
             values=view.element_count(node.input(0)),
         )
+    elif node.op in _FLOAT_ONLY and _has_quantized_input(view, node):
+        report.add(faults.FloatOperator(CHECK, node.name, node.op))
     elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
         _check_einsum(view, report, node)
+
+
+def _has_quantized_input(view: View, node: Node) -> bool:
+    return any(qdq.find_pair(view.model, tensor) is not None for tensor in node.inputs if tensor)
 
 
 def check_attention(view: View, report: FindingReport) -> None:
@@ -212,7 +241,9 @@ def _check_convolution(view: View, report: FindingReport, conv: Node) -> None:
     if fp8.is_fp8(view, conv):
         return
     if operator_of(conv).kind == LayerKind.DECONVOLUTION:
-        if (fault := fault_checks.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
+        is_float = report.tensorrt.deconvolution_3d_float
+        fault = fault_checks.deconvolution_3d(CHECK, conv.name, kernel, is_float)
+        if fault is not None:
             report.add(fault, convolutions=[conv.name])
         return
     if len(kernel) == 3:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
 
 from qdqtool.findings.report import FindingReport
@@ -25,10 +26,12 @@ _UNSUPPORTED_FP8: dict[int, str] = {
 }
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
+_SCALE_TOLERANCE = 1e-3  # between the scales of a pair; float16 rounds to half of that
 
 
 def run(view: View, report: FindingReport) -> None:
     """Add the findings about quantizers."""
+    _check_pairs(view, report)
     clean: set[tuple[str, ...] | None] = set()
     for node in view.quantizers:
         if qdq.is_dq(node) and (
@@ -56,6 +59,28 @@ def run(view: View, report: FindingReport) -> None:
             report.add(fault, convolutions=view.consuming_convolutions(node))
         if shared is not None and not any(faults_of_node):
             clean.add(shared)
+
+
+def _check_pairs(view: View, report: FindingReport) -> None:
+    """Add a finding for each DQ that has another positive scale than the Q before it."""
+    for dq in filter(qdq.is_dq, view.quantizers):
+        q = view.model.producer(dq.input(0))
+        if q is None or not qdq.is_q(q) or q.inputs[1:] == dq.inputs[1:]:
+            continue
+        first, second = view.params(q), view.params(dq)
+        if first.scales is None or second.scales is None:
+            continue
+        if not (first.scales.is_positive and second.scales.is_positive):
+            continue
+        if not _are_close(first.scales, second.scales):
+            scales = (first.scales.summary, second.scales.summary)
+            fault = faults.PairScalesDiffer(CHECK, dq.name, q.name, scales)
+            report.add(fault, convolutions=view.consuming_convolutions(dq))
+
+
+def _are_close(first: ParameterValues, second: ParameterValues) -> bool:
+    a, b = first.values, second.values
+    return a.size == b.size and bool(np.allclose(a, b, rtol=_SCALE_TOLERANCE, atol=0))
 
 
 def check_parameters(model: Model, view: View, report: FindingReport) -> None:
@@ -128,10 +153,8 @@ def _find_zero_point_faults(
         return
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
     if params.precision == Precision.FP8:
+        # The parser does not look at the zero points of FP8 quantizers.
         yield fault_checks.nonzero_fp8_zero_point(CHECK, name, params.zero_points)
-        if values is not None and params.has_zero_point and params.scale_shape is not None:
-            scales = math.prod(params.scale_shape)
-            yield fault_checks.zero_point_count(CHECK, name, scales, values.size)
         return
     # A DQ without zero point has the type of its input.
     reads_q = qdq.is_q(view.model.producer(node.input(0)))

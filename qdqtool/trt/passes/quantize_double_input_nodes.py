@@ -35,11 +35,10 @@ DECONVOLUTION = documented(
 )
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
-    "A ConvTranspose of three spatial dimensions runs in INT8 if an activation and a Q are "
-    "after it, else in float.",
+    "A ConvTranspose of three spatial dimensions runs in INT8 on 8.x if an activation and a Q are "
+    "after it, else in float, as always on 10 and later.",
     "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such "
-    "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q after it "
-    "would refute it",
+    "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing of 10 with an INT8 one would refute it",
     about=("ConvTranspose",),
 )
 MIXED_FLOATS = assumed(
@@ -220,15 +219,15 @@ class QuantizeDoubleInputNodes(Pass):
             self.name,
             node_name(layer),
             layer.weights.kernel,
+            self.target.deconvolution_3d_float,
             node_name(layer.data.producer),
             tensor_size(layer.out),
         )
         if obstacle is None:
             return None
         layer.add_cases(DECONVOLUTION_3D)
-        if layer.fusion.has_activation and can_absorb(q_after(layer.out)):
-            return None
-        return obstacle
+        has_pattern = layer.fusion.has_activation and can_absorb(q_after(layer.out))
+        return None if has_pattern and not self.target.deconvolution_3d_float else obstacle
 
     def _choose_case(self, layer: Layer) -> Case:
         if quantized_type(dq_before(layer.data)) == Precision.FP8:

@@ -10,7 +10,15 @@ from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.qdq import precision_of
 from qdqtool.proto.subgraphs import STANDARD
-from qdqtool.reasons.compiler import COMPILER, CompilerFault, FaultKind, UnsupportedForm
+from qdqtool.reasons.compiler import (
+    COMPILER,
+    CompilerFault,
+    FaultKind,
+    IntegersLost,
+    LossCause,
+    UnsupportedForm,
+)
+from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.trt import fault_checks
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import WIDTH, IntegerState, resolve_precision
@@ -306,6 +314,12 @@ def _check_pair(states: GraphStates, node: Node) -> list[Refusal]:
     return [fault for fault, same in zip(faults, renamed, strict=True) if same not in q_faults]
 
 
+def _check_output_type(node: Node, name: str) -> Iterator[Refusal]:
+    kind = _BAD_CONSTANTS.get(node.integer("output_dtype", 0))
+    if kind is not None and not node.input(2):
+        yield CompilerFault(COMPILER, name, FaultKind.OUTPUT_TYPE, (kind,))
+
+
 def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
     """Yield the faults of a quantizer, or None, as faults of a node of another name."""
     if qdq.is_dq(node):
@@ -316,6 +330,7 @@ def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Ref
             return
         if source == onnx.TensorProto.UINT8 and node.input(0) in states.model.inputs:
             yield CompilerFault(COMPILER, name, FaultKind.UINT8_INPUT)
+    yield from _check_output_type(node, name)
     yield from _check_scale(states, node, name)
     yield from _check_zero_point(states, node, name)
 
@@ -367,11 +382,11 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
         yield CompilerFault(COMPILER, name, FaultKind.ZERO_POINT, (zero_point,))
         return
     shape, scales = constants.shape(zero_point), states.scale_shape(node)
-    if shape is not None and scales is not None:
+    precision = qdq.read_params(states.model, node).precision
+    if shape is not None and scales is not None and precision != Precision.FP8:
         count = math.prod(scales)
         yield fault_checks.zero_point_count(COMPILER, name, count, math.prod(shape))
     value = constants.value(zero_point)
-    precision = qdq.read_params(states.model, node).precision
     if value is not None and precision == Precision.FP8:
         zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
         yield fault_checks.nonzero_fp8_zero_point(COMPILER, name, zeros)
@@ -381,8 +396,10 @@ def _check_zero_point(states: GraphStates, node: Node, name: str) -> Iterator[Re
         yield fault_checks.nonzero_zero_point(COMPILER, name, name, zeros, unsigned)
 
 
-def find_half_scale_fault(states: GraphStates, node: Node) -> CompilerFault | None:
-    """Return the fault of an INT8 Conv of float16 whose weights have one scale of shape [1].
+def find_half_scale_fault(
+    states: GraphStates, node: Node, capabilities: tuple[int, ...]
+) -> CompilerFault | None:
+    """Return the fault of a quantized float16 Conv whose weights have one scale of shape [1].
 
     The compiler accepts one scale for one output channel, and float32.
     """
@@ -393,9 +410,26 @@ def find_half_scale_fault(states: GraphStates, node: Node) -> CompilerFault | No
     is_half = states.types.get(node.input(0)) == onnx.TensorProto.FLOAT16
     if right.scalar or right.axes or not is_half or shape is None or shape[0] == 1:
         return None
-    if resolve_precision(states.model, node, left, right) != Precision.INT8:
+    verdict = resolve_precision(states.model, node, left, right, capabilities)
+    if isinstance(verdict, Refusal) and not isinstance(verdict, FloatFp8Column):
         return None
     return _fault(node, FaultKind.HALF_SHAPE1, right.dq.name)
+
+
+def find_mixed_types_fault(
+    states: GraphStates, node: Node, refusal: Refusal | None
+) -> CompilerFault | None:
+    """Return the fault of a multiplication of INT8 and FP8, by the reason why it is float."""
+    if not isinstance(refusal, IntegersLost) or refusal.why != LossCause.TYPES:
+        return None
+    types = {
+        str(state.precision)
+        for state in (states.state(tensor) for tensor in node.inputs[:2])
+        if isinstance(state, IntegerState)
+    }
+    if types != {Precision.INT8, Precision.FP8}:
+        return None
+    return _fault(node, FaultKind.MIXED_TYPES, *sorted(types))
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Refusal]:

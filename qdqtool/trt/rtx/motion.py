@@ -263,6 +263,7 @@ JOINS = frozenset({"Concat", "Max", "Min", "Where"})
 # A DQ moves past these operators (one copy for each input), so that a factor after them can still
 # be merged into its scale.
 _TRANSPARENT = (MOVES - {"Reciprocal"}) | JOINS
+_TRANSPARENT_TO_FP8 = _TRANSPARENT - {"MaxPool"}
 
 
 class IntegerMotion:
@@ -313,7 +314,7 @@ class IntegerMotion:
         return _lose(LossCause.OPERATOR, node, first)
 
     def _reciprocal(self, node: Node, state: IntegerState) -> State:
-        if not self.consumers.can_join_scale(node, node.input(0), "", _TRANSPARENT):
+        if not self.consumers.can_join_scale(node, node.input(0), "", _find_transparent(state)):
             return _lose(LossCause.SHARED, node, state)
         return self._move_axes(node, replace_fields(state, inverted=not state.inverted))
 
@@ -350,7 +351,7 @@ class IntegerMotion:
         dims = self.constants.shape(constant) if constant in self.constants.plain else None
         if dims is None:
             return _lose(LossCause.OPERATOR, node, state)
-        if not self.consumers.can_join_scale(node, data, constant, _TRANSPARENT):
+        if not self.consumers.can_join_scale(node, data, constant, _find_transparent(state)):
             return _lose(LossCause.SHARED, node, state)
         rank = len(self.model.shape(node.output) or dims)
         offset = max(rank - len(self.model.shape(data) or dims), 0)
@@ -456,6 +457,11 @@ class IntegerMotion:
         if axes is None:
             return _lose(LossCause.AXIS, node, state)
         return replace_fields(state, axes=frozenset(axes))
+
+
+def _find_transparent(state: IntegerState) -> frozenset[str]:
+    """Return the operators that a DQ moves past."""
+    return _TRANSPARENT_TO_FP8 if state.precision == Precision.FP8 else _TRANSPARENT
 
 
 def _lose(reason: LossCause, node: Node, state: IntegerState) -> FloatState:

@@ -16,10 +16,10 @@ from qdqtool.ir import constants, qdq
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.sizes import RANDOM, contraction
 from qdqtool.reasons.compiler import COMPILER, IntegersLost, LossCause, ScalesJoined
-from qdqtool.reasons.fp8 import LargeFp8Kernel
 from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
 from qdqtool.reasons.tensors import PathStep
-from qdqtool.trt.fault_checks import deconvolution_float, large_fp8_kernel
+from qdqtool.trt.fault_checks import deconvolution_float
+from qdqtool.trt.rtx.fp8_kernels import find_fp8_obstacle
 from qdqtool.types import BYTES, Precision, Refusal
 from qdqtool.util.records import record
 
@@ -92,7 +92,9 @@ NEVER_QUANTIZED = FloatState()
 # One layer with weights -----------------------------------------------------------------------
 
 
-def resolve_precision(model: Model, node: Node, left: State, right: State) -> Precision | Refusal:
+def resolve_precision(
+    model: Model, node: Node, left: State, right: State, capabilities: tuple[int, ...]
+) -> Precision | Refusal:
     """Return the INT8 or FP8 that a node multiplies, or why it runs in its float type.
 
     Args:
@@ -100,6 +102,7 @@ def resolve_precision(model: Model, node: Node, left: State, right: State) -> Pr
         node: Conv, ConvTranspose, Gemm or MatMul.
         left: State of its first input: activations [N, C, ...] of a convolution.
         right: State of its second input: weights [Cout, Cin/groups, ...] of a Conv.
+        capabilities: Compute capabilities to build for, 89 for SM89.
     """
     if isinstance(left, FloatState) or isinstance(right, FloatState):
         return _explain_float_side(node, left, right)
@@ -118,19 +121,8 @@ def resolve_precision(model: Model, node: Node, left: State, right: State) -> Pr
     if left.precision in BYTES and right.precision in (*BYTES, Precision.INT4):
         return Precision.INT8
     if left.precision == right.precision == Precision.FP8:
-        return _find_large_kernel(model, node) or Precision.FP8
+        return find_fp8_obstacle(model, node, left.dq, right.scalar, capabilities) or Precision.FP8
     return integer_loss(node, LossCause.TYPES, node, left.dq)
-
-
-def _find_large_kernel(model: Model, node: Node) -> LargeFp8Kernel | None:
-    """Return the refusal of a convolution whose kernel is too large for FP8."""
-    if node.op != "Conv":
-        return None
-    kernel = node.attributes.get("kernel_shape")
-    if not isinstance(kernel, list):
-        shape = model.shape(node.input(1)) or ()
-        kernel = [d or 0 for d in shape[2:]]
-    return large_fp8_kernel(COMPILER, node.name, kernel)
 
 
 def integer_loss(

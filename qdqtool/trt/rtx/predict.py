@@ -11,7 +11,11 @@ from qdqtool.patterns.heads import find_attentions
 from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.patterns.view import View
 from qdqtool.reasons.compiler import CompilerFault, FaultKind, LossCause, ends_build
-from qdqtool.trt.rtx.compiler_faults import find_compiler_faults, find_half_scale_fault
+from qdqtool.trt.rtx.compiler_faults import (
+    find_compiler_faults,
+    find_half_scale_fault,
+    find_mixed_types_fault,
+)
 from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import IntegerState, State, integer_loss, resolve_precision
 from qdqtool.trt.targets import RTX, Target
@@ -31,6 +35,8 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
         target: TensorRT-RTX, and the compute capabilities that it builds for. 75 among them
             disables INT8 for all.
     """
+    if qdq.uses_fp8(model):
+        target = target.for_fp8()
     states = GraphStates(model)
     view = View(model)
     prediction = Prediction(
@@ -42,7 +48,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     prediction.refusals = list(find_compiler_faults(states, target.capabilities))
     for node in model.nodes:
         if node.op == "Conv":
-            fault = find_half_scale_fault(states, node)
+            fault = find_half_scale_fault(states, node, target.capabilities)
             if fault is not None:
                 prediction.refusals.append(fault)
         if not is_multiplication(model, node):
@@ -55,6 +61,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
             prediction.float_products.append(node.name)
             continue
         prediction.convolutions.append(outcome)
+        refusal = find_mixed_types_fault(states, node, refusal) or refusal
         if refusal is not None:
             prediction.refusals.append(refusal)
     prediction.regions = _describe_regions(view, prediction)
@@ -115,7 +122,7 @@ def _predict_node(
     is_plain = node.op == "Einsum" or (node.op == "MatMul" and not is_constant)
     if is_plain and not any(_has_quantizer(state) for state in (left, right)):
         return None, None
-    verdict = resolve_precision(states.model, node, left, right)
+    verdict = resolve_precision(states.model, node, left, right, target.capabilities)
     if verdict == Precision.INT8 and not target.has_int8:
         verdict = integer_loss(node, LossCause.TURING, None, None)
     float_type = precision_of(states.types.get(node.input(0), 0))

@@ -706,3 +706,72 @@ def test_constant_that_fp16_cannot_hold_is_reported(
         severity = Severity.WARNING if any(counts or ()) else Severity.INFO
         assert {f.severity for f in findings} <= {severity}
     assert not findings_of(model, "CONST-FP16", "trt11")
+
+
+def runtime_model(op: str) -> onnx.ModelProto:
+    """Return a network with an operator of onnxruntime."""
+    g = Graph(opset=20)
+    return g.model(g.op(op, g.relu(g.input(1, 16, 8, 8), "r"), "n", domain="com.microsoft"))
+
+
+@pytest.mark.parametrize(
+    ("op", "count"),
+    [
+        ("FusedConv", 1),
+        ("SkipLayerNormalization", 1),
+        ("MatMulNBits", 1),
+        ("Gelu", 0),
+        ("QLinearAdd", 0),
+    ],
+)
+@pytest.mark.parametrize("target", ["trt8.6", "trt11"])
+def test_operators_of_onnxruntime_are_errors(op: str, count: int, target: str) -> None:
+    """Operators that ONNX has as well are read; integer formats have a finding of their own."""
+    findings = predict(runtime_model(op), target).findings
+    errors = [f.severity for f in findings if f.code == "ORT-OPERATOR"]
+    assert errors == ["error"] * count
+    assert "PLUGIN-OUTSIDE" not in [f.code for f in findings]
+
+
+def test_rtx_imports_packed_weights() -> None:
+    """TensorRT-RTX 1.7.1 has importers for three operators of onnxruntime."""
+    assert "ORT-OPERATOR" not in predict(runtime_model("MatMulNBits"), "rtx1.7").findings_by_code()
+    assert "ORT-OPERATOR" in predict(runtime_model("FusedConv"), "rtx1.7").findings_by_code()
+
+
+def recurrent(*, quantized: bool, op: str = "LSTM") -> onnx.ModelProto:
+    """Return a recurrent layer, with or without Q/DQ before its data."""
+    g = Graph(opset=17)
+    x = g.input(10, 1, 16)
+    x = g.pair(x, "in") if quantized else x
+    gates = {"LSTM": 64, "GRU": 48, "RNN": 16}[op]
+    weights = [g.const(name, np.ones((1, gates, 16), np.float32)) for name in ("w", "r")]
+    return g.model(g.op(op, [x, *weights], "n", hidden_size=16))
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_quantized_recurrent_layers_run_in_float(op: str) -> None:
+    findings = predict(recurrent(quantized=True, op=op), "trt10").findings
+    (finding,) = (f for f in findings if f.code == "OP-FLOAT")
+    assert (finding.severity, finding.node) == ("warning", "n")
+    assert "OP-FLOAT" not in predict(recurrent(quantized=False, op=op), "trt10").findings_by_code()
+
+
+def pair_of(scale: float) -> onnx.ModelProto:
+    """Return a convolution after a Q of scale 0.05 and a DQ of another scale."""
+    g = Graph(opset=17)
+    zero = g.const("z", np.int8(0))
+    parts = [g.const("s", np.float32(0.05)), zero], [g.const("t", np.float32(scale)), zero]
+    q = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), *parts[0]], "q")
+    x = g.op("DequantizeLinear", [q, *parts[1]], "dq")
+    g.channels[x] = 16
+    return g.model(g.conv(x, "c", 16, scale=None))
+
+
+@pytest.mark.parametrize(("scale", "is_reported"), [(0.5, True), (0.05, False), (0.05001, False)])
+@pytest.mark.parametrize("target", ["trt8.6", "trt10", "rtx1.7"])
+def test_scales_of_a_pair_that_differ_are_reported(
+    scale: float, is_reported: bool, target: str
+) -> None:
+    findings = [f for f in predict(pair_of(scale), target).findings if f.code == "PAIR-SCALE"]
+    assert [(f.node, f.convolutions) for f in findings] == [("dq", ["c"])] * is_reported

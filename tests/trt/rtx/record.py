@@ -1,6 +1,12 @@
-"""Build every experiment with TensorRT-RTX and record the answers: `python -m tests.trt.rtx.record`."""
+"""Build every experiment with TensorRT-RTX and record the answers: `python -m tests.trt.rtx.record [fp8]`.
+
+``answers.json`` has INT8 for SM86. ``answers_fp8.json`` has the same experiments in FP8, those of
+``experiments_fp8`` and random networks for SM89, and what differs for SM120.
+"""
 
 import json
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +15,18 @@ import onnx
 from qdqtool.types import Precision
 from qdqtool.util.outputs import write_text
 from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
+from tests.trt.rtx.experiments_fp8 import FP8
 from tests.trt.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
 from tools.fuzz.driver import Lab
+from tools.fuzz.fp8 import convert_to_fp8
 from tools.fuzz.grammar import network
 
 TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
+FP8_TABLE = TABLE.with_name("answers_fp8.json")
 SEEDS = range(150)
+FP8_SEEDS = range(80)
+MIXED_SEEDS = range(200, 230)
+CAPABILITIES = (89, 120)
 
 
 def build_models() -> dict[str, onnx.ModelProto]:
@@ -29,6 +41,28 @@ def build_models() -> dict[str, onnx.ModelProto]:
     return models
 
 
+def build_fp8_models() -> dict[str, onnx.ModelProto]:
+    """Return the valid models of all experiments in FP8, by question."""
+    models = {name: convert_to_fp8(model) for name, model in build_models().items()}
+    models = {name: model for name, model in models.items() if _is_valid(model)}
+    return {**models, **{name: make() for name, make in FP8.items()}}
+
+
+def _is_valid(model: onnx.ModelProto) -> bool:
+    """Whether operators take the types of their inputs, as few take FP8, and opset 19 has them."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return False
+    return True
+
+
+def fp8_networks() -> dict[str, onnx.ModelProto]:
+    """Return random networks of FP8, and of INT8 and FP8, by type and seed."""
+    fp8 = {f"fp8 {seed}": network(seed, "fp8") for seed in FP8_SEEDS}
+    return {**fp8, **{f"mixed {seed}": network(seed, "mixed") for seed in MIXED_SEEDS}}
+
+
 def answer(lab: Lab, model: onnx.ModelProto) -> dict[str, Any]:
     """Build a model; return the status, and the type of each convolution that has a layer."""
     result = lab.build(model)
@@ -36,18 +70,43 @@ def answer(lab: Lab, model: onnx.ModelProto) -> dict[str, Any]:
     return {"status": result.status, **({"types": types} if types else {})}
 
 
-def main() -> None:
+def write_table(path: Path, compiler: str, tables: dict[str, dict[str, Any]]) -> None:
+    lines = [f'"compiler": "{compiler}"']
+    for title, table in tables.items():
+        rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())
+        lines.append(f'"{title}": {{\n{rows}\n }}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "{" + ",\n ".join(lines) + "}\n")
+
+
+def record_int8() -> None:
     with Lab() as lab:
         experiments = {name: answer(lab, model) for name, model in build_models().items()}
         networks = {str(seed): answer(lab, network(seed)) for seed in SEEDS}
         version = lab.build(build_models()["through relu"]).version
-    lines = [f'"compiler": "TensorRT-RTX {version}, SM86"']
-    for title, table in (("experiments", experiments), ("networks", networks)):
-        rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())
-        lines.append(f'"{title}": {{\n{rows}\n }}')
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    write_text(TABLE, "{" + ",\n ".join(lines) + "}\n")
+    tables = {"experiments": experiments, "networks": networks}
+    write_table(TABLE, f"TensorRT-RTX {version}, SM86", tables)
+
+
+def record_fp8() -> None:
+    questions = {"experiments": build_fp8_models(), "networks": fp8_networks()}
+    tables: dict[str, dict[str, Any]] = {}
+    for title, models in questions.items():
+        answers = [list(answer_all(capability, models.values())) for capability in CAPABILITIES]
+        tables[title] = {
+            name: first if first == second else {**first, "SM120": second}
+            for name, first, second in zip(models, *answers, strict=True)
+        }
+    with Lab(CAPABILITIES[0]) as lab:
+        version = lab.build(questions["experiments"]["through relu"]).version
+    write_table(FP8_TABLE, f"TensorRT-RTX {version}, SM89 and SM120", tables)
+
+
+def answer_all(capability: int, models: Iterable[onnx.ModelProto]) -> Iterator[dict[str, Any]]:
+    with Lab(capability) as lab:
+        for model in models:
+            yield answer(lab, model)
 
 
 if __name__ == "__main__":
-    main()
+    record_fp8() if "fp8" in sys.argv[1:] else record_int8()

@@ -1,0 +1,58 @@
+"""Conversion of INT8 pairs to FP8, for networks that were trained with INT8 quantizers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqtool.insertion.fp8_rules import find_fp8_obstacle
+from qdqtool.insertion.number_formats import FP8, LEVELS
+from qdqtool.insertion.placement import is_average_pooling
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import find_pair, float_tensor, is_qdq
+
+
+def convert_pairs_to_fp8(model: Model) -> list[str]:
+    """Convert the INT8 pairs of a model to FP8 pairs with the same ranges, in place.
+
+    Nodes that FP8 leaves float (:mod:`qdqtool.insertion.fp8_rules`) lose their pairs.
+
+    Args:
+        model: A Q/DQ model of opset 19 or newer, with constant scales and zero points of 0.
+
+    Returns:
+        The names of the nodes that became float.
+    """
+    editor = Editor(model)
+    floats = [node for node in model.ordered if _remains_float(model, node)]
+    for node in floats:
+        for position, tensor in enumerate(node.inputs):
+            if find_pair(model, tensor) is not None:
+                editor.set_input(node, position, float_tensor(model, tensor))
+    parameters: dict[str, tuple[str, str]] = {}
+    for node in model.ordered:
+        if is_qdq(node):
+            scale = node.input(1)
+            if scale not in parameters:
+                parameters[scale] = _add_parameters(model, editor, scale)
+            for position, name in enumerate(parameters[scale], 1):
+                editor.set_input(node, position, name)
+    editor.finish()
+    return [node.name for node in floats]
+
+
+def _remains_float(model: Model, node: Node) -> bool:
+    if node.op not in WEIGHTED:
+        return is_average_pooling(model, node)
+    weights = float_tensor(model, node.input(1))
+    return model.is_constant(weights) and find_fp8_obstacle(model, node, weights) is not None
+
+
+def _add_parameters(model: Model, editor: Editor, scale: str) -> tuple[str, str]:
+    """Add the FP8 scale and zero point of an INT8 scale."""
+    value = model.constant(scale)
+    assert value is not None
+    zeros = FP8.make_tensor(f"{scale}/fp8_zero_point", np.zeros(value.shape, np.float32))
+    converted = (value.astype(np.float64) * (LEVELS / FP8.largest)).astype(value.dtype)
+    return editor.constant(f"{scale}/fp8", converted), editor.constant_tensor(zeros)

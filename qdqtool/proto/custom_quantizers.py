@@ -1,0 +1,68 @@
+"""``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` as ONNX's own operators.
+
+ModelOpt exported FP8 with these custom operators before 0.43 (0.43: native Q/DQ). They have no zero
+point. TensorRT imports both forms alike.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+from onnx import TensorProto
+
+from qdqtool.proto.subgraphs import STANDARD
+
+DOMAIN = "trt"
+_PREFIX = "TRT_FP8"
+_NAMES = tuple(_PREFIX + name for name in ("QuantizeLinear", "DequantizeLinear"))
+_FIRST_OPSET = 19  # with FP8 in ONNX's QuantizeLinear
+_OPSET_OF_CHANGE = 18
+# Operators that have another form from that opset on
+_CHANGED_BY_18 = ("Reduce", "Split")
+
+
+def has_custom_quantizers(model: onnx.ModelProto) -> bool:
+    """Return whether a model has such operators in its main graph."""
+    is_declared = any(opset.domain == DOMAIN for opset in model.opset_import)
+    return is_declared and any(node.op_type in _NAMES for node in model.graph.node)
+
+
+def replace_custom_quantizers(model: onnx.ModelProto) -> None:
+    """Replace the custom operators of a model by Q and DQ with zero points of FP8.
+
+    The opset becomes 19, so that shapes can be inferred, unless the model has operators with
+    another form there.
+    """
+    shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            shapes[node.output[0]] = node.attribute[0].t.dims
+    zero_points: dict[tuple[int, ...], str] = {}
+    for node in model.graph.node:
+        if node.op_type in _NAMES and node.domain == DOMAIN and len(node.input) == 2:
+            shape = tuple(shapes.get(node.input[1], ()))
+            if shape not in zero_points:
+                zero_points[shape] = _add_zero_point(model.graph, shape, len(zero_points))
+            node.op_type, node.domain = node.op_type.removeprefix(_PREFIX), ""
+            node.input.append(zero_points[shape])
+    _raise_opset(model)
+
+
+def _add_zero_point(graph: onnx.GraphProto, shape: tuple[int, ...], number: int) -> str:
+    names = {tensor.name for tensor in graph.initializer}
+    name = f"fp8_zero_point_{number}"
+    while name in names:
+        name += "_"
+    kind = TensorProto.FLOAT8E4M3FN
+    zeros = TensorProto(name=name, data_type=kind, dims=shape, raw_data=bytes(math.prod(shape)))
+    graph.initializer.append(zeros)
+    return name
+
+
+def _raise_opset(model: onnx.ModelProto) -> None:
+    changed = any(node.op_type.startswith(_CHANGED_BY_18) for node in model.graph.node)
+    for entry in model.opset_import:
+        number = entry.version
+        if entry.domain in STANDARD and not (changed and number < _OPSET_OF_CHANGE):
+            entry.version = max(number, _FIRST_OPSET)

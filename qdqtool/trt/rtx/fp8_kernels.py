@@ -1,0 +1,159 @@
+"""Convolutions of FP8 data and weights that the compiler computes in float.
+
+Kernels of more than 32 elements have no FP8 kernel, except depthwise 7x7 on compute capability
+12.x. The compiler generates the kernel of a column: a 1x1 Conv of data [1, C, H, 1] with at most
+four channels, and a weight scale for each output channel or no bias. If the Q before it becomes
+part of that kernel, the kernel reads floats.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.reasons.compiler import COMPILER
+from qdqtool.reasons.fp8 import FloatFp8Column
+from qdqtool.trt.fault_checks import large_fp8_kernel
+from qdqtool.types import Refusal
+
+_COLUMN_CHANNELS = 4
+_COLUMNS_IN_A_ROW = 8  # that are looked at
+_ACTIVATIONS = ("Relu", "Sigmoid", "Clip", "LeakyRelu", "HardSwish", "Tanh")
+_SM12 = 120  # the first compute capability of 12.x
+
+
+def find_fp8_obstacle(
+    model: Model, node: Node, dq: Node, has_one_scale: bool, capabilities: tuple[int, ...]
+) -> Refusal | None:
+    """Return why a Conv of FP8 data and weights runs in float; None if it is FP8.
+
+    Args:
+        model: The model.
+        node: A Conv or another multiplication, which has no obstacle.
+        dq: DQ of its data.
+        has_one_scale: Whether its weights have one scalar scale.
+        capabilities: Compute capabilities to build for, 89 for SM89.
+    """
+    weights = _weight_shape(model, node)
+    if not weights:
+        return None
+    is_simple = has_one_scale and bool(node.input(2))  # which is FP8 with a bias
+    is_generated = _is_column(model, node, weights) and not is_simple
+    if is_generated and _joins_quantizer(model, node, dq):
+        return FloatFp8Column(COMPILER, node.name, weights[1])
+    if _has_depthwise_kernel(node, weights) and all(c >= _SM12 for c in capabilities):
+        return None
+    return large_fp8_kernel(COMPILER, node.name, weights[2:])
+
+
+def _weight_shape(model: Model, node: Node) -> list[int]:
+    """Return the shape of a Conv's weights; empty if unknown, and for other nodes."""
+    shape = model.shape(node.input(1)) if node.op == "Conv" else None
+    return [] if shape is None or None in shape else [d or 0 for d in shape]
+
+
+def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
+    """Whether a Conv multiplies a column of at most four channels."""
+    data = model.shape(node.input(0))
+    if data is None or len(data) != 4 or (data[0], data[3]) != (1, 1):
+        return False
+    is_pointwise = weights[2:] == [1, 1] and _is_plain(node) and not any(_ints(node, "pads"))
+    return is_pointwise and data[1] == weights[1] <= _COLUMN_CHANNELS
+
+
+def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_IN_A_ROW) -> bool:
+    """Whether the Q before a DQ becomes part of the generated kernel of the column that reads it.
+
+    A Q that several nodes read does not, nor one that becomes part of the kernel before it: that of
+    a reduction, of a product, or of another column with its own Q.
+    """
+    q = model.producer(dq.input(0))
+    if q is None or not qdq.is_q(q) or _is_reduced(model, node, dq):
+        return False
+    if any(len(model.consumers(t)) > 1 or model.is_output(t) for t in (q.output, dq.output)):
+        return False
+    producer = _find_producer(model, q)
+    if producer is None:
+        return True
+    if producer.op in ("MatMul", "Einsum"):
+        return False
+    if _is_reduction(producer):
+        return not _is_kernel_of_its_own(model, producer)
+    return depth == 0 or not _is_float_column(model, producer, depth - 1)
+
+
+def _find_producer(model: Model, q: Node) -> Node | None:
+    """Return the node before a Q, past pairs of the same scale."""
+    producer = model.producer(q.input(0))
+    while producer is not None and qdq.is_dq(producer):
+        first = model.producer(producer.input(0))
+        same = qdq.read_params(model, producer).same_as(qdq.read_params(model, q))
+        if first is None or not qdq.is_q(first) or not same:
+            break
+        producer = model.producer(first.input(0))
+    return producer
+
+
+def _is_reduced(model: Model, node: Node, dq: Node) -> bool:
+    """Whether a reduction is between a DQ and a node."""
+    before = model.producer(node.input(0))
+    for _ in range(_COLUMNS_IN_A_ROW):
+        if before is None or before is dq:
+            return False
+        if _is_reduction(before):
+            return True
+        before = model.producer(before.input(0))
+    return False
+
+
+def _is_reduction(node: Node) -> bool:
+    return node.op.startswith(("Global", "Reduce"))
+
+
+def _is_kernel_of_its_own(model: Model, reduction: Node) -> bool:
+    """Whether nothing before a reduction is part of its kernel, and the Q after it is.
+
+    That is one of float32 that reads a network input, or a maximum of FP8.
+    """
+    source = reduction.input(0)
+    if source in model.inputs:
+        return model.elem_type(source) == onnx.TensorProto.FLOAT
+    is_maximum = reduction.op in ("GlobalMaxPool", "ReduceMax", "ReduceMin")
+    return is_maximum and qdq.is_dq(model.producer(source))
+
+
+def _is_float_column(model: Model, node: Node, depth: int) -> bool:
+    """Whether a node, or the one before its activation, is a column that its Q has joined.
+
+    Only those with a bias take the next Q into their kernel.
+    """
+    while node.op in _ACTIVATIONS and len(model.consumers(node.input(0))) == 1:
+        producer = model.producer(node.input(0))
+        if producer is None:
+            return False
+        node = producer
+    weights = _weight_shape(model, node)
+    if not weights or not node.input(2) or not _is_column(model, node, weights):
+        return False
+    dqs = [model.producer(tensor) for tensor in node.inputs[:2]]
+    data, scaled = (dq if qdq.is_dq(dq) else None for dq in dqs)
+    if data is None or scaled is None or not qdq.read_params(model, scaled).scale_shape:
+        return False
+    return _joins_quantizer(model, node, data, depth)
+
+
+def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
+    """Whether a Conv is depthwise, 7x7, without stride and dilation."""
+    is_depthwise = weights[0] == node.integer("group", 1) > 1 and weights[1] == 1
+    return is_depthwise and weights[2:] == [7, 7] and _is_plain(node)
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a Conv has neither strides nor dilations."""
+    return all(step == 1 for step in (*_ints(node, "strides"), *_ints(node, "dilations")))
+
+
+def _ints(node: Node, name: str) -> list[int]:
+    values = node.attributes.get(name, [])
+    return values if isinstance(values, list) else []

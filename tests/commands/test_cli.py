@@ -1,0 +1,33 @@
+"""The command line as a whole."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.calibration.nets import conv_net
+from tests.commands.conftest import Cli
+from tests.insertion.nets import detector
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("quantize", "'insert'"), ("version", "'--version'"), ("perdict", "'predict'")],
+)
+def test_unknown_command_suggests_one(cli: Cli, word: str, hint: str) -> None:
+    assert hint in cli.refuse(word)
+
+
+def test_errors_have_one_hint(cli: Cli, tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "m.onnx")
+    line = cli.refuse("predict", tmp_path / "m.onnx", "--fail-on", "BOGUS")
+    assert line.count("see 'qdqtool") == 1
+    assert cli.refuse("predict", tmp_path / "m.onnx", "--sort").count("see 'qdqtool") == 1
+
+
+def test_text_without_images_is_described_as_a_list(cli: Cli, tmp_path: Path) -> None:
+    onnx.save(detector(), tmp_path / "m.onnx")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("hello\n")
+    line = cli.refuse("insert", tmp_path / "m.onnx", "--calib", notes)
+    assert str(notes) in line and "hello" in line and "list of image paths" in line

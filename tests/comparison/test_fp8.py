@@ -1,0 +1,47 @@
+"""INT8 and FP8 models of one network."""
+
+import functools
+
+import numpy as np
+import onnx
+
+import qdqtool
+from qdqtool.comparison.result import ChangeKind
+from tests.insertion.nets import Net
+
+
+def three_convolutions() -> onnx.ModelProto:
+    """Return three convolutions, of which FP8 leaves the depthwise one float."""
+    net = Net(32)
+    first = net.op("Relu", "r0", net.conv("a", "x", 32, 32))
+    deep = net.op("Relu", "r1", net.conv("d", first, 32, 32, group=32))
+    return net.output(net.conv("b", deep, 32, 32)).model()
+
+
+@functools.cache
+def quantized(precision: str, scale: float = 1.0) -> onnx.ModelProto:
+    data = np.random.default_rng(0).standard_normal((4, 32, 8, 8)).astype(np.float32) * scale
+    options = {"head": "none", "high_precision": "fp32", "method": "max", "predict": False}
+    return qdqtool.insert(three_convolutions(), data, precision=precision, **options).model
+
+
+def test_format_change_is_no_loss() -> None:
+    comparison = qdqtool.compare(quantized("int8"), quantized("fp8"))
+    summary = comparison.summary()
+    assert (summary["int8"], summary["fp8"]) == ([3, 0], [0, 2])
+    assert (summary["format"], summary["lost_int8"]) == (2, 1)
+    assert [n.name for n in comparison.where(ChangeKind.FORMAT)] == ["a", "b"]
+    assert [n.name for n in comparison.where(ChangeKind.LOST_INT8)] == ["d"]
+
+
+def test_equal_ranges_are_equal_scales() -> None:
+    """Scales of FP8 are 127 over 448 times those of INT8 for the same range."""
+    changes = qdqtool.compare(quantized("int8"), quantized("fp8")).nodes
+    assert all(ChangeKind.SCALE not in n.changes for n in changes)
+    wider = qdqtool.compare(quantized("int8"), quantized("fp8", 2.0)).where(ChangeKind.SCALE)
+    assert {round(n.factor or 0.0, 3) for n in wider if n.name == "a"} == {2.0}
+
+
+def test_fp8_that_becomes_int8_is_a_change_back() -> None:
+    summary = qdqtool.compare(quantized("fp8"), quantized("int8")).summary()
+    assert (summary["format"], summary["gained_int8"], summary["lost_int8"]) == (2, 1, 0)

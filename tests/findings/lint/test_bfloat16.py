@@ -1,0 +1,79 @@
+"""Models in bfloat16, by target, GPU and build flags."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import qdqtool
+from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.options import TimingOptions
+
+SHAPE = [1, 16, 8, 8]
+
+
+def tensor(name: str, value: np.ndarray) -> onnx.TensorProto:
+    data = np.asarray(value).astype(ml_dtypes.bfloat16)
+    return helper.make_tensor(name, TensorProto.BFLOAT16, data.shape, data.tobytes(), raw=True)
+
+
+def model(nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> onnx.ModelProto:
+    ends = [helper.make_tensor_value_info(t, TensorProto.BFLOAT16, SHAPE) for t in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+
+
+def weights() -> onnx.TensorProto:
+    return tensor("w", np.random.default_rng(0).normal(0, 0.1, (16, 16, 1, 1)))
+
+
+def quantized() -> onnx.ModelProto:
+    """Return a convolution with Q/DQ and bfloat16 scales."""
+    zero = numpy_helper.from_array(np.int8(0), "z")
+    scale = ["s", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *scale], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", *scale], ["d"], "dq"),
+        helper.make_node("QuantizeLinear", ["w", *scale], ["wq"], "wq"),
+        helper.make_node("DequantizeLinear", ["wq", *scale], ["wd"], "wdq"),
+        helper.make_node("Conv", ["d", "wd"], ["c"], "c"),
+        helper.make_node("Relu", ["c"], ["y"], "r"),
+    ]
+    return model(nodes, [weights(), tensor("s", np.array(0.02)), zero])
+
+
+def unquantized() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "c"),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    return model(nodes, [weights()])
+
+
+@pytest.mark.parametrize(
+    ("target", "is_refused"),
+    [("8.0", True), ("8.6", True), ("9.0", False), ("10.3", False), ("11", False)],
+)
+def test_parsers_before_9_refuse_bfloat16(target: str, is_refused: bool) -> None:
+    errors = [
+        f.code for f in qdqtool.predict(quantized(), target).findings if f.severity == "error"
+    ]
+    assert errors == (["FLOAT-BF16"] if is_refused else [])
+
+
+@pytest.mark.parametrize(("sm", "is_refused"), [("7.0", True), ("7.5", True), ("8.0", False)])
+def test_gpus_before_8_have_no_bfloat16(sm: str, is_refused: bool) -> None:
+    prediction, _ = predict_on_gpu(quantized(), "trt10", TimingOptions(sm=sm))
+    assert ("GPU-NO-BF16" in prediction.findings_by_code()) == is_refused
+
+
+def test_insert_widens_bfloat16() -> None:
+    x = np.random.default_rng(1).normal(0, 1, SHAPE).astype(np.float32)
+    insertion = qdqtool.insert(unquantized(), [{"x": x}])
+    assert "bfloat16-widened" in [note.code for note in insertion.notes]
+    prediction = qdqtool.predict(insertion.model)
+    assert prediction.summary()["int8"] == 1
+    stored = {t.name: numpy_helper.to_array(t) for t in insertion.model.graph.initializer}
+    before = np.asarray(numpy_helper.to_array(weights()), np.float32)
+    assert any(np.array_equal(value, before) for value in stored.values())

@@ -1,0 +1,92 @@
+"""Verdicts on speed and builds, and the float type that texts name."""
+
+import pytest
+
+from qdqtool.findings.codes import CODES
+from qdqtool.formats.output import Style
+from qdqtool.formats.verdicts import (
+    describe_confidence,
+    describe_ratio,
+    describe_rejection,
+    name_float_type,
+    overall_verdict,
+    ratio_style,
+    verdict,
+)
+from qdqtool.prediction import predict
+from qdqtool.timing.results import SpeedGain
+from qdqtool.types import Precision, Severity
+from tests.insertion.nets import detector
+from tests.trt.builder import Graph
+
+
+def gain_of(low: float, value: float, high: float) -> SpeedGain:
+    return SpeedGain(low, value, high, Precision.FP16, right=95, pairs=97)
+
+
+@pytest.mark.parametrize(
+    ("gain", "text", "style"),
+    [
+        (gain_of(1.3, 1.7, 2.2), "1.7x faster than FP16 (80 % range 1.3x to 2.2x)", Style.GOOD),
+        (gain_of(0.29, 0.37, 0.49), "2.7x slower than FP16 (80 % range 2.0x to 3.4x)", Style.BAD),
+        (
+            gain_of(0.9, 1.2, 1.6),
+            "about 1.2x faster than FP16, too close to call (80 % range 0.9x to 1.6x)",
+            Style.UNCLEAR,
+        ),
+        (
+            gain_of(0.6, 0.8, 1.1),
+            "about 1.2x slower than FP16, too close to call (80 % range 0.6x to 1.1x its speed)",
+            Style.UNCLEAR,
+        ),
+        (
+            gain_of(0.8, 1.01, 1.3),
+            "about as fast as FP16 (80 % range 0.8x to 1.3x)",
+            Style.UNCLEAR,
+        ),
+    ],
+)
+def test_ratio_is_that_of_the_larger_time(gain: SpeedGain, text: str, style: Style) -> None:
+    assert (describe_ratio(gain), ratio_style(gain)) == (text, style)
+
+
+def test_only_errors_can_build_with_wrong_results() -> None:
+    builds = {code for code, entry in CODES.items() if entry.builds}
+    assert builds and all(CODES[code].severity == Severity.ERROR for code in builds)
+    assert not any(CODES[code].error for code in builds)  # TensorRT has no message for them
+
+
+def test_rejected_model_is_red_and_names_the_code(g: Graph) -> None:
+    x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
+    prediction = predict(g.model(g.conv(x, "c", 16, scale=None)))
+    assert "ZP-NONZERO" in describe_rejection(prediction)
+    assert verdict(prediction) == describe_rejection(prediction)
+    assert overall_verdict(prediction, None).style == Style.BAD
+
+
+def test_verdict_of_a_good_model_is_green(g: Graph) -> None:
+    prediction = predict(g.model(g.conv(g.conv(g.input(1, 16, 8, 8), "a", 16), "b", 16)))
+    assert describe_rejection(prediction) == ""
+    assert overall_verdict(prediction, None).style == Style.GOOD
+    assert verdict(prediction).startswith("all 2 convolutions in INT8")
+
+
+@pytest.mark.parametrize(
+    ("target", "half", "expected"),
+    [
+        ("trt10", True, Precision.FP16),
+        ("trt10", False, Precision.FP32),
+        ("trt11", True, Precision.FP32),  # the types of the file decide
+    ],
+)
+def test_float_type_is_that_of_the_build(target: str, half: bool, expected: Precision) -> None:
+    prediction = predict(detector(), target)
+    assert name_float_type(prediction, half=half) == expected
+    assert str(expected) in verdict(prediction, half=half)
+
+
+def test_confidence_counts_every_convolution() -> None:
+    prediction = predict(detector())
+    assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
+    text = describe_confidence(prediction)
+    assert str(len(prediction.convolutions)) in text and ("assumed" in text) == bool(assumed)

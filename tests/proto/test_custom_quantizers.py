@@ -1,0 +1,59 @@
+"""TensorRT's custom FP8 quantizers are read as those of ONNX."""
+
+import onnx
+import pytest
+from onnx import helper
+
+from qdqtool.ir import qdq
+from qdqtool.ir.modelfile import load
+from qdqtool.prediction import predict
+from qdqtool.types import Precision
+from tests.trt.rtx.experiments_fp8 import FP8
+
+
+def custom(name: str = "FP8 custom operators") -> onnx.ModelProto:
+    return FP8[name]()
+
+
+def test_custom_quantizers_are_read_as_fp8() -> None:
+    model = load(custom())
+    quantizers = list(qdq.quantizers(model))
+    assert [q.op for q in quantizers] == ["QuantizeLinear", "DequantizeLinear"] * 2
+    params = [qdq.read_params(model, q) for q in quantizers]
+    assert {p.precision for p in params} == {Precision.FP8}
+    assert [p.scale_shape for p in params] == [(), (), (8,), (8,)]
+    assert model.shape("c_y") == (1, 8, 16, 16)  # shapes are inferred past them
+
+
+def test_custom_quantizers_of_stored_weights_are_read_as_fp8() -> None:
+    model = load(custom("FP8 custom operators, stored weights"))
+    precisions = {qdq.read_params(model, q).precision for q in qdq.quantizers(model)}
+    assert precisions == {Precision.FP8}
+
+
+def test_model_of_the_user_is_not_changed() -> None:
+    proto = custom()
+    before = proto.SerializeToString()
+    load(proto)
+    assert proto.SerializeToString() == before
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11", "rtx1.7"])
+def test_custom_quantizers_are_predicted_like_native_ones(target: str) -> None:
+    prediction = predict(custom(), target)
+    assert [c.precision for c in prediction.convolutions] == [Precision.FP8]
+
+
+def test_opset_remains_if_an_operator_has_another_form_later() -> None:
+    proto = custom()
+    proto.opset_import[0].version = 17
+    mean = helper.make_node("ReduceMean", ["c_y"], ["mean"], "mean", axes=[2, 3])
+    proto.graph.node.append(mean)
+    assert load(proto).opset == 17
+
+
+def test_operators_of_other_domains_are_not_replaced() -> None:
+    proto = custom()
+    for node in proto.graph.node:
+        node.domain = "other" if node.domain == "trt" else node.domain
+    assert not list(qdq.quantizers(load(proto)))
