@@ -32,6 +32,7 @@ from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.structure import (
     branch_lengths,
     commuting_outputs,
+    find_hidden_layers,
     has_only_quantized_consumers,
     walk_tensors,
 )
@@ -198,7 +199,12 @@ def place(model: Model, rules: PlacementRules) -> Placement:
     placer.place_weighted_nodes()
     placer.skip_bodies()
     if not any(n.op in WEIGHTED for n in model.nodes):
-        raise nothing_to_quantize(placement.skipped, model.path or "model", has_weights=False)
+        raise nothing_to_quantize(
+            placement.skipped,
+            model.path or "model",
+            has_weights=False,
+            hidden=find_hidden_layers(model),
+        )
     placer.place_adds_and_pools()
     placer.note_unused_options()
     order = {node.index: position for position, node in enumerate(model.ordered)}

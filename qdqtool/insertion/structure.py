@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import onnx
+
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLVE, commuting_inputs, operator_of
+from qdqtool.patterns.fake_quantizers import ATEN
 from qdqtool.patterns.pointwise import activation_outputs, pointwise_region
 
 
@@ -107,3 +110,19 @@ def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[
         if last is not None:
             indices.update(n.index for n in pointwise_region(model, tensor, last))
     return indices
+
+
+def find_hidden_layers(model: Model) -> str:
+    """Return where the layers of a network without convolutions are hidden, and what to do.
+
+    Empty if that is unknown.
+    """
+    for node in model.nodes:
+        if node.domain == ATEN:
+            return f"'{node.name}' is an operator of ATen; export without the fallback to ATen"
+        if node.domain.startswith("com.m") and not onnx.defs.has(node.op):
+            return (
+                f"'{node.name}' is the operator {node.op} of onnxruntime; give the model before "
+                "onnxruntime's optimizer"
+            )
+    return ""

@@ -309,7 +309,7 @@ class NothingToQuantize(ModelError):
 
 
 def nothing_to_quantize(
-    skipped: Iterable[SkippedNode], source: str, has_weights: bool = True
+    skipped: Iterable[SkippedNode], source: str, has_weights: bool = True, hidden: str = ""
 ) -> NothingToQuantize:
     """Return the error for a network of which all nodes were skipped.
 
@@ -317,11 +317,13 @@ def nothing_to_quantize(
         skipped: The skipped nodes.
         source: File of the model.
         has_weights: Whether the network has operators with weights.
+        hidden: Where its layers are hidden, and what to do. Empty if that is unknown.
     """
     reasons = Counter(_remove_names(s.refusal) for s in skipped).most_common(1)
     text = "nothing to quantize"
     if not has_weights:
         text += ": no Conv, ConvTranspose, Gemm or MatMul in the main graph"
+        text += f"; {hidden}" if hidden else ""
     for reason, count in reasons:
         text += f"; {format_count(count, 'node')}: {reason.skip_reason()}"
     error = NothingToQuantize(text, source, code="nothing-to-quantize")

@@ -242,3 +242,13 @@ def fallback() -> onnx.ModelProto:
 def test_fallback_to_aten_is_an_error() -> None:
     (finding,) = (f for f in qdqtool.predict(fallback()).findings if f.code == "ATEN-FALLBACK")
     assert (finding.severity, finding.causes[0].refusal.operator) == ("error", "_convolution")
+
+
+def test_insert_names_operators_that_hide_layers() -> None:
+    feeds = [{"x": np.zeros((1, 16, 8, 8), np.float32)}]
+    with pytest.raises(ModelError, check=has("nothing-to-quantize"), match="ATen"):
+        qdqtool.insert(fallback(), feeds)
+    g = Graph(opset=17)
+    y = g.op("FusedConv", g.input(1, 16, 8, 8), "fused", domain="com.microsoft")
+    with pytest.raises(ModelError, check=has("nothing-to-quantize"), match="FusedConv"):
+        qdqtool.insert(g.model(y), feeds)
