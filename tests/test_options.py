@@ -317,7 +317,7 @@ def test_help_states_default(command: str, name: str, text: str) -> None:
     [
         (qdqtool.compare, f"build: ``{DEFAULT_TARGET}``"),
         (qdqtool.report, f"build: ``{DEFAULT_TARGET}``"),
-        (builders.build, f"Default: {DEFAULT_SM[0]}."),
+        (builders.build, f"Default: {DEFAULT_SM[0]}, with"),
         (qdqtool.tune, f"Default: {KEEP} without a"),
         (qdqtool.tune, f"Default: {limits.USER_SECONDS:g}."),
         (qdqtool.extract, f"Default: {limits.USER_SECONDS:g}."),

@@ -113,13 +113,23 @@ def _translate(
             parameter="dla_cache",
         )
     from qdqtool.fixing.dla import translate_for_dla
-    from qdqtool.formats.output import use_option_names
+    from qdqtool.formats.insertion_text import add_cache
+    from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
     from qdqtool.util.files import reserve_output
 
     reserve_output(output, "-o")
     reserve_output(cache, "--dla-cache")
     translation = translate_for_dla(model, target)
     report = translation.save(output, cache)
+
+    def render_text(width: int) -> TextPage:
+        page = TextPage(width)
+        page.fill(f"Wrote {output}: the model without Q and DQ", style=Style.BOLD)
+        for note in translation.notes:
+            page.fill(f"note: {as_options(note)}", style=Style.NOTE)
+        add_cache(page, report)
+        return page
+
     answer.write(
         lambda: use_option_names(
             {
@@ -129,11 +139,5 @@ def _translate(
                 "notes": list(translation.notes),
             }
         ),
-        lambda width: "\n".join(
-            [
-                f"wrote {output}: the model without Q and DQ",
-                *report.lines(),
-                *(f"note: {note}" for note in translation.notes),
-            ]
-        ),
+        render_text,
     )

@@ -136,7 +136,7 @@ def command(
         (calib_cache, "--calib-cache"),
     ):
         reserve_output(output_path, option)
-    from qdqtool.formats.insertion_text import render
+    from qdqtool.formats.insertion_text import add_cache, render
     from qdqtool.formats.output import Style, use_option_names
     from qdqtool.formats.time_text import add_speed, describe_formats
     from qdqtool.insertion.ranges import write_table as save_table
@@ -172,8 +172,8 @@ def command(
             page.fill(describe_formats(formats), 4, "  ")
         page.add_gap()
         page.fill(f"Wrote {path} ({seconds:.1f} s)", style=Style.BOLD)
-        for line in cache.lines() if cache else ():
-            page.add_lines(line)
+        if cache is not None:
+            add_cache(page, cache)
         can_compare = calib is not None and settings["input_type"] != "int8"
         compare = ["qdqtool", "compare", model, path, "--calib", calib] if can_compare else None
         page.add_page(_suggest_next(built, path, gpu, width, result.model, compare))

@@ -25,6 +25,7 @@ from qdqtool.util.text import format_count, format_list
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Fixed
     from qdqtool.fixing.session import FixAttempt
+    from qdqtool.insertion.calibration_cache import CacheReport
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
@@ -230,6 +231,15 @@ def _add_remarks(page: TextPage, notes: Iterable[str], warnings: Iterable[str]) 
         for text in texts:
             style = SEVERITY_STYLES[severity]
             page.fill(f"{severity.word}: {as_options(text)}", style=style)
+
+
+def add_cache(page: TextPage, cache: CacheReport) -> None:
+    """Add the calibration cache that was written, and the command that builds with it."""
+    for line in cache.lines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        page.fill(line, len(indent) + 2, indent)
+    page.add_lines("Build for DLA:")
+    page.add_command("", cache.command)
 
 
 def render_fixed(fixed: Fixed, output: str, width: int) -> TextPage:

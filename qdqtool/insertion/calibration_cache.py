@@ -87,11 +87,11 @@ class CacheReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the report as text."""
+        """Yield the report as text, without the command that builds for DLA."""
         counts = ", ".join(f"{n} {rule}" for rule, n in self.scales.counts.items())
         total = len(self.scales.scales) + len(self.scales.missing)
         yield (
-            f"wrote {self.path}: scales of {len(self.scales.scales)} of {total} tensors "
+            f"Wrote {self.path}: scales of {len(self.scales.scales)} of {total} tensors "
             f"({counts}); first line {self.header}"
         )
         missing = self.scales.missing
@@ -106,7 +106,6 @@ class CacheReport:
                 f"  nodes without a name of their own, which trtexec cannot set: "
                 f"{len(self.precisions.unnamed)}"
             )
-        yield f"build for DLA: {self.command}"
 
 
 def write_cache(
