@@ -64,7 +64,7 @@ START = {
 }
 # How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
 SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 1.0, 0.2
-GAIN_WEIGHT = 0.1  # of a measured pair; one network on one GPU has .3
+GAIN_WEIGHT = 1.0  # of a measured pair; one network on one GPU has .3. Users choose by the gain
 FIRM = ("dram", "overlap", "floor_us")
 
 

@@ -172,7 +172,7 @@ def gain_table(pairs: Rows) -> str:
             (
                 r["gpu"],
                 r["network"],
-                r["what"],
+                short(r["what"]),
                 f"{r['measured']:.2f}",
                 f"{r['left_out']:.2f}",
                 verdict(r),
@@ -220,7 +220,7 @@ def network_table(networks: Rows) -> str:
             for k in ("model_ms", "left_out_ms")
         )
         found.append(
-            (gpu, what, len(rows), f"x{seen:.2f}", f"x{left:.2f}", "yes" if used else "no")
+            (gpu, short(what), len(rows), f"x{seen:.2f}", f"x{left:.2f}", "yes" if used else "no")
         )
     return table(("GPU", "kind and network", "times", "in the fit", "left out", "fitted"), found)
 
@@ -263,6 +263,11 @@ def ultralytics_table(blind: Rows) -> str:
         ("published, estimated ms", *sizes),
         [(family, *(row.get(size, "") for size in sizes)) for family, row in cells.items()],
     )
+
+
+def short(what: str) -> str:
+    """A measurement without the GPU, which has a column of its own."""
+    return re.sub(r"-pair-([\w.]+?)(?:\.keyhole)?-[^@]*@", r" \1@", what)
 
 
 def verdict(row: dict[str, Any]) -> str:

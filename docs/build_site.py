@@ -644,7 +644,7 @@ def builds_page() -> str:
 def ways_page() -> str:
     """How to build, in the words of each builder."""
     parts = [
-        "# Ways to build",
+        "# Build methods: qdqtool predict --for",
         "`--for NAME` with `predict` and `explain` says this for your target.",
     ]
     for way in BUILD_METHODS.values():

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
+import qdqtool
 from docs import build_site
 from qdqtool.commands.cli import cli
 from qdqtool.trt.targets import TARGETS, target_named
@@ -69,3 +70,8 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_scripts_are_linked_in_the_repository() -> None:
     text = build_site.with_links("[a](../benchmarks/coco.py) and [b](other.md)", "../")
     assert text == f"[a]({build_site.SOURCES}/benchmarks/coco.py) and [b](other.md)"
+
+
+def test_every_public_name_is_on_a_python_page() -> None:
+    names = [name for verb, others in build_site.RESULTS.items() for name in (verb, *others)]
+    assert sorted(names) == sorted(name for name in qdqtool.__all__ if name != "__version__")

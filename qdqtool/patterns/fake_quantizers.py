@@ -113,7 +113,7 @@ class _QuantizerFinder:
     def find(self) -> Iterator[FakeQuantizer]:
         """Yield the quantizers in graph order."""
         for node in self.model.nodes:
-            if node.domain in DOMAINS and node.op == "Round":
+            if node.domain in DOMAINS and node.op in ("Round", "Floor"):
                 fake = _RoundChain(self, node).read()
             elif node.domain in DOMAINS and onnx.defs.has(node.op):
                 continue
@@ -291,6 +291,7 @@ class _RoundChain:
 
     def read(self) -> FakeQuantizer | None:
         """Return the quantizer, None if the chain is not one."""
+        is_floor = self.nodes[0].op == "Floor"
         start, factor = self._follow(upward=True)
         end, scale = self._follow(upward=False)
         if start is None or end is None or factor is None or scale is None:
@@ -299,9 +300,16 @@ class _RoundChain:
             return None
         with np.errstate(all="ignore"):
             product = np.asarray(factor * scale)
+        if is_floor:
+            self._zero = self._zero - 0.5  # Floor(x + 0.5) rounds
         if not np.allclose(product, 1, rtol=_TOLERANCE) or not np.allclose(self._zero, -self._back):
             return None
         source = start
+        self._follow_straight_through(source)
+        if is_floor:
+            problem = "it rounds halves up, QuantizeLinear to the nearest even integer"
+            form = QuantizerForm.DECOMPOSED
+            return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
         bounds = (self._low, self._high)
         return self._finder.build(
             QuantizerForm.DECOMPOSED, tuple(self.nodes), source, scale, self._zero, bounds
@@ -331,6 +339,20 @@ class _RoundChain:
                 return None, None
         return None, None
 
+    def _follow_straight_through(self, source: str) -> None:
+        """Add the nodes of ``x + (quantized - x)``, the straight-through form of training."""
+        output = self.nodes[-1].output
+        difference = self._single_consumer(output)
+        if difference is None or difference.op != "Sub" or difference.inputs != (output, source):
+            return
+        total = self._single_consumer(difference.output)
+        if total is not None and total.op == "Add" and source in total.inputs:
+            self.nodes += [difference, total]
+
+    def _single_consumer(self, tensor: str) -> Node | None:
+        consumers = self._model.consumers(tensor)
+        return consumers[0] if len(consumers) == 1 and not self._model.is_output(tensor) else None
+
     def _before(self, node: Node) -> Node | None:
         data, _ = self._operands(node)
         producer = self._model.producer(data)
@@ -339,10 +361,10 @@ class _RoundChain:
         return producer
 
     def _after(self, node: Node) -> Node | None:
-        consumers = self._model.consumers(node.output)
-        if len(consumers) != 1 or self._model.is_output(node.output):
+        consumer = self._single_consumer(node.output)
+        if consumer is None or self._operands(consumer)[0] != node.output:
             return None
-        return consumers[0] if self._operands(consumers[0])[0] == node.output else None
+        return consumer
 
     def _operands(self, node: Node) -> tuple[str, _FloatArray | None]:
         """Return the input that is not constant, and the constant of a binary operator."""

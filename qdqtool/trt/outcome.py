@@ -183,6 +183,7 @@ _TYPES_IN_REGIONS = {LayerKind.COPY: KERNEL, LayerKind.CONVOLUTION: _PRODUCT}
 
 # Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
 _CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
+_MERGED_KINDS = (_CONVOLUTION, LayerKind.MATRIX_MULTIPLY)
 _INT8, _FP8 = Precision.INT8, Precision.FP8
 _ONLY_INT8, _ONLY_FP8 = frozenset({Precision.INT8}), frozenset({Precision.FP8})
 _TYPES_UNLIKE_INT8 = (Precision.FP8, Precision.INT4)
@@ -299,7 +300,7 @@ class Outcome:
                 names = layer.nodes or [layer.owner or layer.name]
                 is_inside = own_kernels.isdisjoint(names)
             else:
-                is_inside = _is_reshape_at_product(layer)
+                is_inside = _is_shuffle_inside(layer)
             if is_inside:
                 layers[layer.id] = layer
         return layers
@@ -330,7 +331,7 @@ class Outcome:
         """Add a layer to the list, or to the entry of the parallel convolutions merged with it."""
         inputs = [self._list_tensor(t) for t in layer.inputs]
         outputs = [self._list_tensor(t) for t in layer.outputs]
-        merged_name = layer.fusion.merged_name if layer.kind is _CONVOLUTION else ""
+        merged_name = layer.fusion.merged_name if layer.kind in _MERGED_KINDS else ""
         if merged_name in parallel:
             parallel[merged_name].outputs.extend(outputs)
             parallel[merged_name].nodes.extend(layer.nodes)
@@ -514,14 +515,18 @@ def _quantizes(copy: Layer) -> bool:
     return copy.op == "QuantizeLinear" or copy.requantizes
 
 
-def _is_reshape_at_product(layer: Layer) -> bool:
-    """Return whether a layer is a reshape that Myelin does not have.
+def _is_shuffle_inside(layer: Layer) -> bool:
+    """Return whether a layer is a shuffle that is part of one of Myelin's kernels.
 
-    TensorRT 8 lists it before or after a product that it runs as a convolution.
+    A reshape around a product always is (TensorRT 8 lists it), another shuffle if a layer of the
+    region produces its input.
     """
-    return (
-        layer.kind == LayerKind.SHUFFLE and not layer.nodes and not layer.shuffling.reorders_values
-    )
+    if layer.kind != LayerKind.SHUFFLE:
+        return False
+    producer = layer.data.producer
+    is_in_region = producer is not None and producer.region is not None
+    is_reshape = not layer.nodes and not layer.shuffling.reorders_values
+    return is_reshape or is_in_region
 
 
 def _precedes_own_kernel(layer: Layer, fused: Mapping[int, Layer]) -> bool:

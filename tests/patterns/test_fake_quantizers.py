@@ -53,6 +53,26 @@ def arithmetic(*steps: str) -> MakeQuantizer:
     return make
 
 
+def straight_through(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    """Return ``x + (quantized - x)``, of which training detaches the difference."""
+    quantized = arithmetic("/", "round", "clip", "*")(g, x, name, scale)
+    difference = g.op("Sub", [quantized, x], f"{name}.difference")
+    return g.op("Add", [x, difference], f"{name}.sum")
+
+
+def floor(g: Graph, x: str, name: str, scale: np.ndarray) -> str:
+    """Return a quantizer that rounds by ``Floor(x + 0.5)``."""
+    s = g.const(f"{name}.s", np.asarray(scale, np.float32))
+    x = g.op(
+        "Add",
+        [g.op("Div", [x, s], f"{name}.0"), g.const(f"{name}.h", np.float32(0.5))],
+        f"{name}.1",
+    )
+    bounds = [g.const(f"{name}.{key}", np.float32(b)) for key, b in (("l", -128), ("u", 127))]
+    x = g.op("Clip", [g.op("Floor", x, f"{name}.2"), *bounds], f"{name}.3")
+    return g.op("Mul", [x, s], f"{name}.4")
+
+
 def qonnx(
     domain: str = "qonnx.custom_op.general", op: str = "Quant", **changes: Any
 ) -> MakeQuantizer:
@@ -113,6 +133,7 @@ DECOMPOSED = {
     "clip first": arithmetic("/", "clip", "round", "*"),
     "narrow": arithmetic("*inverse", "round", "narrow", "/inverse"),
     "minimum and maximum": arithmetic("*inverse", "round", "max", "min", "*"),
+    "straight through": straight_through,
     "casts": arithmetic("*inverse", "round", "+", "clip", "cast3", "cast1", "-", "*"),
 }
 OPERATORS: dict[str, tuple[MakeQuantizer, QuantizerForm]] = {
@@ -134,6 +155,7 @@ INEXACT = {
     "4 bits": qonnx(bits=4),
     "rounding": qonnx(rounding_mode="FLOOR"),
     "bipolar": qonnx(op="BipolarQuant"),
+    "halves up": floor,
     "AIMET": aimet,
 }
 
@@ -203,7 +225,8 @@ def test_fix_rewrites_operators_of_other_tools(name: str, per_channel: bool) -> 
 def test_quantizer_without_exact_pair_is_named(name: str) -> None:
     before = network(INEXACT[name], per_channel=False)
     (finding,) = (f for f in qdqtool.predict(before).findings if f.code == "FAKE-QUANT")
-    assert finding.severity == "error" and not finding.automatic
+    assert finding.severity == ("warning" if name == "halves up" else "error")
+    assert not finding.automatic
     assert finding.causes[0].refusal.problem
     with pytest.raises(ModelError, check=has("not-quantized")):
         qdqtool.fix(before)

@@ -124,3 +124,53 @@ def test_gemm_before_trt10_is_convolution_with_conversion(g: Graph, target: str)
     result = predict_graph(g, gemm(g, g.input(1, 16), "fc", 16, 32), target=target)
     assert result.regions == [] and result.conversions == 1
     assert result.convolutions[0].layer is not None
+
+
+# Kernels of transformers: a ViTPose on 11.3 --------------------------------------------------
+
+
+def projections(g: Graph, *names: str) -> list[str]:
+    """Build linear layers that read one quantized tensor."""
+    x = g.pair(g.op("Softmax", g.input(1, 16, 32), "before"), "in")
+    outputs = []
+    for name in names:
+        weights = g.pair(g.const(f"{name}.w", np.ones((32, 32), np.float32)), f"{name}.wq", 0.01)
+        outputs.append(g.op("MatMul", [x, weights], name))
+    return outputs
+
+
+def linear_gelu(g: Graph) -> str:
+    """Build a linear layer with GELU and another linear layer."""
+    (x,) = projections(g, "fc1")
+    x = g.op("Add", [x, g.const("fc1.b", np.zeros(32, np.float32))], "bias")
+    gate = g.op("Erf", g.op("Div", [x, g.const("root", 1.41421)], "div"), "erf")
+    product = g.op("Mul", [x, g.op("Add", [gate, g.const("one", 1.0)], "plus")], "times")
+    y = g.pair(g.op("Mul", [product, g.const("half", 0.5)], "act"), "mid")
+    weights = g.pair(g.const("fc2.w", np.ones((32, 8), np.float32)), "fc2.wq", 0.01)
+    return g.op("MatMul", [y, weights], "fc2")
+
+
+GRAPHS = {
+    "MyelinRegions/side-by-side": (lambda g: projections(g, "q", "k", "v"), "trt10"),
+    "MyelinRegions/activation": (linear_gelu, "trt10"),
+}
+
+
+def test_products_of_one_tensor_are_one_layer(g: Graph) -> None:
+    prediction = predict(g.model(*projections(g, "q", "k", "v")), "trt10", advice=False)
+    (product,) = (layer for layer in prediction.layers if layer.type == "MatrixMultiply")
+    assert {"q", "k", "v"} <= {*product.nodes}
+    assert len(product.outputs) == 3
+    assert [c.name for c in prediction.convolutions] == ["q", "k", "v"]
+
+
+def test_products_of_different_tensors_are_layers_of_their_own(g: Graph) -> None:
+    prediction = predict(g.model(linear_gelu(g)), "trt10", advice=False)
+    assert sum(layer.type == "MatrixMultiply" for layer in prediction.layers) == 2
+
+
+@pytest.mark.parametrize(("target", "is_fused"), [("trt8.6", False), ("trt10", True)])
+def test_activation_is_part_of_the_product_on_10(g: Graph, target: str, is_fused: bool) -> None:
+    prediction = predict(g.model(linear_gelu(g)), target, advice=False)
+    owner = next(layer for layer in prediction.layers if "act" in layer.nodes)
+    assert ("fc1" in owner.nodes) == is_fused
