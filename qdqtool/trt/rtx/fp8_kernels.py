@@ -131,8 +131,8 @@ def _is_kernel_of_its_own(model: Model, reduction: Node) -> bool:
 def _is_float_column(model: Model, node: Node, depth: int) -> bool:
     """Whether a node, or the one before its activation, is a column that its Q has joined.
 
-    Only those with a bias take the next Q into their kernel, and not after a reduction that reads a
-    DQ.
+    Only those with a bias take the next Q into their kernel, and after a reduction that reads a DQ
+    only those of four channels.
     """
     while node.op in _ACTIVATIONS and len(model.consumers(node.input(0))) == 1:
         producer = model.producer(node.input(0))
@@ -148,8 +148,9 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
         return False
     q = model.producer(data.input(0))
     before = _find_producer(model, q) if q is not None and qdq.is_q(q) else None
-    if before is not None and _is_reduction(before) and qdq.is_dq(model.producer(before.input(0))):
-        return False
+    if before is not None and _is_reduction(before) and weights[1] < _COLUMN_CHANNELS:
+        if qdq.is_dq(model.producer(before.input(0))):
+            return False
     return _joins_quantizer(model, node, data, depth)
 
 
