@@ -584,7 +584,7 @@ def test_target_is_named_as_in_the_argument() -> None:
 
 def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> None:
     out = tmp_path / "tuned.json"
-    options = ["--gpu", "T4", "--keep", "0.999", "--front", "--no-state"]
+    options = ["--gpu", "T4", "--clock", "300", "--keep", "0.999", "--front", "--no-state"]
     results = ["-o", str(tmp_path / "tuned.onnx"), "--result", str(out)]
     arguments = [str(files.float), "--calib", str(files.data)]
     assert run(["tune", *arguments, *options, *results]) in (0, 1)
