@@ -155,7 +155,7 @@ class InputSpec:
         if array.ndim != len(self.shape) or any(size not in (None, have) for size, have in sizes):
             shape = "[" + ", ".join(map(str, array.shape)) + "]"
             raise DataError(
-                f"{what} is {shape}, {takes} {self.shape_text()}",
+                f"{what} has the shape {shape}, but {takes} {self.shape_text()}",
                 code="wrong-shape",
                 node=self.name,
             )

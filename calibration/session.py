@@ -199,7 +199,8 @@ def external_folder(model: Model) -> str:
             )
         if external.find_file(tensor, model.base_dir, model.path) is None:
             raise ModelError(
-                f"weight file '{location}' of tensor '{tensor.name}' is missing",
+                f"weight file '{location}' of tensor '{tensor.name}' is missing. Copy it next to "
+                "the model",
                 model.path,
                 code="file-missing",
                 node=tensor.name,

@@ -372,8 +372,9 @@ def _missing_weights(model: Model, tensor: onnx.TensorProto) -> ModelError:
         state = "a directory"
     else:
         state = "no file" if os.path.exists(path) else "missing"
+    advice = ". Copy it next to the model" if state == "missing" else ""
     return ModelError(
-        f"weight file '{location}' of tensor '{tensor.name}' is {state}",
+        f"weight file '{location}' of tensor '{tensor.name}' is {state}{advice}",
         model.path or "model",
         code="file-missing" if state == "missing" else "not-a-file",
         node=tensor.name,

@@ -9,9 +9,10 @@ import onnx
 import onnxruntime
 import pytest
 
+from qdqtool.commands.cli import run as run_command
 from qdqtool.demo.network import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.findings.obstacles import onnxruntime_recipe, suggest_recipe
+from qdqtool.findings.obstacles import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
 from qdqtool.fixing.compare import OutputNoise, find_worst_part, is_within, measure_noise
 from qdqtool.fixing.outputs import OutputPart
@@ -380,12 +381,16 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
 @pytest.mark.parametrize(
     "make", [lambda: yolov8n(64), small_detector], ids=["demo", "small detector"]
 )
-def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path) -> None:
-    """The recipe is that of predict. The fix gives the parts of each Concat one scale."""
+def test_printed_recipe_and_fix_leave_no_error_and_no_warning(
+    make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The call that `predict` prints is run. The fix gives the parts of each Concat one scale."""
     floats = make()
     quantized = quantize(floats, tmp_path)
-    recipe = suggest_recipe(predict(quantized).findings)
-    (text,) = re.findall(r"quantize_static\(\.\.\., (.*)\)", recipe)
+    onnx.save(quantized, tmp_path / "quantized.onnx")
+    assert run_command(["predict", str(tmp_path / "quantized.onnx")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())  # it is wrapped
+    (text,) = re.findall(r"quantize_static\(\.\.\., (quant_format.*?\})\)", printed)
     model = Model(floats)
     ends = find_head(model)
     options = eval(f"dict({text})", vars(quantization).copy())
