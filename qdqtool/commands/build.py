@@ -110,8 +110,13 @@ def _add_nodes(page: TextPage, result: BuiltModel) -> None:
     from qdqtool.verification.kernels import ATTENTION
 
     int8 = sum(n.precision == "INT8" for n in result.nodes)
+    fp8 = sum(n.precision == "FP8" for n in result.nodes)
     products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
-    page.fill(f"{int8} of {format_layer_counts(len(result.nodes) - products, products)} in INT8")
+    layers_text = format_layer_counts(len(result.nodes) - products, products)
+    if not fp8:
+        page.fill(f"{int8} of {layers_text} in INT8")
+    else:
+        page.fill(f"{int8} in INT8, {fp8} in FP8, of {layers_text}")
     layers = result.build.layers if result.build is not None else []
     fused = sum(ATTENTION in layer.name for layer in layers)
     if fused:

@@ -40,11 +40,12 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
     build, ms = report.build, _execution_time(report)
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     int8 = [layer for layer in layers if compute_precision(layer) in BYTES]
+    fp8 = sum(compute_precision(layer) is Precision.FP8 for layer in layers)
     plain = sum(layer.is_convolution for layer in layers)
     summary = SideSummary(
         "build",
         title=f"{name} ({build.title}{f' on {build.device}' if build.device else ''})",
-        quantized=bool(int8),
+        quantized=bool(int8 or fp8),
         convolutions=len(layers),
         ms=ms,
         measured=ms is not None,
@@ -55,6 +56,7 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
     )
     if build.layers and not build.names_only:
         summary.int8 = len(int8)
+        summary.fp8 = fp8
         summary.int8_to_int8 = sum(output_precision(layer) == Precision.INT8 for layer in int8)
         summary.conversions = len(build.conversions)
     return summary

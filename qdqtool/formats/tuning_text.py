@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
 from qdqtool.formats.verdicts import verdict
+from qdqtool.insertion.number_formats import find_number_format
 from qdqtool.util.text import format_count, keep_end
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ def _describe_goal(tuning: Tuning) -> str:
     )
 
 
+def _title(tuning: Tuning) -> str:
+    """Return the format of the pairs, as texts name it."""
+    return find_number_format(tuning.precision).title
+
+
 def _describe_float_model(tuning: Tuning) -> str:
     """Describe a result without INT8, whose accuracy is that of the float model."""
     written = "The float model was written unchanged."
@@ -85,10 +91,10 @@ def _describe_float_model(tuning: Tuning) -> str:
     condition = f"is faster than the float model and keeps {_format_goal(tuning)}"
     if tuning.effort["stopped"] or not tuning.reached:
         return (
-            f"No placement with INT8 that {condition} was found before the time limit. {written} "
-            "Give a longer --time-limit or a lower --keep"
+            f"No placement with {_title(tuning)} that {condition} was found before the time limit. "
+            f"{written} Give a longer --time-limit or a lower --keep"
         )
-    return f"No placement with INT8 {condition}. {written}"
+    return f"No placement with {_title(tuning)} {condition}. {written}"
 
 
 def _format_goal(tuning: Tuning) -> str:
@@ -103,7 +109,7 @@ def _describe_placement(point: PlacementResult, tuning: Tuning) -> str:
         time = "" if cost.ms is None else f", {format_ms(cost.ms)} predicted on {tuning.gpu}"
         return f"the float model{time}"
     counts = (
-        f"{cost.int8} of {cost.convolutions} convolutions in INT8, "
+        f"{cost.int8} of {cost.convolutions} convolutions in {_title(tuning)}, "
         f"{format_count(cost.conversions, 'conversion')}"
     )
     time = "" if cost.ms is None else f"{format_ms(cost.ms)} predicted on {tuning.gpu}, "
@@ -147,13 +153,13 @@ def _add_choices(page: TextPage, tuning: Tuning) -> None:
     if not tuning.bought:
         page.add_heading(f"Float: {', '.join(point.sites)}")
         return
-    head = f"{'accuracy':>8} {'INT8':>5} {'conv.':>6}"
+    head = f"{'accuracy':>8} {_title(tuning):>5} {'conv.':>6}"
     if tuning.gpu is not None:
         head += f" {'ms':>8}"
     column = max(20, page.width - len(head) - 3)
     page.add_heading(
-        "Kept in float, and the effect of each while the others are float (convolutions in INT8, "
-        "conversions)"
+        "Kept in float, and the effect of each while the others are float (convolutions in "
+        f"{_title(tuning)}, conversions)"
     )
     page.add_lines(f"  {'':<{column}} {head}")
     for benefit in tuning.bought:
@@ -176,7 +182,9 @@ def _add_trade_off(page: TextPage, tuning: Tuning) -> None:
         "Trade-off (Pareto front): the most accurate placements at their cost, by the selection "
         f"images ({as_options(tuning.cost['sentence'])}); * is the chosen one"
     )
-    heads = f"{'INT8':>5} {'conv.':>6} {'select.':>7}  {'held-out (95 %)':<23} kept in float"
+    heads = (
+        f"{_title(tuning):>5} {'conv.':>6} {'select.':>7}  {'held-out (95 %)':<23} kept in float"
+    )
     page.add_lines(f"  {unit:>8} {heads}")
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "
@@ -195,20 +203,21 @@ def _add_sites(page: TextPage, tuning: Tuning) -> None:
     measured = [site for site in tuning.sites if site.loss is not None]
     measured.sort(key=lambda site: -(site.loss or 0.0))
     if not measured and not page.everything:
-        reason = "Everything INT8 is enough, so that no single site was measured (--front does)"
+        title = _title(tuning)
+        reason = f"Everything {title} is enough, so that no single site was measured (--front does)"
         if tuning.effort["stopped"]:
             reason = f"No single site was measured: the {tuning.effort['stopped']} was over"
         page.add_heading(reason)
         return
     page.add_heading(
-        "Most sensitive sites: the output error if only this site is INT8 (part of the outputs' "
-        "standard deviation), and the change of cost if it is float"
+        f"Most sensitive sites: the output error if only this site is {_title(tuning)} (part of "
+        "the outputs' standard deviation), and the change of cost if it is float"
     )
     for site in page.first_rows(measured, _MAX_SITES):
         change = site.as_json(tuning.base)
         conversions = change["conversions"]
         plural = "" if abs(conversions) == 1 else "s"
-        price = f"{change['int8']:+d} INT8, {conversions:+d} conversion{plural}"
+        price = f"{change['int8']:+d} {_title(tuning)}, {conversions:+d} conversion{plural}"
         price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
         page.fill(
             f"{site.site} ({_format_kind(site)}): {site.loss:.2%}; {price}; {site.choice}",

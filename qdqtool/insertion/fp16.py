@@ -78,6 +78,8 @@ class _Fp16Converter:
         for node in model.ordered:
             if node.index in self.half:
                 self._convert_inputs(node)
+                if qdq.is_dq(node):
+                    self._remove_output_type(node)
             elif qdq.is_qdq(node):
                 self._round_scale(node.input(1))
             if node.op != "Constant":
@@ -85,6 +87,14 @@ class _Fp16Converter:
         editor.set_type(retyped, TensorProto.FLOAT16)
         editor.finish()
         return len(self.half)
+
+    def _remove_output_type(self, node: Node) -> None:
+        """Let a DequantizeLinear write the type of its scale."""
+        if node.integer("output_dtype", 0):
+            proto = self.editor.edit_proto(node)
+            kept = [attribute for attribute in proto.attribute if attribute.name != "output_dtype"]
+            del proto.attribute[:]
+            proto.attribute.extend(kept)
 
     def _convert_outputs(self, node: Node) -> list[str]:
         """Insert Casts after a node, and return the outputs that become FP16 without one."""

@@ -27,7 +27,7 @@ from qdqtool.types import Precision
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
 # The last in which the result of a DequantizeLinear always has the scale's type. Later ones have an
-# attribute for it, and without the attribute the same rule.
+# attribute for it, and without the attribute the same rule. FP32 is the type without it, too.
 _SCALE_TYPE_OPSET = 22
 HALF_MAX = float(np.finfo(np.float16).max)
 # A range that is near the largest value: other images than those of the calibration may exceed it.
@@ -98,7 +98,7 @@ def keeps_float32(model: Model, node: Node, position: int) -> bool:
 
 def _node_float32_inputs(model: Model, node: Node) -> frozenset[int] | None:
     opset = max(model.opset, HALF_OPSET)
-    if qdq.is_dq(node) and not node.integer("output_dtype", 0):
+    if qdq.is_dq(node) and node.integer("output_dtype", 0) in (0, TensorProto.FLOAT):
         opset = min(opset, _SCALE_TYPE_OPSET)
     return float32_inputs(node.op, opset, len(node.outputs))
 

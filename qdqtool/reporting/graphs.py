@@ -21,7 +21,7 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.reporting import data
 from qdqtool.reporting.nodes import ModelCollector, choose_paint
 from qdqtool.reporting.page import display_name, shorten_name, strip_operator
-from qdqtool.types import BYTES, EngineLayer, Precision
+from qdqtool.types import EIGHT_BITS, EngineLayer, Precision
 from qdqtool.util import limits
 from qdqtool.util.text import format_count
 
@@ -473,7 +473,7 @@ class _EngineDrawing:
         self.consumed.update(t.tensor for t in layer.inputs)
         if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
             output = layer.outputs[0]
-            kind = "Q" if output.precision in BYTES else "DQ"
+            kind = "Q" if output.precision in EIGHT_BITS else "DQ"
             mark = data.EdgeMark(display_name(layer.name), kind, True)
             for _, source in sources:
                 marks = (*source.marks, mark)[-_MAX_MARKS:]

@@ -470,7 +470,7 @@ def _largest_magnitudes(model: Model, tensor: str, axis: int) -> npt.NDArray[Any
 
 MAX_ROWS = 50  # of a profile that match no predicted layer
 PARTS = {
-    "int8": ("INT8 layers", "convolutions and other layers that compute in INT8"),
+    "int8": ("INT8 layers", "convolutions and other layers that compute in INT8 or FP8"),
     "float": ("Float layers", "layers that compute in a floating-point type"),
     "conversion": ("Conversions", "Q and DQ that remain: a change of data type at run time"),
     "copy": ("Copies", "copies that Concats and Splits need: memory only"),
@@ -622,6 +622,8 @@ def collect_roofline(subject: ReportSubject) -> data.GpuRoofline | None:
     rates = {"FP32": gpu.mac_rate(Precision.FP32), "FP16": gpu.mac_rate(Precision.FP16)}
     if gpu.has_int8:
         rates["INT8"] = gpu.mac_rate(Precision.INT8)
+    if gpu.has_fp8 and subject.prediction.summary()["fp8"]:
+        rates["FP8"] = gpu.mac_rate(Precision.FP8)
     return data.GpuRoofline(gpu.name, gpu.clock, gpu.bandwidth * 1e9, rates)
 
 

@@ -14,7 +14,6 @@ from qdqtool.types import Evidence, Finding, Prediction
 
 # Compute capability, and the first target that supports it and newer ones.
 _FIRST_TARGETS = ((10.0, (10, 0)), (8.9, (8, 5)))
-FIRST_FP8 = 8.9  # compute capability
 FIRST_BF16 = 8.0
 # Compute capability, and the first target that dropped it and older ones.
 _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))
@@ -99,7 +98,7 @@ def _int8_facts(prediction: Prediction, gpu: Gpu, model: Model | None) -> Iterat
 
 def _other_facts(prediction: Prediction, gpu: Gpu) -> Iterator[_Fact]:
     fp8 = [c.name for c in prediction.convolutions if c.is_fp8]
-    if fp8 and float(gpu.cc) < FIRST_FP8:
+    if fp8 and not gpu.has_fp8:
         yield GpuFact.NO_FP8, fp8, Evidence.DOCUMENTED, ()
     if prediction.model.has_bfloat16 and float(gpu.cc) < FIRST_BF16:
         yield GpuFact.NO_BF16, [], Evidence.DOCUMENTED, ()

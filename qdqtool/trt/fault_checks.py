@@ -112,15 +112,29 @@ def find_scale_owner(model: Model, node: Node) -> faults.ScaleOwner:
 
 
 def scale_implausible(
-    by: str, model: Model, node: Node, scales: ParameterValues | None
+    by: str,
+    model: Model,
+    node: Node,
+    scales: ParameterValues | None,
+    includes_infinity: bool = False,
 ) -> faults.ScaleImplausible | None:
-    """Return a fault if a scale is positive and finite, but no calibration gives it.
+    """Return a fault if a scale is positive, but no calibration gives it.
 
     Small scales of weights are left out: a channel of zeros may have one.
+
+    Args:
+        by: Pass or check that asks.
+        model: The model.
+        node: The quantizer.
+        scales: Its scales; None if unknown.
+        includes_infinity: Whether the target accepts an infinite scale, so that no other fault
+            covers it.
     """
     if scales is None or not scales.values.size:
         return None
-    values = scales.values[np.isfinite(scales.values) & (scales.values > 0)]
+    values = scales.values[scales.values > 0]
+    if not includes_infinity:
+        values = values[np.isfinite(values)]
     bad = (values > LARGEST_SCALE) | (values <= SMALLEST_SCALE)
     if not bad.any():
         return None

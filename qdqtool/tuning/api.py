@@ -508,6 +508,7 @@ class _TuningRun:
                 planner.build(planner.plan(configuration), weights)[0].proto
             ),
             float_type="fp16" if planner.fp16 else "fp32",
+            precision=self.format.name,
             float32=dict(planner.fp32_tensors),
         )
 

@@ -219,6 +219,7 @@ class Tuning:
         cheapest_plausible: Cheapest placement whose 95 % interval on the held-out images reaches
             the goal, if it is cheaper than the chosen one. More images may show that it is enough.
         float_type: Type of the part that is not quantized, ``fp32`` or ``fp16``.
+        precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``.
         float32: Tensors that remain FP32 in an FP16 model, with the largest value in the data.
         notes: Notes about the result.
         warnings: Warnings about the result.
@@ -254,6 +255,7 @@ class Tuning:
     source: str = ""
     output: str = ""
     float_type: str = "fp32"
+    precision: str = "int8"
     float32: dict[str, float] = field(default_factory=dict)
     builder: Callable[[Configuration], onnx.ModelProto] | None = field(
         default=None, repr=False, compare=False
@@ -331,6 +333,7 @@ class Tuning:
             ),
             "unchanged": self.unchanged,
             "float_type": self.float_type,
+            "precision": self.precision,
             "float32": largest_json(self.float32),
             "effort": self.effort,
             "notes": list(self.notes),

@@ -247,9 +247,10 @@ def read_built_convolution(
     if built.precision is not None:
         built.contradiction = _find_contradiction(built, input_line, output_line, lines)
     elif position is None and input_line is not None:
-        built.precision = Precision.INT8
+        # The lines do not name the type of the Q and DQ, which is that of the model.
+        built.precision = Precision.FP8 if conv.is_fp8 else Precision.INT8
         if output_line is not None:
-            built.output = Precision.INT8
+            built.output = built.precision
         elif lines.complete:
             built.output = Precision.FLOAT
     elif position is None and lines.shows_float(mapper.name(node)):
@@ -264,7 +265,8 @@ def _find_contradiction(
         return Difference.LINE_AND_INPUT, (input_line,)
     if output_line is not None and _is_float(built.output):
         return Difference.LINE_AND_OUTPUT, (output_line,)
-    needs_line = built.precision == Precision.INT8 and lines.inputs and lines.complete
+    is_quantized = built.precision in (Precision.INT8, Precision.FP8)
+    needs_line = is_quantized and lines.inputs and lines.complete
     return (Difference.NO_LINE, ()) if needs_line and input_line is None else None
 
 

@@ -43,6 +43,7 @@ class BuiltModel(BuildResult):
     def as_json(self) -> Json:
         """Return the JSON fields."""
         int8 = sum(n.precision == Precision.INT8 for n in self.nodes)
+        fp8 = sum(n.precision == Precision.FP8 for n in self.nodes)
         paths = {"log": self.log_path, "layers": self.layers_path, "engine": self.engine_path}
         return {
             "schema": SCHEMA,
@@ -51,7 +52,7 @@ class BuiltModel(BuildResult):
             "targets": [f"SM{s}" for s in self.targets],
             **to_json_fields(self, "status", "message"),
             "seconds": round(self.seconds, 3),
-            "summary": {"convolutions": len(self.nodes), "int8": int8},
+            "summary": {"convolutions": len(self.nodes), "int8": int8, "fp8": fp8},
             **to_json_fields(self, "nodes"),
             **{name: str(path) if path else None for name, path in paths.items()},
         }

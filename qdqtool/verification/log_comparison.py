@@ -257,7 +257,7 @@ def _type_difference(
 ) -> DetailedDifference | None:
     for ours, theirs in zip(predicted, built, strict=False):
         types = (ours.precision, theirs.precision)
-        comparable = all(p.is_float or p == Precision.INT8 for p in types)
+        comparable = all(p.is_float or p in (Precision.INT8, Precision.FP8) for p in types)
         if comparable and not ours.precision.agrees(theirs.precision):
             return side, types
     return None

@@ -1,12 +1,13 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.fp16 import convert_to_fp16, convert_to_fp32, has_fp16
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.half import float32_inputs
+from qdqtool.prediction import predict
 from qdqtool.quantization.api import insert
 from tests.errors import has
 from tests.insertion.nets import (
@@ -370,6 +371,25 @@ def test_half_weights_that_are_inputs(ir: int) -> None:
     check(result.model)
     assert TensorProto.FLOAT16 in {v.type.tensor_type.elem_type for v in result.model.graph.input}
     assert_same_outputs(model, result.model, images(1)[0], atol=0.1)
+
+
+def test_stated_output_type_of_a_dequantizer_becomes_half() -> None:
+    net = Net()
+    model = net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x")))).model(23, ir=11)
+    quantized = insert(model, images(), head="none", predict=False).model
+    for node in nodes_of(quantized, "DequantizeLinear"):
+        node.attribute.append(helper.make_attribute("output_dtype", TensorProto.FLOAT))
+    assert predict(quantized, target="11").findings_by_code()["FLOAT-FP32"] == 1
+    fixed = Model(copy_model(quantized))
+    assert convert_to_fp16(fixed)
+    check(fixed.proto)
+    assert not [
+        a
+        for n in nodes_of(fixed.proto, "DequantizeLinear")
+        for a in n.attribute
+        if a.name != "axis"
+    ]
+    assert_same_outputs(quantized, fixed.proto, images(1)[0], atol=0.1)
 
 
 @pytest.mark.parametrize("opset", [19, 21, 22, 23, 25])

@@ -104,6 +104,7 @@ def test_networks_that_take_pixels(normalization: Normalization) -> None:
         (warning,) = warn_own_normalization(model, used(name))
         assert warning.code == "own-normalization"
         assert "takes pixels from 0 to 255" in warning
+        assert "(-0 to" not in warning
         assert "preprocess='none'" in warning
     for name in ("none", "yolox"):
         assert warn_own_normalization(model, used(name)) == []

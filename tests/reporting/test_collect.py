@@ -584,7 +584,7 @@ def test_target_is_named_as_in_the_argument() -> None:
 
 def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> None:
     out = tmp_path / "tuned.json"
-    options = ["--gpu", "T4", "--keep", "0.999", "--front", "--no-state"]
+    options = ["--gpu", "Jetson Orin Nano 4GB", "--keep", "0.999", "--front", "--no-state"]
     results = ["-o", str(tmp_path / "tuned.onnx"), "--result", str(out)]
     arguments = [str(files.float), "--calib", str(files.data)]
     assert run(["tune", *arguments, *options, *results]) in (0, 1)
@@ -595,4 +595,4 @@ def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> 
     ]
     assert [p.int8 for p in tuning.points if p.chosen] == [written["chosen"]["int8"]]
     assert len(tuning.sites) == len(written["sites"])
-    assert tuning.axis == "estimated milliseconds on Tesla T4"
+    assert tuning.axis == "estimated milliseconds on Jetson Orin Nano 4GB"

@@ -18,6 +18,7 @@ from qdqtool.verification.convolutions import (
     PassLines,
     compare_convolutions,
     find_built_nodes,
+    read_built_convolution,
 )
 from qdqtool.verification.layer_mapping import NodeMapper
 from qdqtool.verification.local_build import inspector_json
@@ -228,6 +229,20 @@ def test_pass_lines_of_fused_and_merged_layers(g: Graph) -> None:
     assert lines.outputs == {"my + conv": 3, "d": 5}
     assert lines.inputs["d"] == 4 and "unknown" not in lines.inputs
     assert not lines.complete and PassLines(Build(headings=EPILOGUE), mapper).complete
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
+def test_pass_lines_show_the_type_of_the_model(g: Graph, precision: Precision) -> None:
+    """Lines name quantizers, not their type."""
+    g.opset, g.fp8 = 19, precision == Precision.FP8
+    proto = g.model(g.op("Softmax", g.conv(g.input(1, 32, 4, 4), "c", 32), "s"))
+    prediction = predict(proto, "trt10")
+    model = Model(proto)
+    lines = PassLines(Build(trace=[line("(x)", 4, "c")], headings=EPILOGUE), NodeMapper(model, []))
+    built = read_built_convolution(
+        model.node("c"), prediction.convolution("c"), Build(), NodeMapper(model, []), lines
+    )
+    assert built.precision == precision == prediction.convolution("c").precision
 
 
 def test_mismatch_fields() -> None:

@@ -193,10 +193,11 @@ def _find_scale_faults(
     if computed is not None:
         yield computed
         return
+    is_rtx = target_named(target).is_rtx
     if params.scale_type == _HALF:
         yield faults.ScaleHalf(CHECK, name, params.summary)
     yield fault_checks.scale_not_positive(CHECK, view.model, node, params.scales)
-    yield fault_checks.scale_implausible(CHECK, view.model, node, params.scales)
+    yield fault_checks.scale_implausible(CHECK, view.model, node, params.scales, is_rtx)
     shape = params.scale_shape or ()
     accepted = math.prod(shape) == 1 and target_named(target).blocked_scales
     yield fault_checks.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, accepted)

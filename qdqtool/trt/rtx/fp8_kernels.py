@@ -2,8 +2,8 @@
 
 Kernels of more than 32 elements have no FP8 kernel, except depthwise 7x7 on compute capability
 12.x. The compiler generates the kernel of a column: a 1x1 Conv of data [1, C, H, 1] with at most
-four channels, and a weight scale for each output channel or no bias. If the Q before it becomes
-part of that kernel, the kernel reads floats.
+four channels. If the Q before it becomes part of that kernel, the kernel reads floats. Columns
+whose weights have one scale are FP8, except one without bias that reads a network input.
 """
 
 from __future__ import annotations
@@ -38,13 +38,18 @@ def find_fp8_obstacle(
     weights = _weight_shape(model, node)
     if not weights:
         return None
-    is_simple = has_one_scale and bool(node.input(2))  # which is FP8 with a bias
+    is_simple = has_one_scale and (node.input(2) or not _reads_network_input(model, dq))
     is_generated = _is_column(model, node, weights) and not is_simple
     if is_generated and _joins_quantizer(model, node, dq):
         return FloatFp8Column(COMPILER, node.name, weights[1])
     if _has_depthwise_kernel(node, weights) and all(c >= _SM12 for c in capabilities):
         return None
     return large_fp8_kernel(COMPILER, node.name, weights[2:])
+
+
+def _reads_network_input(model: Model, dq: Node) -> bool:
+    q = model.producer(dq.input(0))
+    return q is not None and q.input(0) in model.inputs
 
 
 def _weight_shape(model: Model, node: Node) -> list[int]:
@@ -126,7 +131,8 @@ def _is_kernel_of_its_own(model: Model, reduction: Node) -> bool:
 def _is_float_column(model: Model, node: Node, depth: int) -> bool:
     """Whether a node, or the one before its activation, is a column that its Q has joined.
 
-    Only those with a bias take the next Q into their kernel.
+    Only those with a bias take the next Q into their kernel, and not after a reduction that reads a
+    DQ.
     """
     while node.op in _ACTIVATIONS and len(model.consumers(node.input(0))) == 1:
         producer = model.producer(node.input(0))
@@ -139,6 +145,10 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
     dqs = [model.producer(tensor) for tensor in node.inputs[:2]]
     data, scaled = (dq if qdq.is_dq(dq) else None for dq in dqs)
     if data is None or scaled is None or not qdq.read_params(model, scaled).scale_shape:
+        return False
+    q = model.producer(data.input(0))
+    before = _find_producer(model, q) if q is not None and qdq.is_q(q) else None
+    if before is not None and _is_reduction(before) and qdq.is_dq(model.producer(before.input(0))):
         return False
     return _joins_quantizer(model, node, data, depth)
 

@@ -147,3 +147,9 @@ def test_fix_keeps_zeros_of_stored_integers() -> None:
 def test_huge_scale_of_weights_is_reported(value: float) -> None:
     assert codes(with_weights(channel(0, value))) & {"W-SCALE", EXTREME}
     assert EXTREME in codes(with_integers(channel(0, value)))
+
+
+def test_infinite_scale_that_rtx_accepts_is_reported() -> None:
+    """TensorRT-RTX builds it; every value becomes 0 there."""
+    assert codes(simple(scale=INF), "rtx1.7") >= {EXTREME}
+    assert NOT_POSITIVE not in codes(simple(scale=INF), "rtx1.7")

@@ -1,0 +1,103 @@
+"""Findings and texts about FP8 quantizers."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qdqtool.formats.predict_text import choose_typing
+from qdqtool.formats.verdicts import verdict
+from qdqtool.prediction import predict
+from qdqtool.timing.estimate import predict_on_gpu
+from qdqtool.timing.options import TimingOptions
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Precision, Prediction, Severity
+from tests.trt.builder import Graph
+
+
+def chain(*types: str, channels: int = 32, **options: int) -> onnx.ModelProto:
+    """Return convolutions, each with quantizers of a type, ``INT8`` or ``FP8``."""
+    g = Graph(opset=19)
+    x = g.input(1, channels, 8, 8)
+    for number, kind in enumerate(types):
+        g.fp8 = kind == "FP8"
+        x = g.relu(g.conv(x, f"c{number}", channels, **options), f"r{number}")
+    return g.model(x)
+
+
+def severities(prediction: Prediction) -> dict[str, Severity]:
+    return {f.code: f.severity for f in prediction.findings if f.code.startswith("FP8")}
+
+
+@pytest.mark.parametrize("target", ["trt10", "trt11", "rtx1.7"])
+def test_summary_counts_types_apart(target: str) -> None:
+    prediction = predict(chain("INT8", "FP8", "FP8"), target)
+    precisions = [c.precision for c in prediction.convolutions]
+    assert precisions == [Precision.INT8, Precision.FP8, Precision.FP8]
+    summary = prediction.summary()
+    assert (summary["int8"], summary["fp8"], summary["float"]) == (1, 2, 0)
+    assert "1 of 3 convolutions in INT8 and 2 in FP8" in verdict(prediction)
+
+
+def test_fp8_layers_write_fp8_to_each_other() -> None:
+    summary = predict(chain("FP8", "FP8", "FP8"), "trt11").summary()
+    assert (summary["fp8_to_fp8"], summary["fp8_to_float"]) == (2, 1)
+
+
+@pytest.mark.parametrize("target", ["trt8.0", "trt8.5", "trt8.6"])
+def test_tensorrt_8_rejects_fp8(target: str) -> None:
+    assert severities(predict(chain("FP8"), target)) == {"FP8-TARGET": Severity.ERROR}
+
+
+def test_weakly_typed_target_is_reported_and_built_strongly_typed() -> None:
+    prediction = predict(chain("FP8"), "trt10")
+    assert severities(prediction) == {"FP8-WEAK": Severity.INFO}
+    assert choose_typing(prediction, target_named("trt10")).strongly_typed
+    int8 = predict(chain("INT8"), "trt10")
+    assert not choose_typing(int8, target_named("trt10")).strongly_typed
+    assert not severities(predict(chain("FP8"), "10.3-strongly-typed"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_refused"), [("8.6", True), ("8.9", False), ("9.0", False), ("12.0", False)]
+)
+def test_gpu_without_fp8_is_an_error(capability: str, is_refused: bool) -> None:
+    prediction = predict_on_gpu(chain("FP8"), "trt10", TimingOptions(sm=capability))[0]
+    assert (severities(prediction).get("FP8-GPU") == Severity.ERROR) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("options", "is_slow"),
+    [
+        ({}, False),
+        ({"channels": 16}, True),
+        ({"channels": 40}, True),
+        ({"groups": 32}, True),
+        ({"groups": 2, "channels": 64}, True),
+    ],
+)
+def test_few_channels_and_groups_are_slow(options: dict[str, int], is_slow: bool) -> None:
+    assert ("FP8-SLOW" in severities(predict(chain("FP8", **options), "trt10"))) == is_slow
+
+
+@pytest.mark.parametrize("name", ["FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E4M3FNUZ"])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11", "rtx1.7"])
+def test_other_fp8_types_are_an_error(name: str, target: str) -> None:
+    model = chain("FP8")
+    kind = getattr(TensorProto, name)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT8E4M3FN:
+            zeros = [0.0] * int(np.prod(tensor.dims))
+            tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, zeros))
+    prediction = predict(model, target)
+    errors = {f.code for f in prediction.findings if f.severity == Severity.ERROR}
+    assert "QTYPE" in errors
+    assert not any(c.is_fp8 for c in prediction.convolutions)
+
+
+def test_rtx_predicts_fp8_for_8_9_unless_a_gpu_is_named() -> None:
+    assert predict(chain("FP8"), "rtx1.7").compute_capabilities == ["8.9"]
+    assert predict(chain("INT8"), "rtx1.7").compute_capabilities == ["8.6"]
+    named = target_named("rtx1.7").with_capability("8.6")
+    findings = predict(chain("FP8"), named).findings
+    assert any(f.severity == Severity.ERROR for f in findings)
