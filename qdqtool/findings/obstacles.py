@@ -46,7 +46,11 @@ def suggest_recipe(findings: Sequence[Finding]) -> str:
     """Return onnxruntime's recipe for a model in a form that TensorRT does not accept, else ""."""
     if all(finding.code not in _REJECTED_FORMS for finding in findings):
         return ""
-    head = [finding.node for finding in findings if finding.code == "HEAD-QUANT"]
+    head = []
+    for finding in findings:
+        if finding.code == "HEAD-QUANT":
+            # onnxruntime would quantize the anchors that these Adds read.
+            head += [finding.node, *getattr(finding.causes[0].refusal, "sums", ())]
     return onnxruntime_recipe(head if len(head) <= _MAX_EXCLUDED else ())
 
 

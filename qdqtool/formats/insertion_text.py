@@ -57,7 +57,8 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         if math.isfinite(agreement.error):
             change = f"{agreement.error:.1%} of the outputs' standard deviation"
         samples = format_count(agreement.samples, "image")
-        page.add_row(f"{_title(insertion)} and FP16", f"{change} on {samples}")
+        together = f"{_title(insertion)} and FP16 together"
+        page.add_row("Total error", f"{change} on {samples}, {together}")
     if insertion.prediction is not None:
         page.add_row("Prediction", verdict(insertion.prediction))
         nodes = insertion.prediction.conversion_nodes

@@ -843,11 +843,13 @@ class HeadQuantized(Refusal):
 
     Attributes:
         branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
+        sums: Names of the Adds after the DFL, which add anchors to distances.
     """
 
     rules = (FindingRule("HEAD-SCORE", lambda r: r.branch == "class"), fixable("HEAD-QUANT"))
 
     branch: str
+    sums: tuple[str, ...] = ()
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (

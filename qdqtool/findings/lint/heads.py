@@ -63,15 +63,29 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     return cache[""]
 
 
+def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
+    """Return the names of all Adds downstream of a node, in order."""
+    seen = {start.index}
+    pending = [start]
+    while pending:
+        for tensor in pending.pop().outputs:
+            for node in model.consumers(tensor):
+                if node.index not in seen:
+                    seen.add(node.index)
+                    pending.append(node)
+    return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == "Add")
+
+
 _MAX_NODES_TO_CONCAT = 12  # from a Q up to the Concat of a head; YOLOv8 has five
 
 
 def run(view: View, report: FindingReport) -> None:
     """Add findings about quantized convolutions and Concats of a detector's head."""
 
-    def add(conv: Node, branch: str) -> None:
+    def add(conv: Node, branch: str, sums: tuple[str, ...] = ()) -> None:
         if conv.index in view.fully_quantized_nodes:
-            report.add(faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
+            fault = faults.HeadQuantized(CHECK, conv.name, branch, sums)
+            report.add(fault, convolutions=[conv.name])
 
     for index in sorted(find_coordinate_nodes(view)):
         add(view.model.nodes[index], "coordinates")
@@ -80,7 +94,7 @@ def run(view: View, report: FindingReport) -> None:
         return
     head, _ = _float_network(view)
     for conv in (n for n in view.nodes_with_weights if n.index in head.dfl):
-        add(conv, "dfl")
+        add(conv, "dfl", _find_sums_after(view.model, conv))
     for conv in last:  # a warning for box branches, a note for class branches
         if head.dfl and conv.index not in head.boxes:
             add(conv, "class")

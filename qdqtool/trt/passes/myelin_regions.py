@@ -66,6 +66,7 @@ _KINDS_OUTSIDE = (
 )
 
 
+_MAX_HOPS = 8  # Q, DQ and reshapes between a product and the tensor that it reads
 _POINTWISE_KINDS = (
     LayerKind.ACTIVATION,
     LayerKind.ELEMENTWISE,
@@ -181,8 +182,10 @@ def _merge_products(members: Iterable[Layer]) -> None:
 def _find_source(product: Layer) -> Tensor:
     """Return the tensor that a product reads, past Q, DQ and reshapes that keep the order."""
     tensor = product.data
-    while tensor.producer is not None and tensor.producer.inputs:
+    for _ in range(_MAX_HOPS):
         layer = tensor.producer
+        if layer is None or not layer.inputs:
+            break
         if layer.kind not in QDQ and not _keeps_order(layer):
             break
         tensor = layer.data
