@@ -184,7 +184,8 @@ def insert(
             None: 8 samples, and single activations only if the outputs move by 10 % or more, on 2
             samples, with the best confirmed on the other 6; the command's default.
         predict: Whether to predict the result.
-        gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``.
+        gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. FP8
+            is refused on a GPU without it.
 
     Returns:
         The Q/DQ model with scales (units of the tensor per integer step) and reasons.
@@ -209,6 +210,13 @@ def insert(
         predict,
         progress,
     )
+    if precision == FP8.name and gpu is not None and not gpus.choose_gpu(gpu).has_fp8:
+        raise QdqtoolError(
+            f"`gpu` {gpu}: it has no FP8. Use `precision='int8'`, or name a GPU of compute "
+            "capability 8.9 or newer",
+            code="unsupported",
+            parameter="gpu",
+        )
     with record_inputs() as inputs:
         if precision == "auto":
             result = _insert_better(model, data, target_named(target), options, gpu)

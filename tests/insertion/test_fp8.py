@@ -190,6 +190,7 @@ def test_attention_is_quantized_where_it_fuses(head: int, attention: str, quanti
         ({"weights": "int8"}, "option-conflict", "weights"),
         ({"attention": "int8"}, "option-conflict", "attention"),
         ({"input_type": "uint8"}, "option-conflict", "input_type"),
+        ({"gpu": "RTX 3060"}, "unsupported", "gpu"),
     ],
 )
 def test_options_that_do_not_fit_fp8(options: Any, code: str, parameter: str) -> None:
