@@ -24,11 +24,11 @@ from qdqtool.reasons.tensors import TensorSize
 from qdqtool.types import Precision
 
 MAX_CHANNELS = 5  # channels that a record lists
-# Maximum kernel elements of an FP8 convolution. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with one
+# Maximum elements of an FP8 kernel. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with one
 # exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
 # same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
-LARGEST_SCALE = 1024.0  # scale of the largest plausible range: twice the range of FP16, over 127 steps
+LARGEST_SCALE = 1024.0  # maximum of plausible scales: twice the largest FP16 number, over 127
 SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilon of its observers)
 
 # Quantizers -----------------------------------------------------------------------------------
