@@ -326,7 +326,7 @@ def explain_float_output(
 
     Args:
         layer: A layer that computes in INT8.
-        by: Pass that asks.
+        by: Name of the calling pass.
     """
     consumers = find_consumers(layer.out)
     node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
@@ -418,7 +418,7 @@ def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
 
     Args:
         layer: A convolution, deconvolution or matrix product.
-        by: Pass that asks.
+        by: Name of the calling pass.
         target: TensorRT version that would run it.
     """
     position = weights_position(layer)
