@@ -288,7 +288,7 @@ class _TuningRun:
         self.cluster = options.cluster
         self.ranges_report: Json = {}
         self.searched_images = 0  # number of images behind the ranges of the search
-        self.ranges_seconds = 0.0  # estimated time to collect the ranges of the result from all images
+        self.ranges_seconds = 0.0  # estimate for collecting ranges from all images
 
     def _identify(self) -> Json:
         """Return hashes and settings that identify everything that measurements depend on."""
