@@ -309,8 +309,8 @@ class Outcome:
     def _bypass(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
         """Connect the consumers of a layer inside a kernel of Myelin to the layer's input.
 
-        The engine does not list such a layer. A fused Q lets the kernel before it write INT8, except
-        a Q that is fused with the DQ after it into a kernel of floats (gemm-mlp-trt10:
+        The engine does not list such a layer. A fused Q lets the kernel before it write INT8.
+        Exception: a Q that is fused with the DQ after it into a kernel of floats (gemm-mlp-trt10:
         MulMinMaxRounCastCastMul).
         """
         source = self._sources.get(id(layer.data), layer.data)
