@@ -74,7 +74,8 @@ class Target:
             for each output channel. No target has this so far: NVIDIA's answers differ (axis 0
             for TensorRT 8 in issue 1694, per input channel in the kernels and no support per
             output channel in issue 2380; issue 1519 does not build with axis 1 on 8.0.1, issue
-            1699 computes wrongly), and newer toolkits write axis 1 with no available build that shows it.
+            1699 computes wrongly), and newer toolkits write axis 1 with no available build that
+            shows it.
         fuses_quantized_relu: A Relu with Q/DQ before and after it is fused into the INT8 layer
             before it.
         copies_dq: A DQ with several consumers is copied for each operator that it can pass.
