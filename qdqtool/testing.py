@@ -125,7 +125,7 @@ def _float_message(prediction: Prediction, conv: ConvOutcome) -> str:
 def _conversions_message(prediction: Prediction, limit: int) -> str:
     nodes = prediction.conversion_nodes
     text = (
-        f"* {prediction.conversions} conversions remain, but at most {limit} are allowed: "
+        f"* {prediction.conversions} conversions remain; the limit is {limit}: "
         f"{', '.join(nodes[:3])}"
     )
     if len(nodes) > 3:

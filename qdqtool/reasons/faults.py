@@ -23,7 +23,9 @@ from qdqtool.types import (
 from qdqtool.util.records import record
 from qdqtool.util.text import format_count, format_layer_counts
 
-_FAILED_BUILDS = ": builds with these failed (`include` quantizes it)"
+_FAILED_BUILDS = (
+    ": TensorRT builds with such a quantized layer failed (`include` quantizes it anyway)"
+)
 CHECK = "model"  # stands for the pass in faults
 
 
@@ -594,11 +596,7 @@ class OutlierScales(Refusal):
             if self.samples
             else "By the gains of the normalizations before them"
         )
-        message = (
-            f"{self.bad} of {self.total} activation scales cover outliers, and leave other values "
-            f"one or two of 127 steps. {where}, the largest value is many times the typical one: "
-            f"{listed}{_more(self.bad, len(self.worst))}."
-        )
+        message = f"{self.bad} of {self.total} activation scales cover outliers, so other values have only one or two of 127 steps. {where}, the largest value is many times the typical one: {listed}{_more(self.bad, len(self.worst))}."
         if self.linear:
             return message
         return message, (
@@ -870,7 +868,7 @@ class IntegerOperator(Refusal):
     op: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a {self.op}: TensorRT cannot import it."
+        return f"{self.node} is a {self.op}, which TensorRT cannot import."
 
 
 _FORMS = {  # operators of each form of simulated quantizers, and how to export Q/DQ instead
@@ -959,11 +957,7 @@ class AtenNodes(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         more = f" (and {format_count(self.more, 'more node')})" if self.more else ""
-        return (
-            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found no "
-            "ONNX operator and fell back. TensorRT's parser stops at it, and the prediction does "
-            "not see the convolutions inside."
-        )
+        return f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found no ONNX operator and fell back. TensorRT's parser stops at this node, and the prediction does not cover the convolutions inside."
 
 
 class UnreadBfloat16(Refusal):
@@ -978,7 +972,7 @@ class UnreadBfloat16(Refusal):
     tensor: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"'{self.tensor}' is bfloat16, which parsers before TensorRT 9.0 do not read."
+        return f"'{self.tensor}' is bfloat16, which TensorRT before 9.0 cannot import."
 
 
 class UnanalyzedSubgraphs(Refusal):
@@ -1060,10 +1054,7 @@ class FloatOperator(Refusal):
     op: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node} ({self.op}) has Q/DQ before it and runs in float: the pairs cost "
-            "precision and conversions, and save nothing."
-        )
+        return f"{self.node} ({self.op}) has Q/DQ before it but runs in float: the pairs cost precision and conversions, and save no time."
 
 
 class PairScalesDiffer(Refusal):
@@ -1099,10 +1090,7 @@ class LocalFunctions(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         count = format_count(len(self.functions), "function")
-        return (
-            f"the model defines {count} of its own ({list_names(self.functions)}), which the "
-            "parser does not know. The prediction holds for the model with the functions inlined."
-        )
+        return f"the model defines {count} of its own ({list_names(self.functions)}), which TensorRT's parser cannot import. The prediction holds for the model with the functions inlined."
 
 
 class UnknownOperator(Refusal):
@@ -1114,10 +1102,7 @@ class UnknownOperator(Refusal):
     more: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown "
-            f"operator, {self.op}: no Q or DQ moves past it or is fused into it."
-        )
+        return f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown operator ({self.op}): no Q or DQ moves past this node or is fused into it."
 
 
 class OtherTypes(Refusal):
@@ -1213,10 +1198,7 @@ class Convolution3D(Refusal):
     rules = (FindingRule("CONV3D-INT8"),)
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node} is a quantized 3D convolution: builds with these failed on 8.2.2 and "
-            f"8.2.5."
-        )
+        return f"{self.node} is a quantized 3D convolution: builds with such layers failed on TensorRT 8.2.2 and 8.2.5."
 
 
 class LargeKernel(Refusal):
@@ -1227,10 +1209,7 @@ class LargeKernel(Refusal):
     kernel: tuple[int, ...]
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return (
-            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 "
-            f"kernel failed on 8.6."
-        )
+        return f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 kernel failed on TensorRT 8.6."
 
     def skip_reason(self) -> str:
         return f"kernel {'x'.join(map(str, self.kernel))}{_FAILED_BUILDS}"
@@ -1373,10 +1352,7 @@ class DecomposedNorm(Refusal):
                 "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
                 "squares.",
             )
-        text = (
-            f"{self.node} squares values in a decomposed normalization: in FP16 the square of 256 "
-            f"is already infinite."
-        )
+        text = f"{self.node} squares values in a decomposed normalization: in FP16, the square of 256 is already infinite."
         if self.exact:
             raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
             return (
