@@ -66,10 +66,17 @@ class Check:
 
     def text(self) -> str:
         """Return the result in one line."""
-        line = f"{self.pieces} pieces agree to {self.worst:.1e}; the outputs differ by {self.difference:.1e} of their standard deviation, and the network's own noise is {self.noise:.1e}"
+        line = (
+            f"{self.pieces} pieces agree to {self.worst:.1e}; the outputs differ by "
+            f"{self.difference:.1e} of their standard deviation, and the network's own noise is "
+            f"{self.noise:.1e}"
+        )
         if self.end_to_end_shows:
             return line
-        return f"{line}; this noise hides errors of the whole network, so only the comparison of single layers is meaningful"
+        return (
+            f"{line}; this noise hides errors of the whole network, so only the comparison of "
+            "single layers is meaningful"
+        )
 
     @property
     def end_to_end_shows(self) -> bool:

@@ -596,7 +596,11 @@ class OutlierScales(Refusal):
             if self.samples
             else "By the gains of the normalizations before them"
         )
-        message = f"{self.bad} of {self.total} activation scales cover outliers, so other values have only one or two of 127 steps. {where}, the largest value is many times the typical one: {listed}{_more(self.bad, len(self.worst))}."
+        message = (
+            f"{self.bad} of {self.total} activation scales cover outliers, so other values "
+            f"have only one or two of 127 steps. {where}, the largest value is many times the "
+            f"typical one: {listed}{_more(self.bad, len(self.worst))}."
+        )
         if self.linear:
             return message
         return message, (
@@ -957,7 +961,11 @@ class AtenNodes(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         more = f" (and {format_count(self.more, 'more node')})" if self.more else ""
-        return f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found no ONNX operator and fell back. TensorRT's parser stops at this node, and the prediction does not cover the convolutions inside."
+        return (
+            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found "
+            "no ONNX operator and fell back. TensorRT's parser stops at this node, and the "
+            "prediction does not cover the convolutions inside."
+        )
 
 
 class UnreadBfloat16(Refusal):
@@ -1054,7 +1062,10 @@ class FloatOperator(Refusal):
     op: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} ({self.op}) has Q/DQ before it but runs in float: the pairs cost precision and conversions, and save no time."
+        return (
+            f"{self.node} ({self.op}) has Q/DQ before it but runs in float: the pairs cost "
+            "precision and conversions, and save no time."
+        )
 
 
 class PairScalesDiffer(Refusal):
@@ -1090,7 +1101,11 @@ class LocalFunctions(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         count = format_count(len(self.functions), "function")
-        return f"the model defines {count} of its own ({list_names(self.functions)}), which TensorRT's parser cannot import. The prediction holds for the model with the functions inlined."
+        return (
+            f"the model defines {count} of its own ({list_names(self.functions)}), which "
+            "TensorRT's parser cannot import. The prediction holds for the model with the "
+            "functions inlined."
+        )
 
 
 class UnknownOperator(Refusal):
@@ -1102,7 +1117,10 @@ class UnknownOperator(Refusal):
     more: int
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown operator ({self.op}): no Q or DQ moves past this node or is fused into it."
+        return (
+            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or "
+            f"unknown operator ({self.op}): no Q or DQ moves past this node or is fused into it."
+        )
 
 
 class OtherTypes(Refusal):
@@ -1198,7 +1216,10 @@ class Convolution3D(Refusal):
     rules = (FindingRule("CONV3D-INT8"),)
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a quantized 3D convolution: builds with such layers failed on TensorRT 8.2.2 and 8.2.5."
+        return (
+            f"{self.node} is a quantized 3D convolution: builds with such layers failed on "
+            "TensorRT 8.2.2 and 8.2.5."
+        )
 
 
 class LargeKernel(Refusal):
@@ -1209,7 +1230,10 @@ class LargeKernel(Refusal):
     kernel: tuple[int, ...]
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 kernel failed on TensorRT 8.6."
+        return (
+            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a "
+            "32x32 kernel failed on TensorRT 8.6."
+        )
 
     def skip_reason(self) -> str:
         return f"kernel {'x'.join(map(str, self.kernel))}{_FAILED_BUILDS}"
@@ -1352,7 +1376,10 @@ class DecomposedNorm(Refusal):
                 "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
                 "squares.",
             )
-        text = f"{self.node} squares values in a decomposed normalization: in FP16, the square of 256 is already infinite."
+        text = (
+            f"{self.node} squares values in a decomposed normalization: in FP16, the square "
+            "of 256 is already infinite."
+        )
         if self.exact:
             raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
             return (

@@ -77,7 +77,10 @@ class OutputTypeDiffers(Refusal, reason="output-type"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it quantizes to {self.types[1]}, so {self.node} writes float, and the Q remains."
+        return (
+            f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it "
+            f"quantizes to {self.types[1]}, so {self.node} writes float, and the Q remains."
+        )
 
 
 class Fp8Unsupported(Refusal):

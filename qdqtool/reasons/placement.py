@@ -158,7 +158,10 @@ class SmallConvolution(Refusal):
 
     def skip_reason(self) -> str:
         kernel = "x".join(map(str, self.kernel))
-        return f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): no fast INT8 kernel expected (`include` quantizes it anyway)"
+        return (
+            f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): "
+            "no fast INT8 kernel expected (`include` quantizes it anyway)"
+        )
 
 
 class Fp8Obstacle(StrEnum):
@@ -167,7 +170,7 @@ class Fp8Obstacle(StrEnum):
     KERNEL = "the kernel has more than 32 elements, and TensorRT has no FP8 kernel for it"
     GROUPS = "FP8 kernels for grouped and depthwise convolutions are slow or missing"
     CHANNELS = "FP8 is slower than FP16 with so few input or output channels"
-    SINGLE_ROW = "a product with a single row spends its time on reading weights, so FP8 hardly makes it faster"
+    SINGLE_ROW = "a product with a single row is limited by reading weights, not by computation"
     DECONVOLUTION = "no build shows an FP8 ConvTranspose"
 
 
