@@ -495,7 +495,11 @@ class WeightsShared(Refusal, reason="weights-shared"):
     more: int = 0
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"weights '{self.weight}' are shared by {list_names(self.convolutions, more=self.more)}; TensorRT folds the weights into only one of these layers."
+        return (
+            f"weights '{self.weight}' are shared by "
+            f"{list_names(self.convolutions, more=self.more)}; TensorRT folds the weights into "
+            "only one of these layers."
+        )
 
 
 # Outputs --------------------------------------------------------------------------------------
