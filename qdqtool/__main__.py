@@ -1,4 +1,4 @@
-"""Entry point of the `qdqtool` script. The overview of the commands loads none of them."""
+"""Entry point of the `qdqtool` script; `qdqtool --help` imports no command."""
 
 from __future__ import annotations
 

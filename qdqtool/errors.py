@@ -5,19 +5,19 @@ import re
 # Control characters with line breaks, and surrogates, which file names that are not UTF-8 contain.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-LONGEST = 600  # characters of a message
-# Characters of each word (a name is one word) and of the path in a message that was too long.
+LONGEST = 600  # maximum characters of a message
+# Maximum characters of a word (such as a node name) and of the path in a message that is too long.
 _WORD, _PATH = 100, 200
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def brief(text: str) -> str:
-    """Return a message that is at most as long as :data:`LONGEST`."""
+    """Shorten a message to at most :data:`LONGEST` characters; shorter ones stay the same."""
     return text if len(text) <= LONGEST else _shorten(text)
 
 
 def _shorten(text: str) -> str:
-    """Cut the middle out of long words; if that is not enough, out of the whole text."""
+    """Cut the middle out of long words, and out of the whole text if it is still too long."""
     text = _LONG_WORD.sub(lambda match: _ends(match[0], _WORD), text)
     return text if len(text) <= LONGEST else _ends(text, LONGEST)
 
@@ -68,7 +68,7 @@ class QdqtoolError(Exception):
 
 
 class VersionError(QdqtoolError):
-    """A TensorRT version that no target fits."""
+    """A TensorRT version for which qdqtool has no target (set of rules)."""
 
 
 class ModelError(QdqtoolError):

@@ -17,8 +17,8 @@ class Case:
         builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an
             engine listing. The builds are described in ``qdqtool/trt/builds.tsv``.
         source: Document that states it, or why it is assumed and which log would refute it.
-        about: Names in a line of the log that shows it: operators as in ONNX, kinds of lines as
-            in ``trt.trace``. Names that all cases of a pass have in common can be left out.
+        about: Words that select the case for a line of the log: ONNX operators, or kinds of
+            lines as in ``trt.trace``. Words that all cases of a pass share can be left out.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Case:
     )  # distinguished by identity, many times in a simulation
 
     def build_names(self) -> tuple[str, ...]:
-        """Return the names of the builds that show the case, each once."""
+        """Return the names of the builds that show the case, without duplicates."""
         return tuple(dict.fromkeys(b.partition(":")[0] for b in self.builds))
 
 
@@ -51,5 +51,5 @@ def documented(name: str, says: str, source: str, about: tuple[str, ...] = ()) -
 
 
 def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
-    """Return a case that no build shows; ``source`` is the reason, and what would refute it."""
+    """Return a case that no build shows; ``source`` is its reason, and a log that refutes it."""
     return Case(name, Evidence.ASSUMED, says, (), source, about)

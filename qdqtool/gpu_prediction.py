@@ -47,7 +47,7 @@ def predict(
         model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        advice: Whether to look for findings as well.
+        advice: Whether to add findings.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
             or ``"apart"``.
         way: How the engine is built, such as ``trtexec`` or ``onnxruntime``. Findings then
@@ -55,7 +55,7 @@ def predict(
         gpu: GPU to estimate the time for; see ``qdqtool gpus``.
         clock: SM clock in MHz under load. Default: the boost clock.
         power: Power mode of a Jetson, such as ``15W``. The clock is guessed from it.
-        sm: Compute capability such as ``7.5``: findings about it, without times.
+        sm: Compute capability such as ``7.5``. Adds findings about its limits, without times.
         batch: Batch to estimate the time for. Default: the model's own, or 1.
         no_fp16: Whether the builder may not use FP16, so that floats are FP32.
         calibrate: A measured time (``5.3ms``), a trtexec profile of this model, or a file of
@@ -87,10 +87,10 @@ def predict(
 
 
 def _require_gpu(options: TimingOptions) -> None:
-    """Check that options about a GPU come with one.
+    """Reject options that have an effect only with `gpu`, if `gpu` is missing.
 
     Raises:
-        QdqtoolError: They do not.
+        QdqtoolError: Such an option is set, but `gpu` is not.
     """
     given = [name for name in _NEED_GPU if getattr(options, name) not in (None, False)]
     if options.gpu is None and given:
@@ -104,13 +104,16 @@ def _require_gpu(options: TimingOptions) -> None:
 def predict_with_time(
     model: ModelSource | Model, target: Target, options: TimingOptions, **settings: Any
 ) -> tuple[Prediction, TimeEstimate | None]:
-    """Predict, and estimate the time and the savings of automatic fixes if a GPU is named.
+    """Predict, and with a GPU estimate times, including the savings of automatic fixes.
 
     Args:
         model: The model.
         target: TensorRT version.
         options: GPU or compute capability, batch and calibration.
         settings: Further arguments of :func:`qdqtool.timing.estimate.predict_on_gpu`.
+
+    Returns:
+        The prediction, and the estimate; None without a GPU.
     """
     from qdqtool.timing.estimate import predict_on_gpu
 
@@ -118,7 +121,7 @@ def predict_with_time(
 
 
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
-    """Add the time that automatic fixes save, if there are any."""
+    """Add the time that automatic fixes save, if the prediction has automatic fixes."""
     if any(f.automatic for f in prediction.findings):
         from qdqtool.fixing.api import add_fixes
 

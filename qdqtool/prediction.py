@@ -38,7 +38,7 @@ def predict(
         model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        advice: Whether to look for findings as well.
+        advice: Whether to add findings. Without them the prediction is faster.
         assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
             or ``"apart"``.
         way: How the engine is built, such as ``trtexec`` or ``onnxruntime``. Findings then
@@ -94,14 +94,14 @@ def check_activations(
     max_images: int = 64,
     progress: bool = False,
 ) -> None:
-    """Run a Q/DQ model on data and add a finding if scales of activations do not fit it.
+    """Run a Q/DQ model on data; add a finding if activation scales do not fit the data.
 
-    The quantizers of activations are removed first, so that one that clips does not affect
-    those after it.
+    The model runs without its quantizers of activations, so that a quantizer that clips does
+    not change the values at later ones. ``prediction`` is changed in place.
 
     Args:
         model: The model that was predicted; its weights are needed.
-        prediction: Its prediction, to which the finding is added.
+        prediction: Prediction of the model. It receives the finding.
         data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
         preprocess: How images become inputs: a name of :data:`calibration.PRESETS` (``yolo``,
             ``imagenet``, ...), a :class:`calibration.Preprocess`, or a function from an RGB image
@@ -152,7 +152,7 @@ def check_activations(
     report = FindingReport(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    # The data replaces the guess from the scales.
+    # Measured scales replace the finding that guesses from the scales alone.
     findings = [
         f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)
     ]
@@ -161,7 +161,7 @@ def check_activations(
 
 
 def predict_outcome(model: Model, target: Target) -> Prediction:
-    """Predict without findings and without the alternatives of assumptions."""
+    """Predict without findings, and without simulating the alternatives of assumptions."""
     with pause_gc():
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
@@ -173,10 +173,10 @@ def predict_outcome(model: Model, target: Target) -> Prediction:
 def advise(
     model: Model, prediction: Prediction, way: str | None = None, target: Target | None = None
 ) -> list[Finding]:
-    """Find the findings of a prediction, and sort and number them.
+    """Return the findings of a prediction, sorted and numbered.
 
-    The default target is the one of the prediction, without the version that a user named.
-    Sets ``findings`` of each convolution to the ids of the findings about it.
+    Also sets ``findings`` of each convolution of the prediction to the ids of its findings.
+    ``target`` defaults to that of the prediction, without the version that the user requested.
     """
     chosen = target or target_named(prediction.target)
     findings = _sort_findings(_find_findings(model, prediction, way, chosen))
@@ -185,7 +185,7 @@ def advise(
 
 
 def predict_part(model: Model, target: Target) -> Prediction:
-    """Predict a part of a model; its findings are neither sorted nor numbered."""
+    """Predict a model that is a part of another one, with unsorted, unnumbered findings."""
     with pause_gc():
         prediction = predict_outcome(model, target)
         prediction.findings = _find_findings(model, prediction, None, target)
@@ -240,7 +240,7 @@ def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> No
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Sort by severity, then by the cost of the code, then by the size of the tensor."""
+    """Sort by severity, then by total tensor size per code, then by own tensor size."""
     values: dict[str, list[int]] = defaultdict(list)
     for finding in findings:
         values[finding.code].append(finding.values or 0)

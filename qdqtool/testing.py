@@ -18,7 +18,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 from qdqtool.util.checks import compile_pattern
 
-_MAX_FAILURES = 8  # failures in the message; more would hide the first
+_MAX_FAILURES = 8  # failures that the message lists; a longer list would hide the first ones
 
 
 def assert_int8(
@@ -29,7 +29,7 @@ def assert_int8(
     allow_float: str | Sequence[str] = (),
     max_conversions: int | None = None,
 ) -> Prediction:
-    """Fail if TensorRT would run a convolution in float or leave too many conversions.
+    """Assert that TensorRT runs convolutions in INT8, with few remaining conversions.
 
     Convolutions are Conv, ConvTranspose, Gemm and MatMul. Patterns are regular expressions that are
     searched in their names. A pattern without a match is an error, because it has a typing mistake
@@ -41,8 +41,8 @@ def assert_int8(
         require: Patterns of convolutions that have to be INT8, even if ``allow_float`` matches them
             too. Default: all convolutions that ``allow_float`` does not match.
         allow_float: Patterns of convolutions that may be float.
-        max_conversions: Maximum number of Q and DQ that remain in the engine as layers of their
-            own, with that of the network input; None for no limit.
+        max_conversions: Maximum number of Q and DQ that remain in the engine as separate layers,
+            including the Q of the network input; None for no limit.
 
     Returns:
         The prediction, for further assertions.

@@ -29,8 +29,8 @@ class MyelinRegion:
         op: Operator of the trigger.
         nodes: ONNX nodes in the region, without Q and DQ.
         fused: Q and DQ that are fused into a kernel of another node.
-        kernels: Q and DQ at the edge of the region. Each is a kernel of its own, not a conversion
-            of the engine.
+        kernels: Q and DQ at the edge of the region. Each is a separate kernel and does not count
+            as a conversion of the engine.
         uncertain: How many of ``fused`` may be conversions instead.
         possible: Conversions of the engine that may be part of the region instead (TensorRT 8,
             whose logs do not show it).
@@ -121,7 +121,7 @@ class Assumption:
 
     Attributes:
         name: ``silu-add``.
-        value: Value that the prediction assumes.
+        value: Value that the prediction assumes, ``fused`` or ``apart``.
         alternatives: Counts under each other value.
         places: ONNX nodes (the Adds) that the choice concerns.
         given: Whether the user chose the value, or a build showed it.
@@ -183,7 +183,7 @@ class Precision(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a floating-point type, but not a quantized one (FP8)."""
+        """Whether it is a floating-point type; False for FP8, which is a quantized type."""
         return self in _FLOATS
 
     @property
@@ -192,7 +192,7 @@ class Precision(StrEnum):
         return _WIDTH.get(self)
 
     def agrees(self, other: Precision) -> bool:
-        """Return whether a predicted type agrees with a built one; FLOAT agrees with any float."""
+        """Return whether two types are equal, or one is FLOAT and the other a float type."""
         return self == other or (
             Precision.FLOAT in (self, other) and self.is_float and other.is_float
         )
@@ -226,7 +226,7 @@ class Evidence(StrEnum):
     ASSUMED = "assumed"
 
     def weaker(self, other: Evidence) -> Evidence:
-        """Return the weaker of two, which is the evidence of a conclusion from both."""
+        """Return the weaker of two kinds of evidence: that of a conclusion from both."""
         return max(self, other, key=_EVIDENCE.index)
 
 
@@ -279,15 +279,15 @@ class Event:
 
 
 class FindingRule(NamedTuple):
-    """Code of the finding that a reason becomes.
+    """Rule that turns a reason into a finding: the code, and whether ``fix`` can change it.
 
     Attributes:
         code: The code.
         when: Condition on the reason; None if the rule always applies. The first rule that applies
             counts.
-        is_attempted: Whether ``fix`` tries to change it.
-        is_promised: Whether findings say that ``fix`` can change it. Otherwise ``fix`` keeps a
-            change only if the simulation shows a gain.
+        is_attempted: Whether ``fix`` tries to remove the finding.
+        is_promised: Whether findings say that ``fix`` can remove them. Otherwise ``fix`` keeps
+            its change only if the simulation shows a gain.
     """
 
     code: FindingCode
@@ -315,18 +315,19 @@ def attempted(code: FindingCode, when: Callable[[Any], object] | None = None) ->
 class Refusal:
     """Reason of a finding: why a pass, a check or a placement rejected a node.
 
-    Each reason is a record class of its own in `qdqtool.reasons`, with the nodes and values that
-    decided. It declares the codes of the finding that it becomes, and writes the message.
+    Each kind of reason is a record class in `qdqtool.reasons`. Its fields are the nodes and values
+    that led to the rejection. The class declares finding codes, and writes the message.
 
     Attributes:
         reason: Short, stable code of the class that tests refer to.
         quotes: Whether its message quotes TensorRT.
-        identity_excludes: Fields that do not distinguish findings, such as the size of a tensor.
-        unnamed_fields: Fields without names of nodes or tensors.
-        rules: Codes of the finding that it becomes; the first rule that applies counts. Empty if it
-            becomes none.
+        identity_excludes: Fields that are ignored when findings are compared, such as the size of
+            a tensor.
+        unnamed_fields: Fields that contain no names of nodes or tensors.
+        rules: Rules with the code of the finding; the first rule that applies counts. Empty if
+            the reason becomes no finding.
         pass_name: Pass or check that recorded it.
-        node: ONNX node that was looked at.
+        node: ONNX node that was rejected.
     """
 
     reason: ClassVar[str] = ""
@@ -351,7 +352,7 @@ class Refusal:
         raise NotImplementedError(type(self).__name__)
 
     def skip_reason(self) -> str:
-        """Return why a placement leaves the node float.
+        """Return the text that explains why a placement leaves the node float.
 
         Raises:
             NotImplementedError: No placement records reasons of this class.
@@ -368,12 +369,12 @@ _EVIDENCE = tuple(Evidence)
 
 @record
 class Cause:
-    """The refusal that a finding reports, and further facts for its message.
+    """The refusal (reason) that a finding reports, and further facts for its message.
 
     Attributes:
         refusal: The refusal.
-        also: Other refusals that explain it.
-        see: Other findings that explain it, by code and node.
+        also: Further refusals that explain the finding.
+        see: Other findings that explain this one, by code and node.
         fused: Whether the node of the finding is fused into the layer of a convolution.
     """
 
@@ -391,10 +392,9 @@ class Finding:
         code: Kind of the finding, such as ``SKIP-FLOAT``.
         severity: Error, warning or note.
         node: ONNX node of the finding.
-        causes: The refusals that it reports. Further ones of the same code and node follow the
-            first.
-        evidence: Evidence of the rule behind it.
-        words: Returns the message and the fix of a finding.
+        causes: The refusals that the finding reports. All have the same code and node.
+        evidence: Evidence of the rule that the finding rests on.
+        words: Function that returns the message and the fix of a finding.
         id: Number of the finding in its prediction.
         target: Target of the prediction.
         way: Build method (trtexec, Python, ...), if the user named it.
@@ -403,8 +403,8 @@ class Finding:
         values: Number of tensor elements that are converted because of it; None if shapes are
             unknown.
         automatic: Whether qdqtool can fix it.
-        saves_ms: Milliseconds that the fix saves at most in one execution; None without a GPU, or
-            if it saves no time.
+        saves_ms: Largest time in milliseconds that the fix can save in one execution; None
+            without a GPU, or if the fix saves no time.
         gains: Whether the fix improves this model.
     """
 
@@ -458,7 +458,7 @@ class Finding:
         }
 
 
-@dataclass(unsafe_hash=True, slots=True)  # not frozen, like Event
+@dataclass(unsafe_hash=True, slots=True)  # not frozen, for speed as with Event
 class TensorPrecision:
     """An input or output tensor of an engine layer."""
 
@@ -517,7 +517,7 @@ class ConvOutcome:
         name: The node's name, or its first output's name if the name is missing or not unique.
         op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
         weights: ``constant`` or ``computed`` (a MatMul of two activations).
-        precision: The data type it computes in.
+        precision: Data type in which it computes.
         inputs: Precision of the data input, then of the residual input if it has one.
         output: Precision of the layer's output.
         layer: The engine layer's name; None if the target has no named layers.
@@ -527,7 +527,7 @@ class ConvOutcome:
         evidence: Evidence of the outcome on the target.
         cases: Cases (``<pass>/<case>``) of all passes that shaped its layer.
         activation: Operator of the fused pointwise activation; ``SiLU`` for a gated one.
-        bare: Tensor before the fused activation or sum; without one, the layer's output.
+        bare: Tensor before the fused activation or sum; the layer's output if nothing is fused.
     """
 
     index: int
@@ -645,13 +645,13 @@ class Prediction:
         trace: Simulated lines of the optimizer's log.
         findings: Problems and notes, the most important first.
         refusals: Reasons why passes did not fire.
-        conversions: Number of Q and DQ that remain as layers of their own, with that of the network
-            input; None if the target has no named layers.
+        conversions: Number of Q and DQ that remain as separate layers, including the Q of the
+            network input; None if the target has no named layers.
         conversion_nodes: Names of the remaining Q and DQ.
         target_evidence: Evidence of the target's rules.
         time: Estimated time on a GPU (see ``qdqtool.timing.estimate``); None without a GPU.
-        counts: Number of layers after each stage for which TensorRT logs it (``Original``, ``After
-            Myelin optimization``).
+        counts: Number of layers after each stage (``Original``, ``After Myelin optimization``), for
+            the stages after which TensorRT logs this number.
         assumptions: Choices of TensorRT that the prediction cannot know.
         regions: Layers that Myelin compiles on TensorRT 10 and later, with their Q and DQ, which
             do not count as conversions; on TensorRT 8 the attention and normalizations that it may
@@ -738,9 +738,9 @@ class Prediction:
 
     @property
     def conversions_range(self) -> tuple[int, int] | None:
-        """Fewest and most conversions, over all assumptions and all fusions that Myelin may make.
+        """Minimum and maximum of conversions, over all assumptions and fusions of Myelin.
 
-        None if the target counts none.
+        None if the prediction has no number of conversions (see ``conversions``).
         """
         open_assumptions = [a for a in self.assumptions if not a.given]
         alternatives = [c for a in open_assumptions for c in a.alternatives.values()]

@@ -1,10 +1,11 @@
-"""Faults of quantizers, weights and operators: one function for each.
+"""Checks for faults of quantizers, weights and operators: one function for each fault.
 
-A function returns the record of its fault, or None.
+Each function returns a record if the fault is present, else None. The record is a fault (of
+`qdqtool.reasons.faults`) or a refusal (a reason for which a pass leaves a layer float).
 
-Checks of the model, passes, the rules of TensorRT-RTX and placements all use these functions.
-``by`` is the name of the pass or check that asks, ``node`` the node that the record is about. Where
-targets differ, the caller passes the difference as an argument.
+Checks of the model, passes, the rules of TensorRT-RTX and placements call these functions. ``by``
+is the name of the calling pass or check, ``node`` the node that the record is about. If targets
+differ, an argument says what the target accepts.
 """
 
 import math
@@ -22,13 +23,13 @@ from qdqtool.reasons import faults, fp8, simulation
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.types import Precision
 
-MAX_CHANNELS = 5  # that a record lists
-# Elements of the kernel of an FP8 convolution. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with
-# one exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
+MAX_CHANNELS = 5  # channels that a record lists
+# Maximum elements of an FP8 kernel. Seen on TensorRT-RTX 1.7.1, SM89 and SM120, with one
+# exception for depthwise convolutions on SM120. The release notes of TensorRT 10.16.1 name the
 # same limit for compute capabilities 8.9, 9.0, 12.0 and 12.1.
 MAX_FP8_KERNEL = 32
-LARGEST_SCALE = 1024.0  # of a plausible range: twice what FP16 can hold, over 127
-SMALLEST_SCALE = 2.0**-23  # that torch gives a tensor of zeros (the epsilon of its observers)
+LARGEST_SCALE = 1024.0  # maximum of plausible scales: twice the largest FP16 number, over 127
+SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilon of its observers)
 
 # Quantizers -----------------------------------------------------------------------------------
 
@@ -36,7 +37,7 @@ SMALLEST_SCALE = 2.0**-23  # that torch gives a tensor of zeros (the epsilon of 
 def nonzero_zero_point(
     by: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
 ) -> simulation.NonzeroZeroPoint | None:
-    """Return a refusal if a zero point is not 0."""
+    """Return a refusal if a zero point is not 0; None also if zero points are unknown."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
@@ -52,7 +53,7 @@ def zero_point_count(by: str, node: str, scales: int, zeros: int) -> faults.Zero
 def scale_computed(
     by: str, node: str, quantizer: str, computed: bool, tensor: str = ""
 ) -> simulation.ScaleComputed | None:
-    """Return a refusal if a scale or zero point is computed at run time."""
+    """Return a refusal if ``computed``: a scale or zero point is computed at run time."""
     return simulation.ScaleComputed(by, node, quantizer, tensor) if computed else None
 
 
@@ -63,10 +64,10 @@ def scale_not_positive(
     scales: ParameterValues | None,
     allow_infinite: bool = False,
 ) -> faults.ScaleNotPositive | None:
-    """Return a fault if a scale is zero, negative or not a number.
+    """Return a fault if a scale is zero, negative, not a number, or infinite.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
         scales: Its scales; None if unknown.
@@ -96,7 +97,7 @@ def scale_not_positive(
 
 
 def find_scale_owner(model: Model, node: Node) -> faults.ScaleOwner:
-    """Return the kind of values that a Q or DQ quantizes."""
+    """Return what a Q or DQ quantizes: an activation, float weights or stored integers."""
     quantizer = node
     producer = model.producer(node.input(0))
     if qdq.is_dq(node) and producer is not None and qdq.is_q(producer):
@@ -118,17 +119,17 @@ def scale_implausible(
     scales: ParameterValues | None,
     includes_infinity: bool = False,
 ) -> faults.ScaleImplausible | None:
-    """Return a fault if a scale is positive, but no calibration gives it.
+    """Return a fault if a positive scale is too large or too small for any calibration.
 
-    Small scales of weights are left out: a channel of zeros may have one.
+    Small scales of weights are accepted, because a channel of zeros may have such a scale.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         model: The model.
         node: The quantizer.
         scales: Its scales; None if unknown.
-        includes_infinity: Whether the target accepts an infinite scale, so that no other fault
-            covers it.
+        includes_infinity: Whether an infinite scale counts. Set if the target accepts infinite
+            scales, because :func:`scale_not_positive` does not report them then.
     """
     if scales is None or not scales.values.size:
         return None
@@ -149,13 +150,13 @@ def scale_implausible(
 def scale_rank(
     by: str, node: str, shape: Sequence[int], blocked: bool, is_accepted: bool
 ) -> faults.ScaleRank | None:
-    """Return a fault if a scale has several dimensions that the target does not accept.
+    """Return a fault if a scale has two or more dimensions and the target rejects it.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         node: The quantizer.
         shape: Shape of the scale.
-        blocked: Whether several dimensions mean blocks.
+        blocked: Whether the target reads a scale of several dimensions as one scale per block.
         is_accepted: Whether the target accepts this scale.
     """
     if len(shape) < 2 or is_accepted:
@@ -169,12 +170,12 @@ def scale_count(
     """Return a fault if the number of scales differs from the length of the axis.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         node: The quantizer.
         count: Number of scales.
         axis: Axis of the scales; may be negative.
         shape: Shape of the quantized tensor.
-        strict: Whether no scale at all, and a missing axis, are faults too.
+        strict: Whether it is also a fault if there is no scale, or the tensor lacks the axis.
     """
     if count > 0 and -len(shape) <= axis < len(shape):
         fits = shape[axis] in (None, count)
@@ -213,12 +214,12 @@ def weights_shared(
     """Return a refusal if quantized weights have several consumers, or are a network output.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         node: One of the convolutions.
         weight: The weights.
         consumers: Layers that read the weights.
         is_output: Whether the weights are a network output as well.
-        more: Number of further consumers.
+        more: Number of consumers that are not listed.
     """
     if len(consumers) < 2 and not is_output:
         return None
@@ -236,15 +237,15 @@ def weights_axis(
     transposed: bool,
     is_proven: bool = True,
 ) -> simulation.WeightsAxis | None:
-    """Return a refusal if weights are quantized along another axis than that of the outputs.
+    """Return a refusal if the axis of weight scales is not the axis of output channels.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         node: The layer with the weights.
         quantizer: Q or DQ of the weights.
         params: Its parameters.
         axis: Axis of the scales; None for a single scale.
-        expected: Axis of the outputs.
+        expected: Axis of the output channels.
         shape: Shape of the weights.
         transposed: Whether the layer is a ConvTranspose.
         is_proven: Whether the target is known to accept ``expected`` for a ConvTranspose.
@@ -266,7 +267,7 @@ def misread_constants(
     """Yield a fault for each node other than a DQ that reads stored integers.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         model: The model.
         folds_identities: Whether the target accepts Identities before a zero point.
     """
@@ -280,10 +281,10 @@ def misread_constants(
 def bias_quantized(
     by: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
 ) -> faults.BiasQuantized | None:
-    """Return a fault if a bias comes from a DQ.
+    """Return a fault if the DQ before a convolution is on its bias.
 
-    A DQ with INT32 input always counts as a bias. For other types, ``is_bias`` says whether the DQ
-    is on the bias input.
+    ``precision`` is the type of the DQ's input. A DQ with INT32 input always counts as one on the
+    bias. For other types ``is_bias`` says whether it is.
     """
     if not is_bias and precision != Precision.INT32:
         return None
@@ -293,7 +294,7 @@ def bias_quantized(
 def float_types_differ(
     by: str, node: str, floats: tuple[Precision, Precision], dq: str = "", weight_dq: str = ""
 ) -> simulation.FloatTypesDiffer | None:
-    """Return a refusal if data and weights have different float types."""
+    """Return a refusal if the DQs of data and weights write different float types."""
     if floats[0] == floats[1] or not (floats[0].is_float and floats[1].is_float):
         return None
     return simulation.FloatTypesDiffer(by, node, dq, weight_dq, floats)
@@ -303,12 +304,12 @@ def float_types_differ(
 
 
 def integer_operator(by: str, node: Node) -> faults.IntegerOperator | None:
-    """Return a fault if an operator is one of onnxruntime's integer formats."""
+    """Return a fault if a node has an integer operator of onnxruntime, such as QLinearConv."""
     return faults.IntegerOperator(by, node.name, node.op) if computes_integers(node) else None
 
 
 def computes_integers(node: Node) -> bool:
-    """Return whether an operator is one of onnxruntime's integer formats."""
+    """Return whether a node has an integer operator: QLinear..., ...Integer or QGemm."""
     if node.domain not in DOMAINS and not node.domain.startswith(INNER_DOMAINS):
         return False
     if node.op.startswith(("QLinear", "DynamicQuantize")):
@@ -317,7 +318,10 @@ def computes_integers(node: Node) -> bool:
 
 
 def deconvolution_float(by: str, node: Node) -> faults.FloatDeconvolution | None:
-    """Return a fault if a node is a ConvTranspose, on a target that computes it in float."""
+    """Return a fault if a node is a ConvTranspose.
+
+    Call it for a target that computes every ConvTranspose in float.
+    """
     if operator_of(node).kind != LayerKind.DECONVOLUTION:
         return None
     return faults.FloatDeconvolution(by, node.name)
@@ -353,11 +357,11 @@ def deconvolution_3d(
     """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions.
 
     Args:
-        by: Pass or check that asks.
+        by: Name of the calling pass or check.
         node: The ConvTranspose.
         kernel: Shape of its kernel.
-        is_float: Whether the target runs it in float whatever follows it.
+        is_float: Whether the target runs it in float regardless of the nodes after it.
         dq: DQ of its data.
-        size: Size of its result.
+        size: Size of its output.
     """
     return simulation.Deconvolution3D(by, node, dq, is_float, size) if len(kernel) == 3 else None

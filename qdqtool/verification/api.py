@@ -62,10 +62,12 @@ from qdqtool.verification.log_comparison import (
 from qdqtool.verification.result import Verification, verification_from_pairs, verify_rtx_build
 
 BuildFile: TypeAlias = str | os.PathLike[str]
-_MAX_CONFLICTS = 0.1  # share of the names that may stand for another node
-MIN_NAMED = 0.2  # share of a model's convolutions that a log of this model names at least
-# Codes of the notes about an assumption, by whether the build fits the value everywhere, and
-# whether the value is the assumed one.
+# Share of named convolutions that may conflict before the build counts as another export's.
+_MAX_CONFLICTS = 0.1
+# Minimum share of a model's convolutions that a build must name to count as its build.
+MIN_NAMED = 0.2
+# Codes of the notes about an assumption. First key: the build agrees with the chosen value
+# everywhere. Second key: the chosen value is the assumed one.
 _ASSUMPTION_NOTES = {
     (True, True): "shown-as-assumed",
     (True, False): "shown-otherwise",
@@ -195,7 +197,11 @@ def choose_target_for_gpu(
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[Note]]:
-    """Choose the target to predict for; the notes explain the choice."""
+    """Return the target to predict for: `target`, or else that of the build's version.
+
+    A build without a version gets the version that its log format suggests, or the default
+    target. The notes explain such a choice; otherwise they are empty.
+    """
     if target is not None:
         return target_named(target), []
     if build.is_rtx:
@@ -287,7 +293,7 @@ def check_not_empty(build: Build) -> None:
 
 
 def is_all_myelin(build: Build) -> bool:
-    """Return whether the build is one Myelin block, so that it names no node."""
+    """Return whether all listed layers are Myelin blocks, which need not name their nodes."""
     return (
         bool(build.layers)
         and not build.trace
@@ -298,7 +304,10 @@ def is_all_myelin(build: Build) -> bool:
 def compare_under_assumptions(
     model: Model, prediction: Prediction, build: Build, target: Target
 ) -> Verification:
-    """Compare under every assumption of the prediction, and keep the one that fits best."""
+    """Compare with each value of each assumption; return the result with fewest errors.
+
+    A note for each assumption says which value the build shows.
+    """
     best = compare_with_build(model, prediction, build)
     for assumption in prediction.assumptions:
         name, assumed = assumption.name, assumption.value
@@ -330,7 +339,7 @@ def compare_under_assumptions(
 
 
 def _fit_note(assumption: Assumption, value: str, fits: bool, target: Target) -> Note:
-    """Return a note about the value that fits the build best, or fits it everywhere."""
+    """Describe how well the chosen value of an assumption fits the build."""
     is_assumed = value == assumption.value
     shown = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
     expected = f"; {assumption.value} is assumed for {target.name}"
@@ -347,7 +356,10 @@ def _fit_note(assumption: Assumption, value: str, fits: bool, target: Target) ->
 
 
 def count_errors(result: Verification) -> tuple[int, int]:
-    """Count the wrong convolutions, and all wrong lines, layers and mismatches."""
+    """Return the number of mismatched convolutions, and the total of all disagreements.
+
+    The total adds up disagreeing pass lines, unmatched layers and listed mismatches.
+    """
     trace = result.trace
     lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
     layers = (result.layers.total or 0) - (result.layers.agree or 0)
@@ -414,7 +426,7 @@ def compare_with_build(
 
 
 def _add_listing_hole(model: Model, build: Build) -> Build:
-    """Mark a build as incomplete if its listing lacks a layer after the model's inputs."""
+    """Return the build, marked as incomplete if layers are missing from its listing."""
     if build.bindings or build.parse.inputs or not build.complete:
         return build
     hole = find_listing_hole(build, model.inputs)
@@ -424,7 +436,7 @@ def _add_listing_hole(model: Model, build: Build) -> Build:
 
 
 def has_fp32_remainder(build: Build) -> bool:
-    """Return whether the flags, not the placement, leave the float convolutions in FP32."""
+    """Return whether float convolutions run in FP32 because the builder had no 16-bit flag."""
     flags = build.precision_flags
     if not flags or flags & {"fp16", "best", "stronglyTyped", "bf16"}:
         return False
@@ -434,7 +446,11 @@ def has_fp32_remainder(build: Build) -> bool:
 
 
 def exit_code(result: Verification, allow_partial: bool = False) -> int:
-    """Return 0 if everything agrees, 1 for mismatches, 2 if the build leaves something open."""
+    """Return the exit code of a verification.
+
+    0: everything agrees. 1: mismatches. 2: no mismatches, but the build is incomplete or some
+    convolutions are unknown; `allow_partial` turns this 2 into 0.
+    """
     if result.mismatches:
         return 1
     if allow_partial or (result.complete and not result.convolutions.unknown):
@@ -598,7 +614,7 @@ def _read_sources(sources: Sequence[str | os.PathLike[str] | Build]) -> Build:
 def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> None:
     """Reject a graph with holes, because each hole would count as a mismatch."""
     if not build.trace and not build.layers:
-        return  # the log ends in its parse section; nothing is compared
+        return  # the log ends in its parse section, so nothing will be compared
     gap = next((g for g in build.gaps if g.section == Section.PARSE), None)
     missing = _find_missing_tensor(proto.graph)
     if gap is not None or missing is not None:
@@ -631,13 +647,14 @@ def _outcomes_by_name(prediction: Prediction) -> dict[str, tuple[object, ...]]:
 
 
 def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:
-    """Return a copy whose scales are all 1/64, or all different."""
+    """Return a copy whose Q scales are all 1/64 if `equal`, else all slightly different."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     model = Model(copy)
     names = dict.fromkeys(node.input(1) for node in quantizers(model))
     for position, name in enumerate(names):
-        tensor = model.constant_proto(name)  # in the copy, of an initializer or a Constant
+        # Data of an initializer or a Constant in the copy, not in `proto`.
+        tensor = model.constant_proto(name)
         if tensor is not None:
             scale = 2.0**-6 * (1.0 if equal else 1.0 + position * 1e-5)
             filled = np.full(tuple(tensor.dims), scale, np.float32)

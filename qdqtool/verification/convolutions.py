@@ -35,10 +35,10 @@ from qdqtool.verification.kernels import (
 )
 from qdqtool.verification.layer_mapping import NodeMapper, collect_printed_names
 
-# Fused operators in the JSON of one convolution: a damaged log has all convolutions in one layer,
-# and each of them would list all others.
+# Maximum number of fused operators in the JSON of one convolution. In a damaged log one layer may
+# contain all convolutions, and each of them would list all others.
 _MAX_FUSED = 100
-_NAMED_OPERATORS = ("Add", "MaxPool")  # fused nodes that every version keeps in the layer's name
+_NAMED_OPERATORS = ("Add", "MaxPool")  # all TensorRT versions keep these in layer names
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class BuiltNode:
         index: Position of the node in the ONNX graph's node list.
         name: The node's name, or its first output's name if the name is missing or not unique.
         op: ``Conv``, ``ConvTranspose``, ``Gemm`` or ``MatMul``.
-        precision: The data type it multiplies in; UNKNOWN if no layer of the plan is its own,
-            because it was removed or merged with an equal node.
+        precision: The data type it multiplies in; UNKNOWN if no engine layer computes it (removed
+            or merged with an equal node), or if the layer does not show the type.
         inputs: Types that its layer reads: the data input, and the second input unless constant.
         output: Type that its layer writes.
         layer: The engine layer's name; None if it has no layer.
@@ -92,10 +92,10 @@ def find_built_nodes(
 def _find_ambiguous_kernels(
     layers: Sequence[BuiltLayer], candidates: Sequence[Collection[BuiltLayer]]
 ) -> set[int]:
-    """Return the identities of generated kernels that compute several products.
+    """Return the ``id()`` of each generated kernel that computes several products.
 
-    They do not show the type of each product. A product with a layer of its own is not computed
-    there: such a kernel only contains its neighbors.
+    Such a kernel does not show the type of each product. A product that also has a layer of its
+    own does not count: the generated kernel only contains neighbors of that product.
     """
     counts: Counter[int] = Counter()
     for node_layers in candidates:
@@ -106,7 +106,10 @@ def _find_ambiguous_kernels(
 
 
 def _map_node(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
-    """Read a node from the layer that most certainly multiplies, else from an abbreviated one."""
+    """Read a node from the layer that most likely multiplies.
+
+    Without such a layer, use a generated kernel whose name is abbreviated, if it is the only one.
+    """
     ranked = [(rank, x) for x in layers if (rank := product_rank(x)) is not None]
     abbreviated = [x for x in layers if x.type == "kgen" and ABBREVIATED in x.name]
     if ranked:
@@ -149,11 +152,11 @@ class BuiltConvolution:
 
 
 class PassLines:
-    """The ``QuantizeDoubleInputNodes: fusing`` lines, for builds without a listing.
+    """The ``QuantizeDoubleInputNodes: fusing`` lines of a build, by node.
 
     Attributes:
-        inputs: Line that quantizes the inputs of a node, by the node's name.
-        outputs: Line that quantizes the output of a node, by the node's name.
+        inputs: Number of the log line that quantizes a node's inputs, by the node's name.
+        outputs: Number of the log line that quantizes a node's output, by the node's name.
         complete: Whether the optimizer finished, so that a node without a line is float.
     """
 
@@ -175,12 +178,15 @@ class PassLines:
         return collect_printed_names(self._build, self._model_names)
 
     def shows_float(self, name: str) -> bool:
-        """Return whether a node without a line is known to be float."""
+        """Return whether a node that no line mentions is certainly float.
+
+        True if the optimizer finished and the log, if it lists nodes, names this node.
+        """
         return self.complete and (not self._build.parse.nodes or name in self._names)
 
 
 def _possible_names(layer: str) -> list[str]:
-    """Return the node names that a fused name may contain; the whole name may be a node's too."""
+    """Return the node names that a layer name may stand for: the whole name, and its parts."""
     return [layer, *(part for side in layer.split(" || ") for part in side.split(" + "))]
 
 
@@ -207,7 +213,8 @@ def compare_convolutions(
     skipped = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []
-    refusals = {r.node: r for r in reversed(prediction.refusals)}  # the first of each node
+    # Keeps the first refusal of each node.
+    refusals = {r.node: r for r in reversed(prediction.refusals)}
     passes = _fusing_passes(prediction)
     for conv in prediction.convolutions:
         built = read_built_convolution(model.node(conv.name), conv, build, mapper, lines)
@@ -247,7 +254,7 @@ def read_built_convolution(
     if built.precision is not None:
         built.contradiction = _find_contradiction(built, input_line, output_line, lines)
     elif position is None and input_line is not None:
-        # The lines do not name the type of the Q and DQ, which is that of the model.
+        # The pass lines do not state the quantized type, so take it from the model.
         built.precision = Precision.FP8 if conv.is_fp8 else Precision.INT8
         if output_line is not None:
             built.output = built.precision
@@ -277,7 +284,10 @@ def _is_float(precision: Precision | None) -> bool:
 def _read_layer(
     node: Node, conv: ConvOutcome, mapper: NodeMapper, layer: BuiltLayer, position: int
 ) -> BuiltConvolution:
-    """Read a convolution from its layer; ``position`` is that among the layers merged into it."""
+    """Read a convolution from its layer.
+
+    ``position`` is the index of the convolution among the layers that ``||`` merged into it.
+    """
     nodes = mapper.nodes(layer)
     built = BuiltConvolution(layer=layer.name, line=layer.line)
     if is_myelin_kernel(layer):
@@ -302,7 +312,7 @@ def _has_residual(layer: BuiltLayer, nodes: list[Node]) -> bool:
 
 
 def _read_myelin_kernel(built: BuiltConvolution, layer: BuiltLayer, nodes: list[Node]) -> None:
-    """Read the types of a kernel, unless it computes two convolutions."""
+    """Set compute and output type from a Myelin kernel, unless it computes two convolutions."""
     if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
         built.precision = none_if_unknown(compute_precision(layer))
         built.output = none_if_unknown(output_precision(layer))
@@ -311,7 +321,10 @@ def _read_myelin_kernel(built: BuiltConvolution, layer: BuiltLayer, nodes: list[
 def _find_difference(
     model: Model, conv: ConvOutcome, built: BuiltConvolution
 ) -> DetailedDifference | None:
-    """Return the first difference; None if nothing that the build shows differs."""
+    """Return the first difference between prediction and build.
+
+    None if everything that the build shows agrees.
+    """
     if built.contradiction is not None:
         return built.contradiction
     built_inputs = conv.inputs if built.inputs is None else built.inputs
@@ -334,7 +347,7 @@ def _find_difference(
 
 
 def _is_named_in_layers(model: Model, name: str) -> bool:
-    """Return whether every version keeps the name of this fused node in the layer's name."""
+    """Return whether TensorRT keeps this fused node's name in the layer's name."""
     try:
         return model.node(name).op in _NAMED_OPERATORS
     except KeyError:
@@ -344,7 +357,7 @@ def _is_named_in_layers(model: Model, name: str) -> bool:
 def _find_fusion_difference(
     model: Model, predicted: list[str], built: list[str]
 ) -> DetailedDifference | None:
-    """Return the first operator that only one side fuses, of those that layer names contain."""
+    """Return the first Add or MaxPool that only one side fuses; None if both sides agree."""
     for difference, names, others in (
         (Difference.ABSORBS, predicted, built),
         (Difference.ABSORBED, built, predicted),

@@ -12,34 +12,34 @@ import re
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.types import Precision
 
-# Layer types of Myelin that multiply, the most certain first.
+# Layer types of Myelin that may multiply, the most certain first.
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
 SINGLE_PRODUCT = ("correlation", "deconv", "gemm")
 _COMPILED = ("runtime_fusion", "runtime_function", "kgen")
-# A kgen kernel is generated code: small matrix products end up in one, with the elementwise work
-# around them. A fusion wraps a compiled product (FcCas with the tactic of a gemm) or generated
-# code.
+# Layer types that multiply only if their name or tactic says so. A "kgen" kernel is generated code:
+# elementwise work, and small matrix products next to it. A "fusion" wraps a compiled product (FcCas
+# with the tactic of a gemm) or generated code.
 _GENERATED = ("fusion", "kgen")
-ABBREVIATED = "Etc"  # in the name of a generated kernel of many steps
-# The product in the name of a fused kernel. A product of a few columns is written out: a slice, a
-# product and a sum for each.
+ABBREVIATED = "Etc"  # ends the step list in names of generated kernels with many steps
+# Step of a fused kernel's name that is a matrix product or convolution. Myelin writes a product
+# with few columns as slices, multiplications and an addition.
 PRODUCT = re.compile(
     r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])"
 )
-# In the name of a kernel that computes a whole attention from queries, keys and values:
-# _gemm_mha_v2, or _gemv_mha_v1 for one query.
+# Part of the name of a kernel that computes a whole attention from queries, keys and values, such
+# as _gemm_mha_v2, or _gemv_mha_v1 for one query.
 ATTENTION = "_mha_v"
 # TensorRT 10.3 shortens the names of steps to three letters, other versions to four.
 _FOURTH_LETTER = re.compile("(Cas|Rou)[tn]")
 
 
 def is_myelin_kernel(layer: BuiltLayer) -> bool:
-    """Return whether a layer is a kernel of Myelin, whose name does not list what it fuses."""
+    """Return whether a layer is a Myelin kernel; such names do not list the fused nodes."""
     return layer.type in _GENERATED or layer.type in _MULTIPLY
 
 
 def product_rank(layer: BuiltLayer) -> int | None:
-    """Return how certainly a layer of a node multiplies, 0 the most; None if it does not."""
+    """Return a rank for how likely a layer multiplies: 0 is most likely, None means never."""
     if layer.type in _MULTIPLY:
         return _MULTIPLY.index(layer.type)
     kind = layer.type.lower()
@@ -77,7 +77,7 @@ def compute_precision(layer: BuiltLayer) -> Precision:
 
 
 def _attention_precision(layer: BuiltLayer) -> Precision:
-    """Return the type of queries, keys and values, if it is the same for all of them."""
+    """Return the common type of queries, keys and values; UNKNOWN if their types differ."""
     kinds = set([t.precision for t in layer.inputs if t.precision != Precision.BOOL][-3:])
     return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
 
@@ -105,7 +105,7 @@ def _fused_kernel_precision(layer: BuiltLayer) -> Precision:
     if _has_cast_after_product(layer) and Precision.FP16 in floats:
         return Precision.FP16
     if len({t.precision for t in layer.outputs}) > 1:
-        # The layer writes results of other nodes too, and the listing does not say which is whose.
+        # Some outputs belong to other nodes, and the listing does not say which.
         return floats[0] if len(set(floats)) == 1 else Precision.UNKNOWN
     if layer.output_precision.is_float:
         return layer.output_precision
@@ -122,8 +122,8 @@ def _has_integer_operands(name: str, first_input: Precision) -> bool:
     """Return whether the product of a fused kernel multiplies integers.
 
     The Cast of a Q follows a Round, or is the first step if the previous kernel has rounded. The
-    Cast of a DQ is followed by the Mul with its scale. MulSum and slices are products of floats,
-    written out.
+    Cast of a DQ is followed by the Mul with its scale. MulSum and slices stand for
+    products of floats.
     """
     product = PRODUCT.search(name)
     if product is None or product[1].startswith(("MulSum", "Slic")):

@@ -1,4 +1,4 @@
-"""Engine layers of a model's nodes, found by name, and node names that a build prints."""
+"""Match the nodes of a model with engine layers by name, and collect printed node names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain_name(name: str) -> str:
 
 
 def is_auxiliary(layer: BuiltLayer) -> bool:
-    """Return whether no prediction refers to a layer.
+    """Return whether a layer has no counterpart in a prediction.
 
     These are layout reformats, constants, shape and host layers, and whole Myelin blocks.
     """
@@ -62,11 +62,11 @@ def is_multiplication_layer(layer: BuiltLayer) -> bool:
 
 
 class NodeMapper:
-    """Finds the engine layers of a node, and the nodes of an engine layer.
+    """Lookup of the engine layers of a node, and of the nodes of an engine layer.
 
     Args:
-        names: Name of each node in the build, by the node's index; default: the names that the
-            ONNX parser gives.
+        names: Name of each node in the build, by the node's index. Default: the names that
+            TensorRT's ONNX parser assigns.
 
     Attributes:
         model_names: Every name of the model that a fused layer name may contain.
@@ -96,7 +96,10 @@ class NodeMapper:
                 self._positions.setdefault(node.index, []).append((layer, position))
 
     def find_node(self, name: str) -> Node | None:
-        """Return the node that a component of a layer name stands for, in any spelling."""
+        """Return the node that a part of a layer name stands for; None if no node matches.
+
+        Also matches without TensorRT's copy suffixes, and in Myelin's spelling.
+        """
         return (
             self._by_name.get(name)
             or self._by_name.get(base_name(name))
@@ -108,15 +111,24 @@ class NodeMapper:
         return self._names[node.index]
 
     def nodes(self, layer: BuiltLayer) -> list[Node]:
-        """Return the ONNX nodes of one of :attr:`layers`, in the order of its name."""
+        """Return the ONNX nodes of a layer, in the order in which its name lists them.
+
+        Empty if the layer is not one of :attr:`layers`.
+        """
         return self._nodes.get(id(layer), [])
 
     def positions(self, node: Node) -> list[LayerPosition]:
-        """Return every layer that contains a node; Myelin spreads one node over several."""
+        """Return each layer that contains a node, with the node's position in a ``||`` merge.
+
+        Myelin may spread one node over several layers.
+        """
         return self._positions.get(node.index, [])
 
     def find_layer(self, node: Node) -> LayerPosition | None:
-        """Return the layer that computes a convolution; None if there is none or no single one."""
+        """Return the layer that computes a convolution; None unless exactly one qualifies.
+
+        Among several layers, those with the best :func:`product_rank` qualify.
+        """
         positions = self.positions(node)
         if len(positions) > 1:
             ranks = [product_rank(layer) for layer, _ in positions]
@@ -162,9 +174,9 @@ def collect_printed_names(build: Build, model_names: NameSet) -> set[str]:
 
 
 def count_named_convolutions(model: Model, build: Build) -> tuple[int, int]:
-    """Count the convolutions of the model that the build names, and all of them.
+    """Return the number of convolutions that the build names, and the model's total.
 
-    Counts all nodes if the model has no convolutions or matrix products with weights.
+    Convolutions include matrix products with weights. If the model has neither, all nodes count.
     """
     names = [trt_name(n) for n in model.nodes if n.op in WEIGHTED]
     names = names or [trt_name(n) for n in model.nodes]
@@ -215,7 +227,7 @@ def _find_single_product(layer: BuiltLayer, mapper: NodeMapper) -> Node | None:
 def _compare_parsed_node(
     node: Node, printed: ParsedNode | None, shape: tuple[int, ...]
 ) -> NameConflict | None:
-    """Compare the operator and the shape of the weights."""
+    """Return a conflict of operator or weights' shape with the parse section, else None."""
     if printed is None:
         return None
     if printed.op != node.op:
@@ -230,7 +242,7 @@ def _compare_parsed_node(
 def _compare_layer_shape(
     node: Node, layer: BuiltLayer, shape: tuple[int, ...]
 ) -> NameConflict | None:
-    """Compare the number of filters and the kernel of a convolution."""
+    """Return a conflict of filter count or kernel with the engine layer, else None."""
     filters, kernel = layer.extras.get("OutMaps"), layer.extras.get("Kernel")
     if node.op != "Conv" or len(shape) <= 2 or not filters or not kernel:
         return None

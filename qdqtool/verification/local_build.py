@@ -160,7 +160,7 @@ class ConvolutionPair:
 
     Attributes:
         predicted: The prediction.
-        built: None if the plan has no layer for it.
+        built: The node as built; None if the engine has no layer for it.
     """
 
     predicted: ConvOutcome
@@ -168,12 +168,12 @@ class ConvolutionPair:
 
     @property
     def same_precision(self) -> bool | None:
-        """Whether both multiply in the same type; None if it was not built."""
+        """Whether prediction and build multiply in the same type; None if not built."""
         return None if self.built is None else self.predicted.precision.agrees(self.built.precision)
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both multiply in the same type and write the same type; None if not built."""
+        """Whether compute type and output type are as predicted; None if not built."""
         if self.built is None:
             return None
         output = self.built.output

@@ -34,7 +34,7 @@ from qdqtool.types import (
 from qdqtool.verification.kernels import is_myelin_kernel
 from qdqtool.verification.layer_mapping import NodeMapper
 
-# Steps for the longest common subsequence: 60,000 lines compared with as many.
+# Maximum product of sequence lengths for the longest common subsequence: 60,000 lines on each side.
 _MAX_STEPS = 4_000_000_000
 _COPY_KINDS = frozenset(
     {
@@ -48,22 +48,23 @@ _COPY_KINDS = frozenset(
     }
 )
 _NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
-MAX_MISMATCHES = 50  # listed mismatches of one kind; the counts cover the rest
+# Maximum number of listed mismatches of one kind; counts include all mismatches.
+MAX_MISMATCHES = 50
 C = TypeVar("C")
 
 
 def count_agreement(predicted: Sequence[Hashable], built: Sequence[Hashable]) -> TraceCounts:
-    """Count two sequences, their common elements, and those in the same order."""
+    """Return lengths, common elements (as multisets) and common subsequence length."""
     common = (Counter(predicted) & Counter(built)).total()
     in_order = longest_common_subsequence(predicted, built)
     return TraceCounts(len(predicted), len(built), common, in_order)
 
 
 def longest_common_subsequence(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | None:
-    """Return the length of the longest common subsequence; None if that would take too long.
+    """Return the length of the longest common subsequence; None for very long sequences.
 
-    Bit-parallel (Hyyro, 2004, "Bit-parallel LCS-length computation revisited"): a row of the usual
-    table is one integer, a zero bit marking where the length grows.
+    Bit-parallel (Hyyro, 2004, "Bit-parallel LCS-length computation revisited"): one integer holds
+    a row of the dynamic-programming table. A zero bit marks a position where the length grows.
     """
     if len(first) * len(second) > _MAX_STEPS:
         return None
@@ -121,8 +122,8 @@ def compare_trace(
         return is_copy_line(event) if is_copy else event.pass_name in qdq_pass_names()
 
     predicted = [e for e in prediction.trace if is_compared(e) and e not in excluded]
-    # The lines about copies are near the end of the optimizer's part; this heading shows that they
-    # were logged.
+    # The lines about copies are printed near the end of the optimizer's section, close to this
+    # heading. Without the heading they are missing from the log.
     are_logged = is_copy and build.milestone("After concat removal") is not None
     if not are_logged and not any(map(is_compared, build.trace)):
         return PartComparison(TraceCounts(len(predicted)))
@@ -148,7 +149,7 @@ def compare_trace(
 
 
 def _take(remaining: Counter[Event], event: Event) -> bool:
-    """Return whether an event remains, and remove it once."""
+    """Remove one occurrence of an event; return whether there was one."""
     is_left = remaining[event] > 0
     if is_left:
         remaining[event] -= 1
@@ -192,7 +193,10 @@ def compare_conversions(
 
 
 def _built_conversions(build: Build, complete: bool) -> list[str] | None:
-    """Return the Q and DQ in the engine listing, otherwise those in the QDQToCopy lines."""
+    """Return names of remaining Q and DQ: from the listing, else from QDQToCopy lines.
+
+    None if the log shows neither.
+    """
     if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
         return [layer.name for layer in build.layers if layer.is_qdq]
     if not complete or not any(e.pass_name in qdq_pass_names() for e in build.trace):
@@ -209,7 +213,7 @@ def compare_layers(
         prediction: The prediction.
         build: The build.
         mapper: Mapper of the build's layers.
-        reported: Layers whose convolution is a mismatch already.
+        reported: Names of layers already reported as convolution mismatches; not reported again.
     """
     listed = [x for x in mapper.layers if _is_predictable(x) and (x.type or build.names_only)]
     if not listed or prediction.conversions is None:
@@ -230,7 +234,7 @@ def compare_layers(
 
 
 def _is_predictable(layer: BuiltLayer) -> bool:
-    """Return whether a prediction could give the layer's name; kernels of Myelin have others."""
+    """Return whether a prediction can contain the layer's name; not for Myelin kernels."""
     return not is_myelin_kernel(layer) and layer.type != "shape_call"
 
 
@@ -246,7 +250,10 @@ def _compare_types(predicted: EngineLayer, built: BuiltLayer) -> Mismatch | None
 
 
 def _layer_key(name: str) -> str:
-    """Remove the number that the parser appends to NonMaxSuppression, which ONNX names lack."""
+    """Return a layer name without the suffixes that only one side has.
+
+    These are the parser's number on NonMaxSuppression and ``_quantize_scale_node``.
+    """
     plain = name.removesuffix(SCALE_NODE)
     match = _NUMBERED.match(plain) if plain.startswith("/NonMaxSuppression") else None
     return match[1] if match else plain
@@ -264,7 +271,10 @@ def _type_difference(
 
 
 def find_inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
-    """Return the tensors whose types in the listing contradict each other or the model."""
+    """Return mismatches for tensors that two layers list with different types.
+
+    Also report float inputs and outputs of the network that are INT8 in the engine.
+    """
     first_uses: dict[str, tuple[Precision, BuiltLayer]] = {}
     mismatches: list[Mismatch] = []
     for layer in (*build.layers, *build.second_layers):

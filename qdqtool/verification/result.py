@@ -68,7 +68,7 @@ class Verification(SavableResult):
 
     @property
     def ok(self) -> bool:
-        """Whether everything agrees, the build is complete, and no convolution is unknown."""
+        """Whether nothing mismatches, the build is complete, and no convolution is unknown."""
         return not self.mismatches and self.complete and not self.convolutions.unknown
 
     @property
@@ -77,7 +77,7 @@ class Verification(SavableResult):
         return self.build.complete
 
     def summary(self) -> Json:
-        """Return the counts of what agrees."""
+        """Return the counts of agreement as JSON values."""
         names = ("convolutions", "layers", "trace", "conversions", "copies")
         return {**to_json_fields(self, *names), "mismatches": len(self.mismatches)}
 
@@ -106,7 +106,7 @@ class Verification(SavableResult):
 
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
-    """Compare a prediction with a log of TensorRT-RTX."""
+    """Compare the convolutions of a prediction with a log of TensorRT-RTX."""
     nodes = find_built_nodes(model, build.layers, log_names(model))
     pairs = pair_convolutions(prediction, nodes)
     return verification_from_pairs(prediction, pairs, build.facts)

@@ -16,14 +16,14 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
 from qdqtool.util.notes import Note
 
-_SLOW = 1.5  # measured over estimated time of a slow layer
+_SLOW = 1.5  # ratio of measured to estimated time from which a layer counts as slow
 _MAX_SLOW_LAYERS = 5
 
 
 def compare_times(
     model: Model, prediction: Prediction, build: Build, target: Target, options: GpuOptions
 ) -> Json | None:
-    """Compare estimated with measured milliseconds; None without times or a known GPU."""
+    """Return estimated and measured milliseconds; None without times or a known GPU."""
     gpu = find_build_gpu(build, options.gpu, options.clock)
     if gpu is None or not is_timed(build):
         return None
@@ -68,7 +68,7 @@ def is_timed(build: Build) -> bool:
 
 
 def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
-    """Return the milliseconds of a timed build, and their source.
+    """Return the measured milliseconds of a timed build, and a text that names their source.
 
     Without a time in the log, this is the sum of the profile.
 
@@ -84,7 +84,7 @@ def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
 
 
 def explain_missing_estimate(build: Build) -> list[Note]:
-    """Explain why a timed build whose GPU is unknown is compared with no estimate."""
+    """Return a note on why measured times have no estimate; empty if nothing was timed."""
     if not is_timed(build):
         return []
     why = "the build does not say on which GPU it ran; name it with `gpu`"
@@ -105,7 +105,10 @@ def explain_missing_estimate(build: Build) -> list[Note]:
 
 
 def _overhead_us(gpu: str, layers: list[Json]) -> float:
-    """Return the time that profiling added to each layer; the usual time if it does not show."""
+    """Return the microseconds that profiling adds to each layer.
+
+    The value is fitted to the layers. If the fit fails or gives 0, it is the usual overhead.
+    """
     usual = load_constants().overhead_us
     estimated = [layer["predicted_ms"] - usual * 1e-3 for layer in layers]
     try:
@@ -118,7 +121,7 @@ def _overhead_us(gpu: str, layers: list[Json]) -> float:
 
 
 def float_precision(build: Build) -> Precision:
-    """Return the type that the builder's flags allow for float layers: FP16 or FP32."""
+    """Return the type of float layers under the builder's flags; FP16 if flags are unknown."""
     flags = build.precision_flags
     is_half = not flags or bool(flags & {"fp16", "best", "bf16", "stronglyTyped"})
     return Precision.FP16 if is_half else Precision.FP32
