@@ -29,7 +29,7 @@ from qdqtool.reasons.simulation import WeightsNotConstant
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
-from tests.findings.graphs import GRAPHS, ones, weighted
+from tests.findings.graphs import GRAPHS, attention, ones, weighted
 from tests.findings.lint import test_api as lint
 from tests.findings.lint import test_bfloat16 as bfloat16
 from tests.findings.lint.test_operators import conv3d, pair_of, recurrent, runtime_model
@@ -165,6 +165,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     """One small network for each kind that none of the others has."""
+    yield "attention", attention(64), "trt10"
     g = Graph(opset=12)
     yield (
         "axis by opset",

@@ -230,10 +230,11 @@ def describe_confidence(prediction: Prediction) -> str:
     """Return how many results rest on rules that real builds or documents show."""
     total = len(prediction.convolutions)
     assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
+    results = f"all {total} results" if total > 1 else "the result"
     if not assumed:
-        return f"all {total} results seen in real builds or documented"
+        return f"{results} seen in real builds or documented"
     if assumed == total:
-        return f"all {total} results assumed: no build or document shows their rules"
+        return f"{results} assumed: no build or document shows the rules"
     return (
         f"{total - assumed} of {total} results seen in real builds or documented, {assumed} assumed"
     )
@@ -275,13 +276,11 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
         subject = "Nothing is quantized" if has_no_qdq(prediction) else "Nothing is INT8"
         layers = count_layers(prediction)
         return Verdict(f"{subject}: {layers} in {float_type}.", Style.UNCLEAR)
-    codes = {f.code for f in prediction.findings if f.severity == Severity.WARNING}
-    if not codes:
+    if all(f.severity != Severity.WARNING for f in prediction.findings):
         types = " and ".join(t for t in ("INT8", "FP8") if counts[t.lower()])
         return Verdict(f"TensorRT runs this model in {types} as intended.", Style.GOOD)
     return Verdict(
-        "TensorRT builds this model, with losses of speed or accuracy "
-        f"({format_count(len(codes), 'kind')} of warnings).",
+        "TensorRT builds this model, but the warnings below cost speed or accuracy.",
         Style.UNCLEAR,
     )
 

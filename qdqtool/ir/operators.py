@@ -187,6 +187,16 @@ _RESIZE = QPassage(
         "where numbers change by a step",
     ),
     exact=False,
+    when=lambda model, node: str(node.attributes.get("mode", "nearest")) != "cubic",
+    otherwise=QPassage(
+        assumed(
+            "q-past-cubic-resize",
+            "A Q moves up past a cubic Resize.",
+            "TensorRT has one layer for all modes; a log in which a Q remains after a cubic Resize "
+            "would refute it",
+        ),
+        exact=False,
+    ),
 )
 ZERO_PAD = QPassage(
     documented(

@@ -142,21 +142,23 @@ def test_predict_imports_only_what_it_needs(tmp_path: Path) -> None:
     assert not modules & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.time_calibration"}
 
 
-def test_predict_rejected_model_has_no_times_and_no_build_command(cli: Cli, g: Graph) -> None:
+def test_predict_rejected_model_has_no_times_and_no_build_command(
+    cli: Cli, g: Graph, model: str
+) -> None:
     """The first screen is the rejection; the fix is a command with the names of the files."""
     x = g.dq(g.q(g.input(1, 16, 8, 8), "q", zero=3), "dq", zero=3)
-    onnx.save(g.model(g.conv(x, "c", 16, scale=None)), "bad.onnx")
-    text = cli("predict", "bad.onnx", "--gpu", "T4")
+    onnx.save(g.model(g.conv(x, "c", 16, scale=None)), model)
+    text = cli("predict", model, "--gpu", "T4")
     verdict = text.splitlines()[2]
     assert "will reject" in verdict and "ZP-NONZERO" in text
     assert "trtexec" not in text and not re.search(r"\d ms", text)
-    assert "qdqtool fix bad.onnx -o bad_fixed.onnx" in text
-    assert cli.json("predict", "bad.onnx", "--gpu", "T4")["time"]["total_ms"] > 0
+    assert "qdqtool fix m.onnx -o m_fixed.onnx" in text
+    assert cli.json("predict", model, "--gpu", "T4")["time"]["total_ms"] > 0
 
 
-def test_predict_bfloat16_model_builds_with_bf16(cli: Cli) -> None:
-    onnx.save(bfloat16_model(), "bf16.onnx")
-    text = " ".join(cli("predict", "bf16.onnx").split())
+def test_predict_bfloat16_model_builds_with_bf16(cli: Cli, model: str) -> None:
+    onnx.save(bfloat16_model(), model)
+    text = " ".join(cli("predict", model).split())
     assert "--int8 --bf16" in text and "--fp16" not in text and "BF16 output" in text
 
 

@@ -238,6 +238,22 @@ def output_type(g: Graph) -> onnx.ModelProto:
     return g.model(_fp8(g).conv(x, "end", 32))
 
 
+def stem_before_pool(g: Graph) -> onnx.ModelProto:
+    x = g.conv(g.input(1, 3, 64, 64), "stem", 16, k=7, stride=2)
+    x = g.relu(g.pair(x, "inner", 0.1), "r")
+    return g.model(g.conv(g.pool(x, "pool", k=3), "c", 16))
+
+
+def attention(head_size: int) -> onnx.ModelProto:
+    """Return the scores of an attention with Q/DQ on both inputs, and their Softmax."""
+    g = Graph()
+    q, k = g.input(1, 4, 64, head_size), g.input(1, 4, head_size, 64, name="k")
+    scores = g.op(
+        "MatMul", [g.pair(g.op("Neg", q, "nq"), "q"), g.pair(g.op("Neg", k, "nk"), "kq")], "s"
+    )
+    return g.model(g.op("Softmax", scores, "softmax", axis=-1))
+
+
 def _by_name(
     *makers: Callable[[Graph], onnx.ModelProto],
 ) -> dict[str, Callable[[Graph], onnx.ModelProto]]:
@@ -289,6 +305,7 @@ _MAKERS = (
         fp8_deconvolution,
         fp8_version,
         output_type,
+        stem_before_pool,
     )
     | {"stays": residual(skip=False, side=False, quantized=True)}
 )

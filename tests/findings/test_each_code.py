@@ -11,7 +11,7 @@ from qdqtool.prediction import check_activations, predict
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.types import Prediction
-from tests.findings.graphs import GRAPHS, ones, split, weighted
+from tests.findings.graphs import GRAPHS, attention, ones, split, weighted
 from tests.findings.lint.test_bfloat16 import quantized
 from tests.findings.test_producers import on_a_wrong_axis, predictions
 from tests.insertion.test_transformers import add_pairs
@@ -78,16 +78,6 @@ def fp8(**options: int) -> onnx.ModelProto:
     """Return a convolution of FP8."""
     g = Graph(opset=19, fp8=True)
     return g.model(g.conv(g.input(1, 32, 8, 8), "c", 32, **options))
-
-
-def attention(head_size: int) -> onnx.ModelProto:
-    """Return the scores of an attention with Q/DQ on both inputs, and their Softmax."""
-    g = Graph()
-    q, k = g.input(1, 4, 64, head_size), g.input(1, 4, head_size, 64, name="k")
-    scores = g.op(
-        "MatMul", [g.pair(g.op("Neg", q, "nq"), "q"), g.pair(g.op("Neg", k, "nk"), "kq")], "s"
-    )
-    return g.model(g.op("Softmax", scores, "softmax", axis=-1))
 
 
 def grouped(channels: int) -> onnx.ModelProto:

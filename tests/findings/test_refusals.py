@@ -19,7 +19,7 @@ CLASSES = {
     if isinstance(kind, type)
     and issubclass(kind, Refusal)
     and kind.reason
-    and kind not in (Refusal, ScalesAround)
+    and kind not in (Refusal, ScalesAround, fp8.FloatFp8Column)  # the last is TensorRT-RTX's
 }
 
 # Finding that each class becomes, and values in its causes.
@@ -63,6 +63,7 @@ FINDINGS: dict[str, tuple[str, set[object]]] = {
     "fp8-kernel": ("FP8-KERNEL", {"c", (7, 7)}),
     "fp8-deconvolution": ("FP8-DECONV", {"up"}),
     "fp8-version": ("FP8-VERSION", {"c", "10.1"}),
+    "stem-before-pool": ("STEM-POOL", {"stem", "r", "pool"}),
     "output-type": ("FP8-MIXED", {"c0", "end.in.Q", ("INT8", "FP8")}),
     "stays": ("CONVERSION", {"end.in.Q", 0.05, ("SKIP-FLOAT", "sum")}),
 }
@@ -77,6 +78,7 @@ TARGETS = {
     "fp8-deconvolution": "trt10",
     "fp8-version": "10.1",
     "output-type": "trt10",
+    "stem-before-pool": "trt10",
 }
 
 

@@ -71,6 +71,7 @@ RECIPES: dict[str, list[Recipe]] = {
             "Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="nearest"
         ),
         _with("Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="linear"),
+        _with("Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="cubic"),
     ],
     "Upsample": [_with("Upsample", {"scales": np.array([1, 1, 2, 2], np.float32)}, mode="nearest")],
     "MaxPool": [_plain("MaxPool", kernel_shape=[2, 2], strides=[2, 2])],

@@ -248,6 +248,9 @@ GRAPHS: dict[str, Build] = {
         "Softmax", g.pair(g.pad(_image(g), "pad", "reflect"), "p"), "end"
     ),
     "Pad/q-past-zero-pad": lambda g: g.op("Softmax", g.pair(g.pad(_image(g), "pad"), "p"), "end"),
+    "Resize/q-past-cubic-resize": lambda g: g.op(
+        "Softmax", g.pair(g.resize(_image(g), "up", mode="cubic"), "p"), "end"
+    ),
     "PadConvFusion/pad": lambda g: g.conv(
         g.pad(_image(g), "pad"), "c", scale=None, weights="float"
     ),

@@ -613,7 +613,7 @@ def test_importer_folds_shape_arithmetic(g: Graph, where: str) -> None:
         g.op("Softmax", g.reshape(x, "flat", 128), "s")
         g.slice("s:0", "captured", 0, 1, axis=0)
         g.nodes[-1].output[0] = "captured"
-        flag = g.op("Cast", size, "flag", to=onnx.TensorProto.BOOL)
+        flag = g.op("Cast", g.input(1, name="n"), "chosen", to=onnx.TensorProto.BOOL)
         size = g.op("If", flag, "mixed", then_branch=body, else_branch=body)
     elif where == "mixed":
         size = g.op(

@@ -16,9 +16,11 @@ from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import CompilerFault, FaultKind
 from qdqtool.trt.rtx.predict import build_status
 from qdqtool.types import Evidence, Prediction, Severity
+from tests.findings.lint.test_operators import runtime_model
 from tests.findings.test_producers import models as producer_models
 from tests.findings.test_producers import of_shape_1, predictions
 from tests.fixing.test_places import detector
+from tests.patterns import test_fake_quantizers as fakes
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, build_models
 from tools.fuzz.driver import Lab
@@ -75,8 +77,9 @@ def test_errors_are_predicted_for_failed_builds() -> None:
 
 # Seen in builds of FP8 (test_experiments_fp8.py).
 FP8_CODES = {"FP8-KERNEL", "FP8-ZERO-POINT", "FP8-COLUMN"}
-# Seen in builds for another GPU (tests/builders/test_tensorrt.py).
-SEEN_ELSEWHERE = {"FLOAT-SM75", *FP8_CODES}
+# Seen in builds for another GPU (tests/builders/test_tensorrt.py), and in builds of operators that
+# the experiments do not have.
+SEEN_ELSEWHERE = {"FLOAT-SM75", *FP8_CODES, "OP-FLOAT", "ORT-OPERATOR", "SUBGRAPH"}
 
 
 def test_seen_codes_are_shown_by_experiments() -> None:
@@ -167,10 +170,16 @@ def fp8_zero_point() -> onnx.ModelProto:
 def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
     yield from ((model, predicted(question)) for question, model in models().items())
     yield from zip(producer_models(), predictions("rtx1.7"), strict=True)
-    yield from (
-        (model, predict(model, "rtx1.7"))
-        for model in (integers(), of_shape_1("Conv", "Softmax"), detector(), fp8_zero_point())
+    others = (
+        integers(),
+        of_shape_1("Conv", "Softmax"),
+        detector(),
+        fp8_zero_point(),
+        runtime_model("FusedConv"),
+        fakes.network(fakes.aimet),
+        fakes.fallback(),
     )
+    yield from ((model, predict(model, "rtx1.7")) for model in others)
 
 
 def test_errors_on_rtx_are_reported_once_for_a_pair() -> None:
