@@ -40,7 +40,7 @@ from qdqtool.util.progress import track
 from qdqtool.util.threads import SharedTasks, run_threads
 
 _MAX_WORKERS = 4
-_MAX_CHAIN = 8  # Q and DQ after a tensor
+_MAX_CHAIN = 8  # maximum number of Q and DQ nodes to follow after a tensor
 _Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -49,13 +49,13 @@ class AgreementMeasure:
     """One metric over all images.
 
     Attributes:
-        metric: Its name.
-        sentence: Its definition.
-        value: 1 for equal networks. None if the reference has nothing to agree with, such as no
-            detection.
-        low: Lower end of the 95 % interval.
-        high: Upper end of the 95 % interval.
-        count: Number of detections of the reference, or of images for other metrics.
+        metric: Name of the metric.
+        sentence: Definition of the metric.
+        value: Value of the metric, 1 for equal networks. None if it is undefined, as without any
+            detection of the reference.
+        low: Lower end of the 95 % interval; None without a value.
+        high: Upper end of the 95 % interval; None without a value.
+        count: Number of detections of the reference for detection metrics, else of images.
     """
 
     metric: str
@@ -84,9 +84,9 @@ class NetworkAgreement:
     Attributes:
         images: Number of images.
         unread: Name and reason of each image that could not be read.
-        measures: The metric that fits the network first.
+        measures: All metrics, the one that fits the network best first.
         preprocess: How images became inputs, as JSON; None for arrays.
-        notes: Notes about that.
+        notes: Notes about the preprocessing.
     """
 
     images: int
@@ -97,7 +97,7 @@ class NetworkAgreement:
 
     @property
     def measure(self) -> AgreementMeasure:
-        """The metric that fits the network."""
+        """The metric that fits the network best."""
         return self.measures[0]
 
     def as_json(self) -> Json:
@@ -172,7 +172,11 @@ def _summarize(metric: Metric, evidence: Sequence[Evidence]) -> AgreementMeasure
 def _pair_tensors(
     reference: Model, model: Model, metrics: Sequence[Metric], counterparts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the tensors of the other network by the reference's, for all metrics."""
+    """Return the tensor of `model` to compare with each of the metrics' tensors, by name.
+
+    Raises:
+        ModelError: A tensor of the reference has no counterpart.
+    """
     tensors = dict.fromkeys(tensor for metric in metrics for tensor in metric.tensors)
     outputs = _pair_outputs(reference, model)
     names = {}
@@ -193,7 +197,10 @@ def _pair_tensors(
 
 
 def _pair_outputs(reference: Model, model: Model) -> dict[str, str]:
-    """Pair the outputs by name, or by position if names differ and both have as many."""
+    """Pair the outputs by name, or by position if only the names differ, not their number.
+
+    Empty if neither is possible.
+    """
     if set(reference.outputs) <= set(model.outputs):
         return {name: name for name in reference.outputs}
     if len(reference.outputs) == len(model.outputs):
@@ -202,7 +209,10 @@ def _pair_outputs(reference: Model, model: Model) -> dict[str, str]:
 
 
 def _last_dequantized(model: Model, tensor: str) -> str:
-    """Return the tensor after the Q and DQ that all consumers of a tensor read it through."""
+    """Return the tensor after the Q and DQ nodes if these are the only consumers of a tensor.
+
+    Otherwise return the tensor itself.
+    """
     for _ in range(_MAX_CHAIN):
         consumers = model.consumers(tensor)
         if tensor in model.outputs or not consumers:
@@ -221,9 +231,9 @@ class _SampleFeeder:
 
     Attributes:
         dataset: Samples of the reference.
-        length: Number of samples, None if unknown.
+        length: Number of samples; None if unknown.
         preprocess: How images become inputs, as JSON; None for arrays.
-        notes: Notes about that.
+        notes: Notes about the preprocessing.
     """
 
     def __init__(
@@ -242,7 +252,7 @@ class _SampleFeeder:
         self.length = None if self.dataset.indices is None else len(self.dataset)
         self._pixels: Dataset | None = None
         if any(b.numpy_dtype.kind != a.numpy_dtype.kind for a, b in self._pairs):
-            # A network that takes pixels does the scaling itself.
+            # The second network takes integers: it scales the pixels itself.
             if not isinstance(preprocess, Preprocess):
                 raise DataError(
                     "`preprocess`: a function of the caller cannot give the pixels that an input "
@@ -261,7 +271,11 @@ class _SampleFeeder:
             self.notes = (describe_use(self.preprocess), *warnings)
 
     def _check_pixels(self, model: Model) -> None:
-        """Check that the second network's integer inputs are pixels."""
+        """Check that the second network takes uint8 pixels and the data are images.
+
+        Raises:
+            ModelError: The data or the inputs do not allow that.
+        """
         assert self._pixels is not None
         if self._pixels.source.is_images and self._pixels.indices is not None:
             if all(b.dtype == "uint8" for _, b in self._pairs):
@@ -281,7 +295,7 @@ class _SampleFeeder:
         return tuple(sorted(set(self.dataset.skipped)))
 
     def count_rows(self, sample: Sample, count: int) -> int:
-        """Return the number of images in a sample without those that only fill its batch."""
+        """Return the number of images in a sample, without repetitions that fill its batch."""
         if self.dataset.batch > 1:
             return count
         first = next(iter(sample.values()))
@@ -291,7 +305,10 @@ class _SampleFeeder:
         return next(repeats, len(first))
 
     def convert(self, number: int, sample: Sample) -> Sample | None:
-        """Return a sample of the reference as one for the second network."""
+        """Return the second network's inputs for a sample of the reference.
+
+        None if the sample has to be loaded as pixels and cannot be read.
+        """
         if self._pixels is not None:
             return self._pixels.load(number)
         return {
@@ -351,7 +368,7 @@ class _NetworkPair:
         )
 
     def observe_each(self, metrics: Sequence[Metric]) -> Iterator[tuple[int, list[list[Evidence]]]]:
-        """Yield the number of each sample and its rows of evidence, [images, metrics]."""
+        """Yield the number of each sample and its evidence, a list [images][metrics]."""
         dataset = self._feeder.dataset
         tasks = SharedTasks(dataset.tasks())
 
@@ -384,7 +401,10 @@ class _NetworkPair:
 
 
 def _observe_image(metric: Metric, reference: _Arrays, outputs: _Arrays) -> Evidence:
-    """Return the evidence of one image; None if the reference's outputs do not vary."""
+    """Return the evidence of one image for a metric.
+
+    For the output error, None if the reference's outputs are constant.
+    """
     prepared = metric.prepare({t: reference[t] for t in metric.tensors})
     if isinstance(metric, OutputAgreementMetric):
         if not prepared.varies:
@@ -395,12 +415,12 @@ def _observe_image(metric: Metric, reference: _Arrays, outputs: _Arrays) -> Evid
 
 
 def _to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy in float32 of floats of other sizes; onnxruntime owns the original."""
+    """Return a copy, in float32 if the array is of floats; onnxruntime owns the original."""
     return np.array(array, np.float32 if array.dtype.kind == "f" else None)
 
 
 def _split_rows(outputs: _Arrays, rows: int) -> list[dict[str, npt.NDArray[Any]]]:
-    """Return the outputs of each image, if every output has a batch dimension."""
+    """Return the outputs of each image; one entry if an output has no batch dimension."""
     if rows == 1 or not all(a.ndim and len(a) >= rows for a in outputs.values()):
         return [dict(outputs)]
     return [{name: a[i : i + 1] for name, a in outputs.items()} for i in range(rows)]

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-IOUS = np.linspace(0.5, 0.95, 10)  # thresholds of COCO
+IOUS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO's metric
 RECALLS = np.linspace(0.0, 1.0, 101)
-SUPPRESSION_CANDIDATES = 3000  # best boxes that non-maximum suppression compares
+SUPPRESSION_CANDIDATES = 3000  # number of best boxes that non-maximum suppression compares
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Detections:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory."""
+        """Size in memory, in bytes."""
         return int(self.boxes.nbytes + self.scores.nbytes + self.classes.nbytes)
 
     def filter_by_score(self, lowest: float) -> Detections:
@@ -42,13 +42,13 @@ class Detections:
 class DetectionMatches:
     """Matches of the detections of one image with reference boxes.
 
-    They are enough for the average precision over any set of images.
+    The average precision over any set of images can be computed from their matches.
 
     Attributes:
         scores: Score of each detection, [n].
         hits: Whether a detection matches a reference box at each of :data:`IOUS`, [n, 10].
         classes: Class of each detection, [n].
-        truth: Class of each reference box.
+        truth: Class of each reference box, [reference boxes].
     """
 
     scores: Floats
@@ -57,7 +57,7 @@ class DetectionMatches:
     truth: npt.NDArray[np.int64]
 
     def as_json(self) -> dict[str, list[Any]]:
-        """Return plain numbers, with the hits of one detection as the bits of one number."""
+        """Return the JSON fields; the bits of one number are the hits of one detection."""
         bits = self.hits @ (1 << np.arange(len(IOUS)))
         return {
             "scores": self.scores.tolist(),
@@ -133,9 +133,10 @@ def read_detections(rows: npt.NDArray[Any], score: float = 0.001) -> Detections:
 
 
 def match_detections(reference: Detections, detections: Detections) -> DetectionMatches:
-    """Match each detection, best first, with a reference box of its class.
+    """Match each detection with a reference box of its class, at each threshold of `IOUS`.
 
-    This is the box with the largest overlap that no better detection matches.
+    Detections choose in order of their scores: each takes the box with the largest overlap that no
+    better detection has taken at this threshold.
     """
     hits = np.zeros((len(detections.scores), len(IOUS)), bool)
     for label in np.unique(detections.classes):
@@ -156,7 +157,7 @@ def match_detections(reference: Detections, detections: Detections) -> Detection
 def compute_average_precision(matches: Sequence[DetectionMatches], pooled: bool) -> Floats:
     """Return COCO's 101-point average precision at each of `IOUS`, [10].
 
-    All are NaN without reference boxes.
+    All entries are NaN if there are no reference boxes.
 
     Args:
         matches: Matches of the images. An image may occur repeatedly, for the bootstrap.
@@ -179,7 +180,10 @@ def compute_average_precision(matches: Sequence[DetectionMatches], pooled: bool)
 
 
 def _rank_precision(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:
-    """Return the average precision of one ranking, against a total number of reference boxes."""
+    """Return the average precision of one ranking at each of `IOUS`, [10].
+
+    `total` is the number of reference boxes.
+    """
     if not len(scores):
         return np.zeros(len(IOUS))
     true = np.cumsum(hits[np.argsort(-scores, kind="stable")], axis=0)

@@ -1,8 +1,9 @@
 """Metrics of how well a quantized network reproduces the float network; higher is better.
 
-A metric observes one sample at a time and returns plain numbers (*evidence*). Its value over any
-set of samples follows from their evidence, so that samples can be resampled and measured on
-different machines. A function of the user's runs for a limited time.
+A metric observes one sample at a time and returns JSON for it, called *evidence*. The value of the
+metric over a set of samples is computed from their evidence alone. So samples can be drawn
+repeatedly for a bootstrap, and measured on different machines. Calls of a user's function have a
+time limit.
 """
 
 from __future__ import annotations
@@ -40,33 +41,33 @@ from qdqtool.util.files import read_input
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 MetricFunction = Callable[[Outputs, Outputs, str], float]
-Evidence = Any  # JSON
-LARGEST = 1e100  # of a value, so that sums and differences of thousands are finite
+Evidence = Any  # JSON that a metric returns for one sample
+LARGEST = 1e100  # limit for a metric value, so that sums of thousands of values are finite
 
-_BOX_TASKS = ("detect", "segment", "pose")  # in the metadata that Ultralytics writes
+_BOX_TASKS = ("detect", "segment", "pose")  # tasks with boxes in Ultralytics' model metadata
 _REFERENCE_SCORE = 0.25  # lowest score of the float network's detections that count as truth
 _RESULT_SORTERS = ("TopK", "NonMaxSuppression", "ArgMax")
-_SORTED_COLUMNS = 6  # two corners, score and class
+_SORTED_COLUMNS = 6  # numbers of one detection: two corners (x and y), score and class
 _SCORE_MOVES = ("Softmax", "LogSoftmax", "Flatten", "Reshape", "Squeeze", "Identity", "Cast")
 _SCORE_PRODUCERS = ("Gemm", "MatMul", "Conv", "Add", "GlobalAveragePool", "ReduceMean")
 _FLOAT_TYPES = (1, 10, 11)  # TensorProto's FLOAT, FLOAT16, DOUBLE
 
 
 class CallNotFinished(Exception):
-    """A user's function exceeded its time, or its result is no longer needed."""
+    """A user's function exceeded its time limit, or `cancel_calls` ended the wait for it."""
 
 
-_pending_calls: set[queue.SimpleQueue[Any]] = set()  # results that a thread waits for
+_pending_calls: set[queue.SimpleQueue[Any]] = set()  # queues on which threads wait for results
 
 
 def call_with_timeout(seconds: float, function: Callable[..., Any], *args: object) -> Any:
     """Call a user's function and return its result.
 
-    The function runs in a thread. A thread cannot be ended: after a timeout it goes on in the
-    background.
+    The function runs in a thread of its own. A thread cannot be stopped: after a timeout the
+    function continues in the background.
 
     Raises:
-        CallNotFinished: The time is over, or `cancel_calls` was called.
+        CallNotFinished: `seconds` have passed, or `cancel_calls` was called.
         BaseException: The exception that the function raised.
     """
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -97,15 +98,15 @@ def cancel_calls() -> None:
 
 
 class Metric(Protocol):
-    """Metric of a tuning. It can be pickled."""
+    """Metric of how well a quantized network reproduces the float network. It can be pickled."""
 
     @property
     def name(self) -> str:
-        """Name in the result."""
+        """Name of the metric in the result's JSON."""
 
     @property
     def identity(self) -> str:
-        """Text that differs for metrics whose measurements must not be mixed."""
+        """Text that is equal only for metrics whose evidence can be combined."""
 
     @property
     def sentence(self) -> str:
@@ -128,7 +129,7 @@ class Metric(Protocol):
         """
 
     def value(self, evidence: Sequence[Evidence]) -> float:
-        """Return the metric over samples."""
+        """Return the metric over samples, from the evidence of each."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,9 @@ class DetectionAgreementMetric:
 
 @dataclass(frozen=True)
 class SortedDetectionMetric(DetectionAgreementMetric):
-    """The same for networks that select their detections themselves (YOLOv10, YOLO26).
+    """Agreement mAP for networks that select their detections themselves (YOLOv10, YOLO26).
 
-    Their output [n, detections, 6 + others] holds two corners, score and class of each detection.
+    The output [n, detections, 6 + others] holds two corners, score and class of each detection.
     """
 
     def _decode(self, outputs: Outputs) -> list[Detections]:
@@ -191,7 +192,7 @@ class SortedDetectionMetric(DetectionAgreementMetric):
 
 @dataclass(frozen=True)
 class TopClassMetric:
-    """Share of samples with the same largest output.
+    """Share of images for which both networks give the same class the largest score.
 
     Attributes:
         output: Class scores [n, classes], possibly followed by dimensions of 1.
@@ -236,7 +237,7 @@ class TopClassMetric:
 
 @dataclass(frozen=True)
 class OutputAgreementMetric:
-    """One minus the relative error of the outputs."""
+    """One minus the output error relative to the float outputs' standard deviation."""
 
     tensors: tuple[str, ...]
     name: str = "output-agreement"
@@ -262,13 +263,13 @@ class OutputAgreementMetric:
 
 @dataclass(frozen=True)
 class UserMetric:
-    """A function of the user, called once for each sample; the mean over the samples counts.
+    """Mean over the samples of a user's function that is called once for each sample.
 
     Attributes:
-        name: ``package.module:function``, imported where it is called.
+        name: ``package.module:function``; without `function`, imported where the metric runs.
         tensors: Outputs of the network.
-        function: The function itself, if it was not given by name.
-        seconds: Limit for one call.
+        function: The function, if the user passed a function and not a name.
+        seconds: Time limit for one call.
     """
 
     name: str
@@ -278,7 +279,7 @@ class UserMetric:
 
     @property
     def identity(self) -> str:
-        """Name and hash of the source of the function's module."""
+        """Name of the function, with a hash of its module's source."""
         function = self.function or import_function(self.name)
         try:
             source = read_input(inspect.getfile(inspect.unwrap(function)), limits.LIST_FILE)
@@ -301,7 +302,7 @@ class UserMetric:
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
         """Return the evidence of one sample."""
         function = self.function or import_function(self.name)
-        # The function may write into its arguments, which other calls share.
+        # The function may change its arguments, but other calls use the same arrays.
         reference = {name: array.copy() for name, array in reference.items()}
         outputs = {name: array.copy() for name, array in outputs.items()}
         try:
@@ -347,7 +348,7 @@ def import_function(name: str) -> MetricFunction:
     """Import the function ``package.module:function``.
 
     Raises:
-        QdqtoolError: It cannot be imported, or is not a function.
+        QdqtoolError: The name cannot be imported, or is not a function.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -375,7 +376,7 @@ def import_function(name: str) -> MetricFunction:
 
 
 def _import_module(name: str) -> Any:
-    """Import a module, also from the current folder, which a script's `sys.path` lacks."""
+    """Import a module, also from the current folder, which is not in a command's `sys.path`."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -392,7 +393,14 @@ def metric_for(
     metric: str | MetricFunction | None,
     seconds: float = limits.USER_SECONDS,
 ) -> Metric:
-    """Return the user's metric, or the one that fits the outputs.
+    """Return the user's metric, or the metric that fits the model's outputs.
+
+    The latter is the agreement mAP for YOLOv8-style detectors, else the output agreement.
+
+    Args:
+        model: The float model.
+        metric: The user's function or its name ``package.module:function``; None for a built-in.
+        seconds: Time limit for one call of the user's function.
 
     Raises:
         QdqtoolError: The user's metric cannot be imported, or is not a function.
@@ -412,10 +420,10 @@ def metric_for(
 
 
 def agreement_metrics(model: Model) -> list[Metric]:
-    """Return the metrics that show whether a network does its task as before, the best first.
+    """Return metrics of whether a network still does its task, most suitable first.
 
-    In contrast to :func:`metric_for`, they count results (detections, classes) where the network
-    has any, even if these hardly change from one candidate of a tuning to the next.
+    They count results (detections, classes) if the network has such results.
+    :func:`metric_for` prefers metrics that change a little with every candidate of a tuning.
     """
     detector = _sorted_detector_metric(model) or _detector_metric(model)
     if detector is not None:
@@ -438,7 +446,10 @@ def _sorted_detector_metric(model: Model) -> SortedDetectionMetric | None:
 
 
 def _classifier_metric(model: Model) -> TopClassMetric | None:
-    """Return the metric of a network with one vector of class scores for each image."""
+    """Return the metric of a classifier; None for other networks.
+
+    The only output of a classifier is one vector of class scores for each image.
+    """
     if len(model.outputs) != 1:
         return None
     (output,) = model.outputs
@@ -458,9 +469,9 @@ def _sorts_results(model: Model) -> bool:
 
 
 def find_compared_tensors(model: Model) -> list[str]:
-    """Return the tensors whose error is measured.
+    """Return the tensors whose error is measured: the last convolutions before any decoding.
 
-    If a network sorts its results, these are tensors from before the sorting.
+    Without these, return the outputs, or tensors before the sorting if a network sorts its results.
     """
     tensors = comparison_tensors(model)
     if tensors == list(model.outputs) and _sorts_results(model):
@@ -491,9 +502,9 @@ def _detector_metric(model: Model) -> DetectionAgreementMetric | None:
 def resample(
     metric: Metric, evidence: Sequence[Evidence], resamples: int = 300, seed: int = 0
 ) -> npt.NDArray[np.float64]:
-    """Return values of a metric over bootstrap resamples of the samples, [resamples].
+    """Return the value of a metric over each bootstrap resample, [resamples].
 
-    The resamples are the same for all evidence of one length. No evidence gives no values.
+    Evidence of equal length is resampled equally. Without evidence, the array is empty.
     """
     count = len(evidence)
     if not count:
@@ -505,9 +516,14 @@ def resample(
 def estimate_interval(
     metric: Metric, evidence: Sequence[Evidence], level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the confidence interval of a metric over samples like these.
+    """Return the low and the high end of a metric's confidence interval over its samples.
 
-    It is Wilson's for shares, and a bootstrap over the samples for other metrics.
+    The interval is Wilson's for shares, and a bootstrap's for other metrics.
+
+    Args:
+        metric: The metric.
+        evidence: Evidence of the samples, not empty.
+        level: Confidence of a bootstrap interval. Wilson's interval always has 0.95.
     """
     if isinstance(metric, TopClassMetric):
         return _wilson_interval(metric.value(evidence), len(evidence))
@@ -524,7 +540,7 @@ def _wilson_interval(share: float, count: int, deviations: float = 1.96) -> tupl
 
 
 def count_references(metric: Metric, evidence: Sequence[Evidence]) -> int:
-    """Return the number of detections of the float network, or of samples for other metrics."""
+    """Return the number of the float network's detections; of samples for other metrics."""
     if isinstance(metric, DetectionAgreementMetric):
         return sum(len(row["truth"]) for rows in evidence for row in rows)
     return len(evidence)

@@ -1,1 +1,1 @@
-"""Quantization of a float model: ``insert`` in one precision, or in the better one."""
+"""Quantization of a float model: ``insert`` in INT8, in FP8, or in the better of the two."""

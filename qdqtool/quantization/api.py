@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from calibration import Statistics
     from calibration.options import ImageFunction, Preprocess
 
-# INT8 and FP16 together are reported if they change the outputs that much, and so many times more
-# than INT8 alone.
+# A warning is added if INT8 and FP16 together have an output error above 10 %, and above five times
+# the error of INT8 alone.
 _MIN_FP16_ERROR, _MIN_FP16_RATIO = 0.1, 5.0
 
 
@@ -235,7 +235,14 @@ def _insert_better(
     options: InsertOptions,
     gpu: str | None,
 ) -> Insertion:
-    """Insert the better one of INT8 and FP8, measured on the same calibration."""
+    """Insert INT8 or FP8 pairs, whichever the measured errors and estimated times favor.
+
+    INT8 is inserted without a comparison if the target, the GPU or the layers do not allow FP8.
+    Both formats use the same calibration, unless SmoothQuant changes the networks.
+
+    Raises:
+        QdqtoolError: The data cannot be read twice, or a table replaces it.
+    """
     if options.calib_table is not None or isinstance(data, Iterator):
         raise QdqtoolError(
             "`precision='auto'` runs both formats on images. Give a folder, a list or arrays, or "
@@ -258,7 +265,7 @@ def _insert_better(
         int8.result.choice = FormatChoice(INT8.name, obstacle, {}, 0, {}, "")
         return int8.finish()
     (fp8,) = others
-    if options.network.smooth is None:  # else each is calibrated on its own smoothed network
+    if options.network.smooth is None:  # with SmoothQuant, each format has its own network
         int8.share_statistics(fp8)
     int8.quantize()
     fp8.quantize()
@@ -278,7 +285,10 @@ def _insert_better(
 
 
 def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]) -> str:
-    """Return why FP8 is not possible; empty if it is."""
+    """Return why FP8 is not possible; empty if it is possible.
+
+    `fp8` is empty if the target has no FP8.
+    """
     if not target.has_fp8:
         return f"{target.name} has no FP8"
     if gpu is not None:
@@ -294,7 +304,10 @@ def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]
 
 
 def _estimate_times(trials: Sequence[_Inserter], gpu: str | None) -> tuple[dict[str, float], str]:
-    """Return milliseconds of each format and of FP16 on a GPU, and the GPU's name."""
+    """Return the estimated milliseconds of each format and of FP16, and the GPU's name.
+
+    Both are empty without a GPU.
+    """
     if gpu is None:
         return {}, ""
     ms: dict[str, float] = {}
@@ -328,7 +341,7 @@ class _Inserter:
             target = rules.choose_fp8_target(target)
         check_input_type(options.network.input_type, target, self._format)
         self.target = target
-        # With a table, nothing can be run.
+        # A table replaces the data, so the network never runs.
         self._data = data if options.calib_table is None else None
         self._network = prepare_network(
             model,
@@ -365,7 +378,7 @@ class _Inserter:
         )
 
     def quantize(self) -> None:
-        """Insert the pairs."""
+        """Choose placement and scales, insert the pairs, and measure the losses."""
         placement = self.choose_placement()
         self._scales = self.choose_scales(placement)
         self.insert_pairs(placement, self._scales)
@@ -381,12 +394,18 @@ class _Inserter:
         return self.result
 
     def share_statistics(self, other: _Inserter) -> None:
-        """Calibrate once for the tensors of this insertion and of another one."""
+        """Calibrate once for the tensors of this and another insertion.
+
+        Both insertions use these statistics instead of a calibration of their own.
+        """
         groups = [*self._find_groups(), *other._find_groups()]
         self._shared = other._shared = self._collect(groups)
 
     def measure_with(self, other: _Inserter) -> npt.NDArray[np.float64]:
-        """Return the output errors of this insertion and another one, of shape [samples, 2]."""
+        """Return the output errors of this and another insertion, [samples, 2].
+
+        The errors are relative to the float model, and in this order.
+        """
         return sample_errors(
             self._network.load_float_model(),
             [self._model, other._model],
@@ -396,7 +415,13 @@ class _Inserter:
         )
 
     def choose_placement(self) -> Placement:
-        """Choose what is quantized, after SmoothQuant if the user wants that."""
+        """Choose the tensors to quantize, after SmoothQuant if the option `smooth` is set.
+
+        SmoothQuant changes the network. Further calls return the same placement.
+
+        Raises:
+            NothingToQuantize: The placement is empty.
+        """
         if self._placement is None:
             self._placement = self._choose_placement()
         return self._placement
@@ -413,7 +438,7 @@ class _Inserter:
             )
             result.notes.append(note)
             if result.smoothed:
-                self._model.sha256 = None  # cached statistics of the model before do not fit
+                self._model.sha256 = None  # cached statistics of the original model do not fit
                 placement = place(self._model, rule_set)
         if not placement.inputs:
             raise nothing_to_quantize(placement.skipped, result.source or "model")
@@ -444,7 +469,7 @@ class _Inserter:
         return find_scale_groups(self._model, inputs, self._options.placement.unify)
 
     def _collect(self, groups: Sequence[ScaleGroup]) -> tuple[Statistics, Json]:
-        """Return the statistics of the groups, and what the result reports of the calibration."""
+        """Return the statistics of the groups, and the calibration's part of the result."""
         options = self._options
         return collect_statistics(
             self._model,
@@ -485,7 +510,10 @@ class _Inserter:
         return scales
 
     def _measure_scales(self, model: Model, tensors: Sequence[str]) -> dict[str, float]:
-        """Return scales of tensors of the float model, measured in a pass of their own."""
+        """Return INT8 scales of tensors of the float model, measured in a separate pass.
+
+        Empty if the data cannot be read again, or if the pass fails; a warning reports a failure.
+        """
         options = self._options
         if self._data is None or isinstance(self._data, Iterator) or not tensors:
             return {}
@@ -643,7 +671,7 @@ class _Inserter:
             )
 
     def change_inputs(self) -> None:
-        """Change the network's inputs to integers if the user wants that, and finish FP16."""
+        """Change the network's inputs to integers if the option says so, and finish FP16."""
         result, input_type = self.result, self._options.network.input_type
         if input_type != "float":
             result.notes.extend(change_inputs(self._model, input_type, self._preprocess))
@@ -654,7 +682,7 @@ class _Inserter:
             result.notes.extend(notes)
 
     def check_layer_norms(self) -> None:
-        """Report decomposed layer normalizations; the first one stands for all."""
+        """Report decomposed layer normalizations; one warning describes the first of them."""
         report = FindingReport(self.target.name)
         check_norms(View(self._model), report)
         findings = report.findings
@@ -665,7 +693,10 @@ class _Inserter:
             self.result.warnings.append(_note_finding(findings[0], f"{others} {findings[0].fix}"))
 
     def predict(self) -> None:
-        """Predict the result, and the changes that leaving out single activations would make."""
+        """Predict the engine, and its changes if single activations were left float.
+
+        A failure becomes a warning.
+        """
         model, result = self._model, self.result
         if not self._options.predict:
             return

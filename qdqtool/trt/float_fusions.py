@@ -1,8 +1,7 @@
-"""Fusions of convolutions in the float network.
+"""Fusions of convolutions in the float network, before any Q/DQ exists.
 
-Insertion and the findings need to know which layers (BatchNormalization, activation) TensorRT fuses
-into each convolution before any Q/DQ exists. The simulator's own passes answer that, run on the
-float network.
+Insertion and the findings read here which layers (BatchNormalization, activation) TensorRT fuses
+into each convolution. The simulated passes run on the float network to find that out.
 """
 
 from qdqtool.errors import QdqtoolError
@@ -17,26 +16,25 @@ from qdqtool.trt.passes.point_wise_fusion import POINTWISE_KINDS
 from qdqtool.trt.surroundings import is_sum
 from qdqtool.trt.targets import TARGETS, Target
 
-# Tensors between a residual Add and its convolution; real networks have a handful.
+# Maximum tensors between a residual Add and its convolution; real networks have a handful.
 MAX_TENSORS_BETWEEN = 200
-# The fusions are the same on all targets, which a test checks.
+# Any target would do: the fusions are equal on all targets (a test checks this).
 ANY_TARGET = TARGETS["trt8.5"]
 
 
 class FloatFusions:
     """Fused layers of the convolutions and deconvolutions of a float network.
 
-    Residual Adds are not fused here: whether a convolution fuses one depends on the Q/DQ around the
-    Add.
-    Empty if the network cannot be simulated.
+    Residual Adds are not fused here: whether a convolution fuses an Add depends on the Q/DQ around
+    the Add. All attributes are empty if the network cannot be simulated.
 
     Attributes:
         layers: Layer of each convolution by its ONNX node, with the fused layers as its ``fusion``.
-        add_inputs: Layer of the convolution before each input of a residual Add, by the ONNX tensor
-            that the Add reads. Only pointwise layers that the convolution has not fused may be
-            between, and nothing else may read a tensor on the way.
-        add_inputs_without_activation: Tensors of ``add_inputs`` that reach the Add without an
-            activation. The convolution fuses the Add in any case.
+        add_inputs: Layer of the convolution before an input of a residual Add, by the ONNX tensor
+            that the Add reads. Only pointwise layers may be between the convolution and the Add,
+            and no other layer may read a tensor on the way. Other inputs are left out.
+        add_inputs_without_activation: Tensors of ``add_inputs`` with no activation between the
+            convolution and the Add. The convolution fuses such an Add on every target.
     """
 
     def __init__(self, model: Model, target: Target = ANY_TARGET) -> None:
@@ -66,7 +64,7 @@ class FloatFusions:
 
 
 def _exclude_residual_adds(network: Network, model: Model) -> list[Layer]:
-    """Return the residual Adds of a network, made layers of a kind that no pass fuses."""
+    """Give residual Adds a kind that no pass fuses (in place), and return them."""
     adds = [
         layer
         for layer in network.layers_of_kind(LayerKind.ELEMENTWISE)
@@ -82,9 +80,11 @@ def _is_part_of_activation(layer: Layer, model: Model) -> bool:
 
 
 def _find_convolution(tensor: Tensor, add: Layer) -> Layer | None:
-    """Return the convolution of whose result alone a tensor is a pointwise function.
+    """Return the convolution from which pointwise layers alone compute an input of an Add.
 
-    None if another layer than those between and the Add reads one of the tensors.
+    None if other layers compute the tensor too, if a layer that is not between the convolution and
+    the Add reads a tensor on the way, or if more than :data:`MAX_TENSORS_BETWEEN` tensors are
+    between.
     """
     queue, visited, layers = [tensor], {tensor}, {add}
     ends: set[Layer | None] = set()
@@ -110,7 +110,10 @@ def _variable_operands(layer: Layer) -> dict[Tensor, None]:
 
 
 def _has_no_activation(convolution: Layer, tensor: Tensor) -> bool:
-    """Return whether only scales, which are folded with Q/DQ there, are between both."""
+    """Return whether only scales are between a convolution and a tensor.
+
+    A scale is also folded into a convolution with Q/DQ. A deconvolution never qualifies.
+    """
     while (scale := tensor.producer_of_kind(LayerKind.SCALE)) is not None:
         tensor = scale.data
     return (

@@ -17,14 +17,15 @@ from qdqtool.patterns.heads import find_dfl
 from qdqtool.trt.layers import QDQ, Layer, LayerWeights, PoolingWindow, Tensor
 from qdqtool.trt.network import Network
 
-# Looking up a member of an enumeration is slow, and these are compared with every node.
+# Looking up an enumeration member is slow, and every node is compared with these members.
 _QUANTIZE, _SHAPE = LayerKind.QUANTIZE, LayerKind.SHAPE
 
 
 def build(model: Model) -> Network:
-    """Translate a model to TensorRT's network.
+    """Translate a model to TensorRT's network, before any optimizer pass.
 
-    Dead layers are removed, and the others ranked in the optimizer's order of visits.
+    Dead layers are removed. The remaining layers are ranked in the order in which the optimizer
+    visits them.
 
     Raises:
         ModelError: A node is damaged.
@@ -87,9 +88,9 @@ class Importer:
         return tensor
 
     def _input(self, name: str) -> Tensor:
-        """Return the tensor that a layer reads.
+        """Return the network's tensor for an ONNX tensor that a layer reads.
 
-        A constant becomes a constant layer when it is first read.
+        The first read of a constant adds its constant layer.
         """
         tensor = self.tensors.get(name)
         if tensor is not None:
@@ -102,10 +103,10 @@ class Importer:
     # Layers -----------------------------------------------------------------------------------
 
     def _unique_name(self, node: Node) -> str:
-        """Return the parser's name for the layer of a node."""
+        """Return the parser's name for the layer of a node, and mark the name as used."""
         name = self.model.function_node_names.get(node.name) or node.proto.name
         if name == node.name:
-            name = node.name  # share one string: a protobuf message makes a new one at each access
+            name = node.name  # share one string: a protobuf message creates a string at each access
         name = name or (f"node_of_{node.output}" if node.output else node.name)
         unique = name
         while unique in self._names:
@@ -115,7 +116,7 @@ class Importer:
         return unique
 
     def _parser_name(self, kind: str) -> str:
-        """Return the name of a layer that the parser leaves unnamed."""
+        """Return TensorRT's name for the next layer if the parser does not name it."""
         return f"(Unnamed Layer* {self.layer_number}) [{kind}]"
 
     def _add(
@@ -143,7 +144,7 @@ class Importer:
         Args:
             node: The node.
             inputs: Inputs of the layer.
-            kind: Kind of the layer; None for that of the operator.
+            kind: Kind of the layer. Default: the kind of the node's operator.
             operation: TensorRT's operation of an elementwise layer.
         """
         kind = kind or operators.operator_of(node).kind
@@ -161,7 +162,7 @@ class Importer:
         owner: Node | None = None,
         operation: str = "",
     ) -> Tensor:
-        """Add a layer that the parser leaves unnamed, and return its output.
+        """Add a layer that the parser does not name, and return its output.
 
         Args:
             kind: Kind of the layer.
@@ -193,14 +194,14 @@ class Importer:
             return
         operator = operators.operator_of(node)
         if operator.kind is _SHAPE or self._computes_on_shapes(node):
-            # Shape arithmetic is folded while parsing or runs on the host. It neither reads nor
+            # Shape arithmetic is folded while parsing, or runs on the host. It neither reads nor
             # blocks a tensor.
             self._shape_tensors.update(name for name in node.outputs if name)
             return
         _HANDLERS.get(operator.kind, Importer._import_other)(self, node)
 
     def _computes_on_shapes(self, node: Node) -> bool:
-        """Return whether all inputs are shape arithmetic or constants, at least one the former."""
+        """Return whether a node has a shape tensor as input, and otherwise only constants."""
         return (
             not node.captured
             and not self._shape_tensors.isdisjoint(node.inputs)
@@ -227,12 +228,13 @@ class Importer:
         self._add(LayerKind.OTHER, name, inputs, outputs, node)
 
     def _import_simple(self, node: Node) -> Layer:
-        """Add a layer with one tensor input; the others (shapes, bounds) are parameters."""
+        """Add a layer that reads the first input; other inputs (shapes, bounds) are parameters."""
         return self._add_node(node, [self._input(node.input(0))])
 
     def _import_resize(self, node: Node) -> None:
         if self.model.is_constant(node.input(3)):
-            # A constant size takes a number, though it is not a layer (both BEVFusion builds).
+            # TensorRT counts a constant size as a layer number, although no layer exists for it
+            # (both BEVFusion builds).
             self.layer_number += 1
         self._import_simple(node)
 
@@ -272,7 +274,7 @@ class Importer:
         self._add_node(node, inputs, operation=operators.operator_of(node).operation)
 
     def _has_lower_rank(self, name: str, rank: int) -> bool:
-        """Return whether a constant has fewer dimensions than the other operand."""
+        """Return whether a tensor is a constant of fewer than ``rank`` dimensions."""
         if not self.model.is_constant(name):
             return False
         dims = self.model.constant_shape(name)
@@ -352,7 +354,7 @@ class Importer:
         self._add_node(node, [self._input(name) for name in node.inputs if name])
 
     def _import_slice(self, node: Node) -> None:
-        """Add a slice, or one for each output of a Split."""
+        """Add a slice layer, or one slice layer for each output of a Split."""
         if len(node.outputs) > 1 or node.op == "Split":
             x = self._input(node.input(0))
             for output in node.outputs:
@@ -362,7 +364,7 @@ class Importer:
             return
         layer = self._import_simple(node)
         if node.op == "Tile":
-            layer.has_steps = True  # a Tile repeats its input, so that it is not a view of it
+            layer.has_steps = True  # the output of a Tile cannot be a view of its input
         elif node.input(4):
             steps = self.model.constant(node.input(4))
             layer.has_steps = steps is not None and bool((steps != 1).any())
@@ -439,7 +441,7 @@ _TRANSPARENT = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
 def is_constant_upstream(model: Model, tensor: str) -> bool:
-    """Return whether a tensor comes from a constant through Q, DQ, reshapes and casts alone."""
+    """Return whether only Q, DQ, reshapes and casts are between a constant and a tensor."""
     cache: dict[str, bool] = model.cache.setdefault("constants upstream", {})
     path: list[str] = []
     while tensor not in cache:

@@ -1,4 +1,4 @@
-"""Layers and tensors of TensorRT's network, with the state that passes need of each kind."""
+"""Layers and tensors of TensorRT's network, with the state that passes read and change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from qdqtool.types import MyelinRegion, Precision, Refusal
 
 Dims = tuple[int | None, ...]
 
-MERGED = 64  # quantizers that one Q lists as merged into it
+MERGED = 64  # maximum number of quantizers that a Q lists as merged into it
 SILU = "SiLU"  # name of the activation x * gate(x)
 WEIGHTED = (*CONVOLVE, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
 
-# Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
+# Looking up an enumeration member is slow, and nearly every layer is compared with these members.
 _QUANTIZE, _DEQUANTIZE, _CONSTANT = LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.CONSTANT
 _INT8 = Precision.INT8
 _FLOAT_WITH_FP8 = (LayerKind.POOLING, LayerKind.RESIZE)
@@ -29,10 +29,10 @@ class Tensor:
     """A tensor between layers.
 
     Attributes:
-        name: TensorRT's name. It belongs to the position, also if a pass swaps layers.
+        name: TensorRT's name. It stays at its position in the network when a pass swaps layers.
         producer: Layer that writes the tensor; None for a network input.
-        consumers: Layers that read the tensor, each with the number of inputs at which it does, in
-            the order in which they were connected.
+        consumers: Layers that read the tensor, each with the number of its inputs that are the
+            tensor, in the order in which the layers were connected.
         source: ONNX tensor that the tensor stands for.
         is_output: Whether it is a network output.
         elem_type: ONNX element type in the float graph.
@@ -68,10 +68,10 @@ class Tensor:
 
     @property
     def memory(self) -> Tensor:
-        """Tensor that the engine lists for this one: itself, or the one that it is a view of.
+        """Tensor that the engine lists for this tensor: itself, or the tensor it is a view of.
 
-        Valid after all passes have run. Chains of views are shortened, so that each link is
-        followed once.
+        Valid after all passes have run. Reading it shortens chains of views, so that each link is
+        followed only once.
         """
         tensor, views = self, []
         while tensor.view_of is not None:
@@ -82,13 +82,15 @@ class Tensor:
         return tensor
 
     def single_consumer(self, *kinds: LayerKind) -> Layer | None:
-        """Return the only layer that reads the tensor, if it does so at one input.
+        """Return the only layer that reads the tensor, if it reads it at one input only.
 
         Args:
             kinds: Kinds that the layer may have; any if none is named.
 
         Returns:
-            The layer; None if several layers read the tensor, none does, or it is a network output.
+            The layer. None if no layer or several layers read the tensor, if the layer is of
+            another kind or reads the tensor at several inputs, or if the tensor is a network
+            output.
         """
         if self.is_output or len(self.consumers) != 1:
             return None
@@ -98,22 +100,25 @@ class Tensor:
         return None
 
     def single_consuming_layer(self) -> Layer | None:
-        """Return the only layer that reads the tensor, at one or several inputs (``x * x``)."""
+        """Return the only layer that reads the tensor, at one or several inputs (``x * x``).
+
+        None if there is no single such layer, or if the tensor is a network output.
+        """
         if self.is_output or len(self.consumers) != 1:
             return None
         return next(iter(self.consumers))
 
     def producer_of_kind(self, *kinds: LayerKind) -> Layer | None:
-        """Return the producer if it is of one of the kinds."""
+        """Return the producer if it is of one of the kinds, else None."""
         producer = self.producer
         return producer if producer is not None and producer.kind in kinds else None
 
     def add_consumer(self, layer: Layer, inputs: int = 1) -> None:
-        """Record that a layer reads the tensor at one more input, or at several."""
+        """Record that further inputs of a layer read the tensor; ``inputs`` is their number."""
         self.consumers[layer] = self.consumers.get(layer, 0) + inputs
 
     def drop_consumer(self, layer: Layer) -> None:
-        """Record that one input of a layer no longer reads the tensor."""
+        """Record that one of the layer's inputs no longer reads the tensor."""
         remaining = self.consumers[layer] - 1
         if remaining:
             self.consumers[layer] = remaining
@@ -128,8 +133,8 @@ class LayerWeights:
     Attributes:
         name: ONNX tensor.
         constant: Whether the weights are a constant, quantized or not.
-        in_layer: Whether they are a plain constant inside the layer, which then has no weights
-            input.
+        in_layer: Whether the weights are a plain constant that is stored in the layer. The layer
+            then has no weights input.
         dims: Dimensions; [out, in/groups, ...] for a Conv.
         axis: Axis of the output channels.
         kernel: ``kernel_shape`` as in ONNX; empty for a matrix product.
@@ -173,12 +178,13 @@ class ShuffleState:
 
     Attributes:
         reorders_values: Whether it changes the order of the values in memory.
-        perm: Permutation of a Transpose.
-        may_be_identity: Whether it may turn out to change nothing: it was fused of several
-            shuffles, or is the one after a Softmax.
+        perm: Permutation of a Transpose; None for other shuffles or an unknown permutation.
+        may_be_identity: Whether it may change nothing, because several shuffles were fused into
+            it, or because the parser inserted it after a Softmax.
         before_matmul: Whether it was inserted before a matrix product that became a convolution.
-        after_matmul: Whether it was inserted after one, from where it is pushed down past the bias.
-        is_pushed_down: Whether it was pushed down.
+        after_matmul: Whether it was inserted after such a product. SqueezePushDownJoin moves it
+            down past the bias.
+        is_pushed_down: Whether SqueezePushDownJoin has moved it down.
     """
 
     reorders_values: bool = False
@@ -194,8 +200,8 @@ class FusedParts:
     """Layers that a convolution has fused before and after it.
 
     Attributes:
-        has_activation: Whether it has fused an activation, or the Relu of an Add. It then fuses no
-            other.
+        has_activation: Whether it has fused an activation, or the Relu after a fused Add. The
+            convolution then fuses no further activation.
         activation: The pointwise activation. SiLU and similar ones are named by their last node.
         tensor_before_activation: ONNX tensor before the first fused layer that is not a scale (an
             activation or a sum); empty if there is none.
@@ -204,7 +210,8 @@ class FusedParts:
         has_pooling: Whether it has fused a MaxPool.
         has_padding: Whether it has fused the Pad before it.
         has_weights: Whether it has absorbed its quantized constant weights.
-        merged_name: Name of the layer that it shares with parallel convolutions (``A || B``).
+        merged_name: Name of the engine layer that merges the convolution with parallel ones (``A ||
+            B``).
     """
 
     has_activation: bool = False
@@ -229,36 +236,40 @@ UNRANKED: Rank = (0, 0, 0)
 
 
 def rank_before(rank: Rank, part: int = 0) -> Rank:
-    """Return the rank of the layer number ``part`` among those inserted before a layer."""
+    """Return the rank of an inserted layer that is visited before the layer of ``rank``.
+
+    ``part`` orders several layers that are inserted there.
+    """
     return rank[0], -1, part
 
 
 def rank_after(rank: Rank) -> Rank:
-    """Return the rank of a layer that is inserted after a layer."""
+    """Return the rank of an inserted layer that is visited after the layer of ``rank``."""
     return rank[0], 1, 0
 
 
 def next_rank(rank: Rank) -> Rank:
-    """Return the rank directly after another one, at the same place."""
+    """Return the rank of a layer that is inserted directly after another inserted layer."""
     return rank[0], rank[1], rank[2] + 1
 
 
 class Layer:
-    """A layer.
+    """A layer of TensorRT's network, with the state that passes give it.
 
     Attributes:
         id: Position in the order of creation.
         kind: Kind of the layer.
         name: TensorRT's name. Fusions join names with `` + ``.
-        op: ONNX operator that it was made from.
+        op: ONNX operator that it was created for.
         inputs: Data inputs. The second input of a convolution with computed or dequantized weights
             is the weights.
         outputs: Output tensors.
-        nodes: ONNX nodes that it stands for or has absorbed.
-        owner: ONNX node of a layer that the parser leaves unnamed.
+        nodes: ONNX nodes that the layer computes: its own, and those that it has absorbed.
+        owner: ONNX node of a layer that the parser does not name.
         rank: Position in the optimizer's order of visits.
-        cases: Cases that its state rests on, in the order in which they applied.
-        passage: How a Q passes it; None if no Q does.
+        cases: Cases of passes (:class:`qdqtool.evidence.Case`) that gave the layer its state, in
+            the order in which they applied.
+        passage: How a Q moves up past the layer; None if a Q cannot.
         activation: TensorRT's type of an ACTIVATION.
         operation: TensorRT's operation of an ELEMENTWISE.
         relu_name: Name of the Relu that was fused into an ELEMENTWISE or SCALE.
@@ -272,23 +283,23 @@ class Layer:
         quant: Scale and zero point of a Q, DQ or copy.
         has_computed_scale: Whether the scale of a Q or DQ is computed at run time.
         is_clone: Whether a Q is one of the copies before the inputs of a Concat.
-        paired_q: Q before a DQ.
+        paired_q: ONNX node of the Q before a DQ.
         path: Operators that a Q has moved up past, or a DQ down, in the order of its moves.
         merged_quantizers: Qs that were merged into this one, each with the operators that it had
             moved up past. Only the first :data:`MERGED` are listed. A Q that reaches a tensor along
             several paths is listed once for each.
-        blocked_by: Missed optimization that keeps a Q from moving on, where it last stood.
-        stationary_cases: Cases that keep a DQ before its consumers. A consumer rests on them only
-            if they move the DQ.
-        acts_as: Operator that a POINTWISE made of several layers computes: ``SiLU``, or that of its
-            last node.
+        blocked_by: Reason for which a Q could not move on from its last position.
+        stationary_cases: Cases that kept a DQ where it is. They count for the DQ itself if it
+            remains, and not for a consumer that absorbs the DQ.
+        acts_as: Operator that a POINTWISE of several layers computes: ``SiLU``, or the operator of
+            its last node.
         activation_and_add: Nodes of a POINTWISE that joins an activation and the Add after it.
-        source_scale: Scale that a conversion from INT8 to INT8 reads.
+        source_scale: Scale of the input of a conversion from INT8 to INT8.
         dq_moved_past: Whether a DQ has moved down past it.
         requantizes: Whether it is a copy from INT8 to INT8.
         int8: Whether it computes in INT8 (its inputs are quantized).
         int8_out: Whether it writes INT8 because it has absorbed a Q.
-        quantized_type: Type that ``int8`` stands for.
+        quantized_type: Type in which a layer with ``int8`` computes: INT8 or another 8-bit type.
         residual: Residual input of a convolution that has fused an Add.
         in_myelin: Whether it was handed to Myelin.
         region: Region of Myelin in which it runs, on targets where such regions absorb Q and DQ.
@@ -415,36 +426,39 @@ class Layer:
         return "" if self.window is None else self.window.type
 
     def record_move(self, step: PathStep) -> None:
-        """Record that a Q, with those merged into it, moved past an operator."""
+        """Record that this Q, and the Qs merged into it, moved past an operator."""
         self.path = self.path.with_step(step)
         self.merged_quantizers = tuple(
             (name, path.with_step(step)) for name, path in self.merged_quantizers
         )
 
     def merge_quantizer(self, name: str, other: Layer) -> None:
-        """Record that this Q stands for another one, and for those that were merged into that."""
+        """Record that another Q, with all Qs merged into it, was merged into this Q.
+
+        Qs beyond :data:`MERGED` are not recorded.
+        """
         if len(self.merged_quantizers) < MERGED:
             merged = (*self.merged_quantizers, (name, other.path), *other.merged_quantizers)
             self.merged_quantizers = merged[:MERGED]
 
     def add_cases(self, *cases: Case) -> None:
-        """Record that the layer's state rests on cases."""
+        """Record cases of passes that gave the layer its state; each is recorded once."""
         for case in cases:
             self.cases[case] = None
 
     @property
     def producers(self) -> list[Layer]:
-        """Layers that write its inputs, one for each input."""
+        """Layer that writes each input, without inputs that no layer writes."""
         return [t.producer for t in self.inputs if t.producer is not None]
 
     @property
     def is_used(self) -> bool:
-        """Whether a layer or the network's user reads an output."""
+        """Whether a layer reads an output, or an output is a network output."""
         return any(tensor.consumers or tensor.is_output for tensor in self.outputs)
 
     @property
     def consumers(self) -> list[Layer]:
-        """Layers that read its outputs."""
+        """Layers that read its outputs; a layer may be listed several times."""
         return [consumer for tensor in self.outputs for consumer in tensor.consumers]
 
     @property
@@ -466,7 +480,7 @@ class Layer:
 def find_reachable(
     start: Iterable[Layer], neighbors: Callable[[Layer], Iterable[Layer]]
 ) -> dict[Layer, None]:
-    """Return the layers that a breadth-first search from some layers reaches, in its order."""
+    """Return start layers and all layers reachable from them, in breadth-first order."""
     reachable = dict.fromkeys(start)
     queue = list(reachable)
     for layer in queue:
@@ -478,39 +492,39 @@ def find_reachable(
 
 
 def create_shuffle(name: str, rank: Rank) -> Layer:
-    """Create a shuffle that a pass inserts. It is not part of the network yet."""
+    """Create a shuffle for a pass. The caller adds the shuffle to the network."""
     layer = Layer(LayerKind.SHUFFLE, name)
     layer.passage, layer.rank = INSERTED_SHUFFLE, rank
     return layer
 
 
 def dq_before(tensor: Tensor) -> Layer | None:
-    """Return the DQ that writes a tensor."""
+    """Return the layer that writes a tensor if it is a DQ, else None."""
     producer = tensor.producer
     return producer if producer is not None and producer.kind is _DEQUANTIZE else None
 
 
 def constant_before(tensor: Tensor) -> Layer | None:
-    """Return the constant layer that writes a tensor."""
+    """Return the layer that writes a tensor if it is a constant, else None."""
     producer = tensor.producer
     return producer if producer is not None and producer.kind is _CONSTANT else None
 
 
 def q_after(tensor: Tensor) -> Layer | None:
-    """Return the Q that is the single consumer of a tensor."""
+    """Return the single consumer of a tensor if it is a Q, else None."""
     consumer = tensor.single_consumer()
     return consumer if consumer is not None and consumer.kind is _QUANTIZE else None
 
 
 def is_relu(layer: Layer) -> bool:
-    """Return whether a layer is a Relu, which TensorRT fuses with passes of its own."""
+    """Return whether a layer is a Relu, for which TensorRT has separate fusion passes."""
     return layer.kind == LayerKind.ACTIVATION and layer.activation == "RELU"
 
 
 def can_absorb(q: Layer | None) -> bool:
-    """Return whether a layer can absorb a Q or DQ.
+    """Return whether a Q or DQ can be absorbed by the layer next to it.
 
-    It can if there is one scale, which is known when the engine is built.
+    It can if it has a single scale that is known when the engine is built. False for None.
     """
     return (
         q is not None
@@ -520,7 +534,7 @@ def can_absorb(q: Layer | None) -> bool:
 
 
 def quantized_type(quantizer: Layer | None) -> Precision:
-    """Return the type that a Q or DQ stands for. TensorRT reads uint8 and unknown types as INT8."""
+    """Return the quantized type of a Q or DQ; INT8 for uint8, unknown types and None."""
     if quantizer is None or quantizer.quant is None:
         return Precision.INT8
     precision = quantizer.quant.precision
@@ -528,16 +542,19 @@ def quantized_type(quantizer: Layer | None) -> Precision:
 
 
 def is_computed_in_float(op: Layer, quantizer: Layer) -> bool:
-    """Return whether an operator that quantizers of INT8 pass is computed in float at one of FP8.
+    """Return whether a layer remains float because an FP8 quantizer cannot pass it.
 
-    These are pooling and resizing. TensorRT-RTX 1.7.1 shows it for MaxPool; for TensorRT 10 it is
-    assumed.
+    INT8 quantizers pass pooling and resizing, FP8 quantizers do not. TensorRT-RTX 1.7.1 shows this
+    for MaxPool; for TensorRT 10 it is assumed.
     """
     return op.kind in _FLOAT_WITH_FP8 and quantized_type(quantizer) is Precision.FP8
 
 
 def weights_position(layer: Layer) -> int | None:
-    """Return the position of the weights input; None if the weights are inside the layer."""
+    """Return the position of the weights input.
+
+    None if the layer has no weights, or stores them instead of reading them.
+    """
     if layer.kind not in WEIGHTED or layer.fusion.has_weights or layer.weights.in_layer:
         return None
     return 1 if len(layer.inputs) > 1 else None
@@ -549,16 +566,16 @@ def needs_myelin(layer: Layer) -> bool:
 
 
 def node_name(layer: Layer | None) -> str:
-    """Return the ONNX name of a layer, as shown to users."""
+    """Return the ONNX node name that messages show for a layer; empty for None."""
     if layer is None:
         return ""
     return layer.nodes[0] if layer.nodes else layer.owner or layer.name
 
 
 def float_precision(elem_type: int, strongly_typed: bool) -> Precision:
-    """Return the precision of a float tensor.
+    """Return the precision of an unquantized tensor.
 
-    It is the ONNX type on strongly typed targets, else FLOAT.
+    FLOAT for a float type of a weakly typed network and for an unknown type, else the ONNX type.
     """
     precision = precision_of(elem_type)
     is_builders_choice = precision.is_float and not strongly_typed

@@ -16,7 +16,7 @@ from qdqtool.trt.targets import BUILDS, Target
 from qdqtool.types import Evidence, MyelinRegion
 
 _RANK = operator.attrgetter("rank")
-_SCALE = LayerKind.SCALE  # looking up a member of an enumeration is slow
+_SCALE = LayerKind.SCALE  # looking up an enumeration member is slow
 
 
 class Network:
@@ -26,16 +26,17 @@ class Network:
         layers: Layers by id, in creation order.
         inputs: Network input tensors.
         outputs: Network output tensors.
-        was_relisted: Whether Myelin took out a part, after which TensorRT lists the layers anew.
+        was_relisted: Whether Myelin has removed layers. TensorRT then lists the layers in a new
+            order.
         counts: Number of layers after the stages for which TensorRT logs it (``Original``, ``After
             ...``).
         adds_after_activation: ONNX nodes of the Adds whose fusion the target's
             ``residual_through_activation`` decided.
         regions: Regions of Myelin, on targets where they decide about Q and DQ.
-        focus: Tensors that a round of a loop visits, which are those that the previous round
-            edited; None for all.
-        reports_refusals: Whether passes report refusals. In a loop only the last round does, which
-            visits all tensors.
+        focus: Tensors that the current round of a loop of passes visits: those that the previous
+            round edited. None for all tensors.
+        reports_refusals: Whether passes report refusals. In a loop, only the last round reports
+            them; it visits all tensors.
         edited_tensors: Tensors whose producer or consumers were edited in this round.
         q_copies: Number of Qs copied to the inputs of a layer so far. SplitQAcrossPrecedingFanIn
             limits it.
@@ -94,9 +95,9 @@ class Network:
     def depth_first(self) -> list[Layer]:
         """Return the layers in the order in which parallel convolutions are merged.
 
-        The order is depth first from the outputs, first to last. A layer follows its inputs, of
-        which the later-listed come first. yolov8-orin-trt8412-excerpts names merged layers in this
-        order. Only names depend on it.
+        The search goes depth first from the first to the last network output. A layer follows the
+        producers of its inputs; that of the last input comes first.
+        yolov8-orin-trt8412-excerpts names merged layers in this order. Only names depend on it.
         """
         layers: list[Layer] = []
         started: set[int] = set()
@@ -112,12 +113,15 @@ class Network:
         return layers
 
     def breadth_first(self) -> list[Layer]:
-        """Return every layer after its inputs: first those without any, in creation order."""
+        """Return all layers, each after the producers of its inputs.
+
+        The search is breadth first. It starts at layers without inputs, in creation order.
+        """
         open_inputs = [0] * (next(reversed(self.layers), -1) + 1)  # by id of the layer
         ready = []
         for layer in self.layers.values():
             count = 0
-            for tensor in layer.inputs:  # called often: without a list for each layer
+            for tensor in layer.inputs:  # called often: without building a list
                 if tensor.producer is not None:
                     count += 1
             if count:
@@ -140,7 +144,7 @@ class Network:
         return layers
 
     def has(self, *kinds: LayerKind) -> bool:
-        """Return whether there are layers of some kinds."""
+        """Return whether the network has a layer of one of the kinds."""
         return any(self._by_kind[kind] for kind in kinds)
 
     def contains(self, layer: Layer) -> bool:
@@ -150,7 +154,7 @@ class Network:
     def single_consumer_pairs(
         self, *kinds: LayerKind, consumer_kind: LayerKind | None = None
     ) -> Iterator[tuple[Layer, Layer]]:
-        """Yield layers of some kinds with their single consumer, if they have one.
+        """Yield each layer of some kinds whose output has a single consumer, with the consumer.
 
         Args:
             kinds: Kinds of the layers.
@@ -164,14 +168,15 @@ class Network:
                 yield layer, consumer
 
     def layers_to_visit(self, kind: LayerKind) -> list[Layer]:
-        """Return the layers of a kind that a round of a loop visits.
+        """Return the layers of a kind that the current round of a loop of passes visits.
 
-        The first and last rounds visit all of them, the others only those next to edited tensors.
+        The first and last rounds visit all layers of the kind. Other rounds visit only layers that
+        read or write a tensor that this or the previous round edited.
         """
         if self.focus is None:
             return self.layers_of_kind(kind)
         layers = self._by_kind[kind]
-        if len(layers) < len(self.focus) + len(self.edited_tensors):  # the shorter list is walked
+        if len(layers) < len(self.focus) + len(self.edited_tensors):  # use the shorter list
             visited = self._layers_at_edits(layers.values())
         else:
             visited = [*self._layers_of_edited_tensors(kind)]
@@ -226,7 +231,7 @@ class Network:
         self.edited_tensors[tensor] = None
 
     def set_output(self, layer: Layer, tensor: Tensor, position: int = 0) -> None:
-        """Make a tensor an output of a layer, in place of the output at the position."""
+        """Replace the output of a layer at a position; the old output loses its producer."""
         for old in layer.outputs[position : position + 1]:
             if old.producer is layer:
                 old.producer = None
@@ -237,7 +242,7 @@ class Network:
     def retarget(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
         """Connect every consumer of ``old`` and ``more`` to ``new``.
 
-        If one of them is a network output, ``new`` becomes it.
+        ``new`` also becomes the network output in place of any of them.
         """
         replaced = dict.fromkeys((old, *more))
         self._replace_inputs(replaced, new)
@@ -282,7 +287,7 @@ class Network:
     def absorb_consumer(self, layer: Layer, consumer: Layer, name: str) -> None:
         """Fuse the single consumer of a layer's output into the layer.
 
-        The consumer's other inputs, outputs, ONNX nodes and cases move over.
+        The layer receives the consumer's other inputs, its outputs, ONNX nodes and cases.
 
         Args:
             layer: Layer that remains.
@@ -308,7 +313,7 @@ class Network:
         layer.name = name
 
     def absorb_q(self, layer: Layer, q: Layer) -> None:
-        """Fuse the Q after a layer into it, so that the layer writes INT8."""
+        """Fuse the Q after a layer into the layer, so that the layer writes INT8 (or FP8)."""
         out = q.out
         layer.nodes.extend(q.nodes)
         layer.cases.update(q.cases)
@@ -333,14 +338,14 @@ class Network:
         return self.remove_if_unused(dq)
 
     def insert_before(self, layer: Layer, position: int, new: Layer, out: Tensor) -> None:
-        """Insert a layer with one input, and ``out`` as its output, before one input of another."""
+        """Insert the layer ``new``, with ``out`` as its output, before one input of a layer."""
         self.add(new, [layer.inputs[position]], [out])
         self.set_input(layer, position, out)
 
     def exchange(self, first: Layer, second: Layer) -> None:
-        """Exchange two layers in a row.
+        """Exchange a layer and its consumer.
 
-        Tensor names keep their position. The caller sets the shapes.
+        The tensors keep their names and positions. The caller corrects their shapes.
         """
         source, middle, out = first.data, first.out, second.out
         self.set_input(second, 0, source)
@@ -349,20 +354,17 @@ class Network:
         self.set_output(first, out)
 
     def swap(self, op: Layer, q: Layer) -> None:
-        """Move a Q before the operator whose single consumer it is."""
+        """Move a Q before the layer whose single consumer is the Q, and exchange the shapes."""
         self.exchange(op, q)
         q.out.shape, op.out.shape = q.data.shape, q.out.shape
 
 
-# Passes name and fold constants with these cases. No outcome rests on them.
+# Cases of passes that name and fold constants. They do not affect any outcome.
 _CASES_WITHOUT_OUTCOME = frozenset({"constant", "identity"})
 
 
 def is_seen_on(case: Case, target: Target) -> bool:
-    """Return whether a build of the target's major version shows a case.
-
-    Major versions after 10 count as their own.
-    """
+    """Return whether a build of the target's major TensorRT version shows a case."""
     return target.major_version in _major_versions(case)
 
 
@@ -378,9 +380,10 @@ def _major_versions(case: Case) -> frozenset[int]:
 
 
 def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
-    """Return how well an outcome that rests on cases is proven on the target.
+    """Return the weakest evidence of some cases on the target.
 
-    Cases that only builds of 8.x show are assumed on later versions.
+    An outcome that rests on these cases has this evidence. Cases that only builds of 8.x show are
+    assumed on later versions.
     """
     kinds = set()
     for case in cases:
@@ -396,9 +399,9 @@ def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
 
 
 def describe_rules(cases: Iterable[Case], target: Target) -> str:
-    """Describe how many of the rules that a network used were seen on the target's TensorRT.
+    """Describe how many of the rules (cases) behind a network were seen on the target.
 
-    Empty if the network used none.
+    Empty if the network's layers rest on no rule.
     """
     rules = [c for c in dict.fromkeys(cases) if c.name not in _CASES_WITHOUT_OUTCOME]
     if not rules:

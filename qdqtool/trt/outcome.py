@@ -51,8 +51,9 @@ Assume = Mapping[str, str]
 def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
     """Predict the engine of a model on a classic target, without findings.
 
-    If the prediction rests on a choice on which reports differ, the other choice is simulated as
-    well and reported in ``assumptions``. A model without such places is simulated once.
+    Reports differ on whether TensorRT fuses Conv + activation + Add. If the model has such nodes,
+    both choices are simulated, and ``assumptions`` reports the other one. Other models are
+    simulated once.
 
     Args:
         model: The model.
@@ -79,7 +80,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
 
 
 def simulate_without_alternatives(model: Model, target: Target) -> Prediction:
-    """Predict the engine of a model on exactly this target; no other choice is simulated."""
+    """Predict the engine of a model on a target, without simulating the other choice."""
     return _simulate(model, target)[0]
 
 
@@ -118,7 +119,7 @@ def _with_silu_add(target: Target, value: SiluAdd) -> Target:
 
 
 def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
-    """Return the prediction, and the Adds whose fusion the target's choice decided."""
+    """Return the prediction, and the ONNX Adds whose fusion depends on the target's choice."""
     folded = fold_constants(model)
     network = importer.build(folded)
     run = pipeline.run(network, target)
@@ -154,7 +155,7 @@ def _counts(prediction: Prediction) -> AssumptionCounts:
 
 
 def _user_visible(prediction: Prediction) -> object:
-    """Return the data types and fusions of every convolution, and the remaining conversions."""
+    """Return what users see of a choice: conversions, types and fusions of convolutions."""
     return prediction.conversion_nodes, [
         (c.precision, tuple(c.inputs), c.output, tuple(c.fused)) for c in prediction.convolutions
     ]
@@ -177,11 +178,11 @@ _LISTED_TYPES = {
     LayerKind.POINTWISE: "PointWise",
     LayerKind.COPY: "Conversion",
 }
-KERNEL = "kgen"  # type that the engine lists for a kernel that Myelin makes of a Q or DQ
+KERNEL = "kgen"  # type that the engine lists for a Q or DQ that is a kernel of Myelin
 _PRODUCT = _LISTED_TYPES[LayerKind.MATRIX_MULTIPLY]
 _TYPES_IN_REGIONS = {LayerKind.COPY: KERNEL, LayerKind.CONVOLUTION: _PRODUCT}
 
-# Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
+# Looking up an enumeration member is slow, and nearly every layer is compared with these members.
 _CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
 _MERGED_KINDS = (_CONVOLUTION, LayerKind.MATRIX_MULTIPLY)
 _INT8, _FP8 = Precision.INT8, Precision.FP8
@@ -190,7 +191,7 @@ _TYPES_UNLIKE_INT8 = (Precision.FP8, Precision.INT4)
 
 
 class Outcome:
-    """The engine that an optimized network stands for.
+    """Engine layers, conversions and convolutions of an optimized network.
 
     Attributes:
         layers: Engine layers in execution order, without constants and Myelin's interior. A region
@@ -212,11 +213,11 @@ class Outcome:
         self.conversion_nodes: list[str] = []
         self.float_products: list[str] = []
         self._layer_of_node: dict[str, Layer] = {}
-        # For tensors after layers that Myelin fuses: the tensor before them.
+        # Tensor before layers that Myelin fuses, by the id of the tensor after them.
         self._sources: dict[int, Tensor] = {}
-        # New names for such tensors if a network output comes after them.
+        # Names of network outputs after fused layers, by the name of the tensor before the layers.
         self._output_names: dict[str, str] = {}
-        # Types that kernels write because of a fused Q, by the tensor before the Q.
+        # Types that kernels write because of a fused Q, by the id of the tensor before the Q.
         self._fused_types: dict[int, Precision] = {}
         self._evidence: dict[
             tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]
@@ -241,7 +242,7 @@ class Outcome:
             for tensor in layer.outputs:
                 self._precisions[id(tensor)] = self._output_precision(layer, tensor)
         for layer in order:
-            # Also if an operator of unknown types is between the Q and the layer.
+            # This also holds if an operator of unknown types is between the Q and the layer.
             if layer.int8 and layer.inputs:
                 self._precisions[id(layer.data)] = _quantized_type(layer)
 
@@ -286,10 +287,10 @@ class Outcome:
             self._rename_outputs()
 
     def _layers_in_kernels(self, order: list[Layer]) -> dict[int, Layer]:
-        """Return the layers that are part of a kernel of Myelin's, by id.
+        """Return the layers that are inside a kernel of Myelin, by layer id.
 
-        These are the Q and DQ of a region that do not have a kernel of their own, and the reshapes
-        around products.
+        These are the Q and DQ of a region that are no separate kernels, and the reshapes around
+        products.
         """
         own_kernels = {name for region in self._network.regions for name in region.kernels}
         layers = {}
@@ -306,10 +307,10 @@ class Outcome:
         return layers
 
     def _bypass(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
-        """Leave a layer inside a kernel of Myelin's out of the list.
+        """Connect the consumers of a layer inside a kernel of Myelin to the layer's input.
 
-        Its output is listed as its input. A fused Q lets the kernel before it write INT8, except a
-        Q that is fused with the DQ after it into a kernel of floats (gemm-mlp-trt10:
+        The engine does not list such a layer. A fused Q lets the kernel before it write INT8.
+        Exception: a Q that is fused with the DQ after it into a kernel of floats (gemm-mlp-trt10:
         MulMinMaxRounCastCastMul).
         """
         source = self._sources.get(id(layer.data), layer.data)
@@ -328,7 +329,7 @@ class Outcome:
             self.layers.append(EngineLayer(name, "Reformat", [read], [written]))
 
     def _list_layer(self, layer: Layer, parallel: dict[str, EngineLayer]) -> None:
-        """Add a layer to the list, or to the entry of the parallel convolutions merged with it."""
+        """List an engine layer, or add it to the entry of convolutions that are merged with it."""
         inputs = [self._list_tensor(t) for t in layer.inputs]
         outputs = [self._list_tensor(t) for t in layer.outputs]
         merged_name = layer.fusion.merged_name if layer.kind in _MERGED_KINDS else ""
@@ -376,12 +377,12 @@ class Outcome:
     def _describe_region(
         self, region: MyelinRegion, types: Mapping[str, Precision], squares: set[str]
     ) -> MyelinRegion:
-        """Complete a region.
+        """Describe a region of Myelin for the prediction.
 
         Args:
             region: The region.
             types: Type that each product of the model computes in.
-            squares: Nodes that square in decomposed normalizations: one for each.
+            squares: Nodes that square in decomposed normalizations, one node per normalization.
         """
         names, quantizers = [], []
         indices: dict[str, int] = {}
@@ -414,10 +415,10 @@ class Outcome:
         return View(self._model).varying
 
     def _describe_convolution(self, node: Node) -> ConvOutcome | None:
-        """Return the outcome of a multiplication; None if TensorRT does not compute it.
+        """Return the outcome of a Conv, ConvTranspose, Gemm or MatMul, or None.
 
-        MatMuls of two computed tensors without Q/DQ and Einsums are recorded as ``float_products``
-        instead.
+        None if TensorRT does not compute the node, or if it is a MatMul of two computed tensors
+        without Q/DQ or an Einsum, which are recorded in ``float_products``.
         """
         is_constant = is_constant_upstream(self._model, node.input(1))
         layer = self._layer_of_node.get(node.name)
@@ -477,13 +478,13 @@ class Outcome:
         )
 
     def _fused_nodes(self, layer: Layer, node: Node) -> list[str]:
-        """Return the nodes other than Q, DQ and the convolution that a layer has absorbed."""
+        """Return the nodes of a layer other than its convolution (``node``), Q and DQ."""
         return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
-        """Return how well a layer's outcome is proven, and the ids of its cases.
+        """Return the evidence of a layer's outcome, and the ids of the layer's cases.
 
-        The outcome rests on the cases of the layer and of the conversions before it.
+        The evidence is the weakest of the cases of the layer and of the conversions before it.
         """
         own = tuple(layer.cases)
         copies = [producer for producer in layer.producers if producer.kind is _COPY]
@@ -507,7 +508,7 @@ class Outcome:
 
 
 def _is_kernel(layer: Layer, listed_type: str) -> bool:
-    """Return whether a layer is listed as a kernel of Myelin's with the name of its node."""
+    """Return whether a layer is a kernel of Myelin that is listed with its node's name."""
     return layer.region is not None and bool(layer.nodes) and listed_type in (KERNEL, _PRODUCT)
 
 
@@ -516,10 +517,10 @@ def _quantizes(copy: Layer) -> bool:
 
 
 def _is_shuffle_inside(layer: Layer) -> bool:
-    """Return whether a layer is a shuffle that is part of one of Myelin's kernels.
+    """Return whether a layer is a shuffle that is part of a kernel of Myelin.
 
-    A reshape around a product always is (TensorRT 8 lists it), another shuffle if a layer of the
-    region produces its input.
+    A reshape around a product always is. Another shuffle is if a layer of a region produces its
+    input. (TensorRT 8 lists the reshapes.)
     """
     if layer.kind != LayerKind.SHUFFLE:
         return False
@@ -530,7 +531,10 @@ def _is_shuffle_inside(layer: Layer) -> bool:
 
 
 def _precedes_own_kernel(layer: Layer, fused: Mapping[int, Layer]) -> bool:
-    """Return whether the Q or DQ after a layer, past fused reshapes, has a kernel of its own."""
+    """Return whether the Q or DQ after a layer is a separate kernel.
+
+    Fused reshapes may be between the layer and the Q or DQ.
+    """
     consumer = layer.out.single_consumer()
     while consumer is not None and consumer.id in fused and consumer.kind == LayerKind.SHUFFLE:
         consumer = consumer.out.single_consumer()

@@ -55,7 +55,7 @@ from qdqtool.types import Event, Refusal
 
 
 class RankLayers:
-    """Stage that ranks the layers anew after passes have moved many. It is not a pass."""
+    """Stage (not a pass) that ranks all layers again after passes have moved many layers."""
 
 
 GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
@@ -124,14 +124,14 @@ do, then Concats are split, then DQ and Q cancel.
 
 
 class PassError(QdqtoolError):
-    """A pass failed: a defect of qdqtool, reported with the passes that had run."""
+    """A pass failed: a defect of qdqtool. The message names the passes that had run."""
 
 
 class PipelineRun:
     """A run of passes over a network.
 
     Attributes:
-        trace: Lines that TensorRT logs for it.
+        trace: Lines that TensorRT logs for the run.
         refusals: Reasons for which passes did not fire.
     """
 
@@ -162,10 +162,11 @@ class PipelineRun:
         return step.refusals
 
     def run_loop(self, steps: list[Pass]) -> list[Refusal]:
-        """Run passes until none changes anything, and return the refusals of the last round.
+        """Run passes in rounds until no pass changes anything; return the last refusals.
 
-        Refusals of earlier rounds may no longer hold. After the first round only tensors that were
-        edited are visited. When these give no more work, a last round visits all tensors.
+        The first round visits all tensors, later rounds only tensors that the previous round
+        edited. When such a round changes nothing, a last round visits all tensors again. Refusals
+        come from the last round, because those of earlier rounds may no longer hold.
         """
         network = self._network
         network.focus, network.reports_refusals = None, False
@@ -181,7 +182,11 @@ class PipelineRun:
                 network.focus, network.reports_refusals = None, True
 
     def _run_round(self, steps: list[Pass]) -> list[Refusal]:
-        """Run passes in turn. Stop after one other than the first that changed something."""
+        """Run passes in turn until one, other than the first, changes something.
+
+        Returns:
+            Refusals of the passes that ran.
+        """
         refusals: list[Refusal] = []
         for step in steps:
             before = len(self.trace)
@@ -226,10 +231,10 @@ def passes() -> tuple[type[Pass], ...]:
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """Return every case that a prediction can rest on, by its id.
+    """Return all cases of passes and operators by id.
 
-    An id is ``<pass>/<case>``, or ``<operator>/<case>`` for a case of an operator. A case that
-    belongs to both has the pass's name.
+    An id is ``<pass>/<case>``, or ``<operator>/<case>`` for a case of an operator. A case of
+    both has the id of the pass.
     """
     return {case_id: case for case, case_id in _case_ids().items()}
 

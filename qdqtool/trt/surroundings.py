@@ -1,7 +1,7 @@
-"""Surroundings of tensors and layers, which the reasons of passes record.
+"""Consumers and producers of tensors, which passes record in their reasons.
 
-Consumers and origin of a tensor are looked for past the operators that a Q could pass. They also
-decide whether a layer with weights can absorb the DQs of its two inputs.
+The search looks past operators that a Q could pass. The module also finds the reasons for which a
+layer with weights cannot absorb the DQs of its inputs.
 """
 
 import itertools
@@ -37,18 +37,18 @@ from qdqtool.types import BYTES, Precision, Refusal
 from qdqtool.util.records import SharedTuple
 
 # Limits of the search for the consumers of one tensor.
-MAX_CONSUMERS = 100  # that are listed; a network has a dozen
-MAX_TENSORS = 100  # that are visited; a block of DenseNet-201 has 48
-MAX_PATH_STEPS = 1200  # on the paths to these tensors together; that block has 1176
-MAX_Q_STEPS = 400  # on the paths of Qs together
-MIN_Q_STEPS = 4  # of each further Q, its last ones
-# Layers that are visited after a layer, to find a convolution or where its result is quantized.
+MAX_CONSUMERS = 100  # consumers that are listed; a network has a dozen
+MAX_TENSORS = 100  # tensors that are visited; a block of DenseNet-201 has 48
+MAX_PATH_STEPS = 1200  # steps on all paths to these tensors together; that block has 1176
+MAX_Q_STEPS = 400  # steps on the paths of all Qs together
+MIN_Q_STEPS = 4  # latest steps that each Q keeps even when MAX_Q_STEPS is used up
+# Maximum layers that are visited after a layer, to find a convolution or a Q.
 MAX_LAYERS_AFTER = 100
-# Tensors that are visited before a convolution, to find a DQ that does not reach it.
+# Maximum tensors that are visited before a convolution, to find a DQ farther upstream.
 MAX_TENSORS_BEFORE = 40
 
 _KINDS_OF_ACTIVATIONS = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
-# Operators (Identity, Cast) that give a tensor another type.
+# Operators (Identity, Cast) that may change the type of a tensor.
 _RETYPING_OPERATORS = frozenset(
     name for name, operator in OPERATORS.items() if operator.kind == LayerKind.IDENTITY
 )
@@ -97,7 +97,7 @@ def find_consumers(tensor: Tensor, *, through: bool = True) -> tuple[TensorConsu
 
 
 class _ConsumerSearch:
-    """Breadth-first search for the consumers of a tensor, within limits."""
+    """Breadth-first search for the consumers of a tensor, up to the limits above."""
 
     def __init__(self, tensor: Tensor, through: bool) -> None:
         self.tensor = tensor
@@ -108,7 +108,7 @@ class _ConsumerSearch:
         self.visited = {id(tensor)}
         self.path_steps_left = MAX_PATH_STEPS
         self.q_steps_left = MAX_Q_STEPS
-        # First operator after which nothing was looked for, with its input and the path there.
+        # First operator at which the search stopped, with its input and the path to it.
         self.last_operator: tuple[Layer, Tensor, _Path] | None = None
 
     def run(self) -> SharedTuple[TensorConsumer]:
@@ -120,12 +120,12 @@ class _ConsumerSearch:
         if len(self.consumers) > MAX_CONSUMERS:
             self.note_more(self.tensor, ())
         if not self.consumers and self.last_operator is not None:
-            # This operator only counts as a consumer if no other is known.
+            # The operator at which the search stopped stands for the consumers after it.
             self.consumers.append(_describe_consumer(*self.last_operator))
         return SharedTuple(self.consumers[:MAX_CONSUMERS], self.more)
 
     def note_more(self, tensor: Tensor, path: _Path) -> None:
-        """Name the operator or tensor after which further consumers are."""
+        """Record the operator or tensor after which consumers are missing in the list."""
         self.more = self.more or (path[-1].node if path else tensor.source)
 
     def visit(self, tensor: Tensor, path: _Path) -> None:
@@ -142,7 +142,7 @@ class _ConsumerSearch:
                 self.consumers.append(_describe_consumer(layer, tensor, path))
 
     def add_quantizers(self, q: Layer, path: _Path) -> None:
-        """Add a Q, and those that were merged into it."""
+        """Add a Q as consumer, and each Q that was merged into it."""
         scale = quantizer_scale(q)
         for name, moves in [(node_name(q), q.path), *q.merged_quantizers]:
             steps = moves.latest_steps(max(MIN_Q_STEPS, min(self.q_steps_left, STEPS)))
@@ -152,7 +152,7 @@ class _ConsumerSearch:
             )
 
     def follow(self, layer: Layer, tensor: Tensor, path: _Path) -> None:
-        """Put the outputs of an operator that a Q could pass into the queue."""
+        """Continue the search at the outputs of an operator that a Q could pass."""
         if len(self.visited) > MAX_TENSORS or self.path_steps_left <= len(path):
             self.last_operator = self.last_operator or (layer, tensor, path)
             self.more = self.more or node_name(layer)
@@ -167,7 +167,7 @@ class _ConsumerSearch:
 
 
 def _q_can_pass(layer: Layer, tensor: Tensor) -> bool:
-    """Return whether a Q could move up past a layer to this input."""
+    """Return whether a Q could move up past a layer to its input ``tensor``."""
     is_moved_input = layer.kind == LayerKind.CONCATENATION or layer.data is tensor
     return layer.passage is not None and is_moved_input
 
@@ -198,7 +198,10 @@ def _has_scale(tensor: Tensor) -> bool:
 
 
 def _quantizes_directly(layer: Layer) -> bool:
-    """Return whether a layer is a Q with one scale that has not moved, or stands for such a Q."""
+    """Return whether a layer is a Q with one scale that reads its original tensor.
+
+    A Q that has moved counts if a Q that has not moved was merged into it.
+    """
     if layer.kind != LayerKind.QUANTIZE or not isinstance(quantizer_scale(layer), float):
         return False
     paths: list[OperatorPath] = [layer.path, *(path for _, path in layer.merged_quantizers)]
@@ -211,7 +214,7 @@ def is_sum(layer: Layer) -> bool:
 
 
 def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
-    """Return the layers with weights that read a tensor as their data.
+    """Return the names of layers with weights that read a tensor as their data.
 
     DQs and operators that a Q could pass may be between.
     """
@@ -236,9 +239,10 @@ def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
 def _gains_from_qdq(layer: Layer) -> bool:
     """Return whether Q/DQ before a layer that reads float would pay off.
 
-    It does if the layer has INT8 kernels and its result is needed in INT8. These are convolutions
-    (and other layers with constant weights) before another one, and sums and averages whose result
-    only Qs read, past activations, other sums and operators that a Q passes.
+    They pay off if the layer has INT8 kernels and its result is needed in INT8. This holds for a
+    layer with quantizable weights (such as a convolution) that precedes another layer with weights,
+    and for a sum or average whose result only Qs read. Activations, other sums and operators that a
+    Q can pass may be before these Qs.
     """
     if layer.kind in WEIGHTED:
         has_int8_weights = layer.weights.constant or any(map(dq_before, layer.inputs[1:]))
@@ -250,7 +254,11 @@ def _gains_from_qdq(layer: Layer) -> bool:
 
 
 def _only_qs_follow(layer: Layer) -> bool:
-    """Return whether the result of a layer is quantized everywhere, and at least once."""
+    """Return whether each path downstream of a layer ends at a Q, with at least one Q.
+
+    Layers that pass INT8 on may be between. True also if the search ends at
+    :data:`MAX_LAYERS_AFTER` layers.
+    """
     queue, visited, is_quantized = [layer], {layer.id}, False
     for current in queue:
         for tensor in current.outputs:
@@ -279,7 +287,7 @@ def _can_pass_int8_on(layer: Layer) -> bool:
 
 
 def _can_be_int8_operand(tensor: Tensor) -> bool:
-    """Return whether a sum can read a tensor in INT8, or be fused into its producer."""
+    """Return whether a DQ produces an operand of a sum, or a layer that could fuse the sum."""
     return dq_before(tensor) is not None or bool(
         tensor.producer_of_kind(*WEIGHTED) and tensor.single_consumer()
     )
@@ -290,14 +298,17 @@ def _is_average(layer: Layer) -> bool:
 
 
 def _feeds_weighted(layer: Layer) -> bool:
-    """Return whether a layer is a quantized convolution, or precedes a convolution."""
+    """Return whether a layer has weights and Q/DQ, or precedes a layer with weights."""
     if layer.kind in WEIGHTED:
         return any(map(dq_before, layer.inputs))
     return _precedes_weighted(layer)
 
 
 def _precedes_weighted(layer: Layer) -> bool:
-    """Return whether a layer with weights, other than YOLO's DFL, follows a layer."""
+    """Return whether a layer with weights, other than YOLO's DFL, is downstream of a layer.
+
+    True also if the search ends at :data:`MAX_LAYERS_AFTER` layers.
+    """
     queue, visited = [layer], {layer.id}
     for current in queue:
         for consumer in current.consumers:
@@ -322,7 +333,7 @@ def explain_float_output(
     | simulation.OutputDifferentScales
     | simulation.OutputManyConsumers
 ):
-    """Return the reason for which a layer writes float, given all consumers of its result.
+    """Return the reason for which an INT8 layer writes float, from all its consumers.
 
     Args:
         layer: A layer that computes in INT8.
@@ -343,7 +354,7 @@ def explain_float_output(
 def check_output_scales(
     by: str, node: str, tensor: str, consumers: tuple[TensorConsumer, ...], size: TensorSize | None
 ) -> simulation.OutputDifferentScales | None:
-    """Return a refusal if Qs with different scales read a result, and nothing else does."""
+    """Return a refusal if Qs with different scales are the only consumers of a result."""
     if not have_different_scales(consumers):
         return None
     if any(consumer.kind != ConsumerKind.Q for consumer in consumers):
@@ -363,7 +374,7 @@ def check_equal_scales(
 
 
 def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
-    """Return whether Qs have different scales. An unknown scale differs from any other."""
+    """Return whether consumers have different scales; unknown scales count as different."""
     scales = {q.scale for q in quantizers}
     return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
 
@@ -372,9 +383,9 @@ def have_different_scales(quantizers: Sequence[TensorConsumer]) -> bool:
 
 
 def find_origin(tensor: Tensor) -> TensorOrigin:
-    """Return the producer of a tensor, past operators that a Q could pass.
+    """Return the producer of a tensor, upstream of operators that a Q could pass.
 
-    It is searched past at most :data:`STEPS` operators, and not past a Concat.
+    The search passes at most :data:`STEPS` operators and ends at a Concat.
     """
     path: list[PathStep] = []
     producer = tensor.producer
@@ -404,7 +415,7 @@ def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> TensorOrig
 
 
 def _has_one_origin(layer: Layer) -> bool:
-    """Return whether a Q could pass a layer to its only data input."""
+    """Return whether a Q could pass a layer that has inputs and is not a Concat."""
     return (
         layer.passage is not None and layer.kind != LayerKind.CONCATENATION and bool(layer.inputs)
     )
@@ -465,7 +476,7 @@ def _explain_float_data(
 def _type_obstacles(
     layer: Layer, by: str, target: Target, dqs: tuple[Layer, Layer]
 ) -> Iterator[Refusal | None]:
-    """Yield reasons for which the types of data and weights cannot be multiplied, or None."""
+    """Yield reasons why data and weights cannot be multiplied; None for each passed check."""
     node = node_name(layer)
     for dq in dqs:
         yield fault_checks.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
@@ -485,7 +496,7 @@ def _type_obstacles(
 
 
 def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
-    """Return the reason for which a layer of FP8 data and weights runs in float, or None."""
+    """Return why a layer of FP8 data and weights runs in float; None if it computes in FP8."""
     node, size = node_name(layer), tensor_size(layer.out)
     if not target.has_fp8:
         return None  # the build ends, which a check reports
@@ -501,14 +512,14 @@ def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
 def _quantizer_obstacles(
     layer: Layer, by: str, dqs: tuple[Layer, Layer]
 ) -> Iterator[Refusal | None]:
-    """Yield faults of the DQs of data and weights whose types can be multiplied, or None."""
+    """Yield faults of the DQs of data and weights; None for each passed check."""
     node, layer_weights = node_name(layer), layer.weights
     data, weights = dqs
     yield fault_checks.activation_per_channel(by, node, node_name(data), data.quant)
     yield from (
         fault_checks.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
         for dq in dqs
-        # The parser does not look at the zero point of an FP8 quantizer.
+        # The parser ignores the zero point of an FP8 quantizer.
         if dq.quant is not None and dq.quant.precision != Precision.FP8
     )
     if weights.quant is not None and not layer_weights.from_matmul:
@@ -528,7 +539,10 @@ def _quantizer_obstacles(
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
-    """Return the first DQ before a layer's data, and the operator between that stops it."""
+    """Return the nearest DQ upstream of a layer's data, and the operator that stops the DQ.
+
+    ``("", None)`` if there is no DQ, or none within :data:`MAX_TENSORS_BEFORE` tensors.
+    """
     blocker: PathStep | None = None
     queue = [layer.data]
     visited = {id(layer.data)}
@@ -552,8 +566,8 @@ def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
 def _stops_dq(layer: Layer) -> bool:
     """Return whether a DQ cannot move down past a layer.
 
-    A DQ that is still before an operator that DQs pass remains there: it has other consumers, or a
-    scale for each channel.
+    A DQ directly before an operator that DQs can pass was stopped there by other consumers or by
+    a scale for each channel, so that this operator counts as well.
     """
     return (
         layer.passage is None
@@ -565,7 +579,7 @@ def _stops_dq(layer: Layer) -> bool:
 def _output_float_type(dq: Layer) -> Precision:
     """Return the float type of a DQ's output.
 
-    It is the type of the scale, or that of a Cast that the DQ moved past.
+    This is the type of the scale, or the type of a Cast's result if the DQ moved past a Cast.
     """
     has_passed_cast = not _RETYPING_OPERATORS.isdisjoint(dq.path.ops)
     if dq.quant is None or has_passed_cast:
@@ -578,9 +592,9 @@ def _quantized_precision(dq: Layer) -> Precision:
 
 
 def _product_type(dq: Layer) -> str | None:
-    """Return the type that both inputs must share, ``INT8`` or ``FP8``.
+    """Return the type, ``INT8`` or ``FP8``, in which a layer with this DQ multiplies.
 
-    None if no convolution computes in the DQ's type.
+    None if no convolution computes in the DQ's type, or if the type is unknown.
     """
     if dq.quant is None:
         return None

@@ -1,4 +1,4 @@
-"""Differences between TensorRT versions in one table, and how well each entry is proven.
+"""Table of the differences between TensorRT versions, with the evidence of each entry.
 
 Passes never read a version, only the properties of their :class:`Target`.
 
@@ -18,7 +18,7 @@ from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # version that users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities of TensorRT-RTX builds and predictions by default
-DEFAULT_FP8_SM = (89,)  # of models with FP8, which older GPUs do not have
+DEFAULT_FP8_SM = (89,)  # default for models with FP8, which older GPUs lack
 
 _FIRST_FP8 = (10, 0)
 # NVIDIA in NVIDIA/TensorRT issue 3987: convolutions in FP8 from 10.2 on for Hopper, 10.3 for Ada
@@ -26,7 +26,7 @@ _FIRST_FP8_CONVOLUTIONS = (10, 2)
 # Release notes of 10.6: attention, and scales for each column of products
 _FIRST_FP8_ATTENTION = (10, 6)
 
-# Evidence about Conv + activation + Add, by version. No log of either is published.
+# Evidence on Conv + activation + Add, by version. No published log shows the fusion or its absence.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (
     "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ "
@@ -42,11 +42,13 @@ _FUSED_11 = (
 class Target:
     """One TensorRT version, or a range of versions that behave alike.
 
+    A property that is worded as a statement is a flag: True if the statement holds.
+
     Attributes:
         name: Name for users.
         version: Major and minor version.
         evidence: How well the Q/DQ rules as a whole are proven on it.
-        proof: The same in a sentence, shown with every prediction.
+        proof: The evidence in a sentence, shown with every prediction.
         requested_version: Version that a user named and that this target stands for; empty
             otherwise.
         strongly_typed: Float tensors have their ONNX type; the builder does not choose.
@@ -55,7 +57,7 @@ class Target:
         keeps_relu_name: The layer name contains that of a Relu folded with its BatchNormalization.
         quantize_suffix: Suffix of a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
-        residual_proof: Why that is assumed.
+        residual_proof: Reason for the value of ``residual_through_activation``.
         multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s,
             m)``.
         constants_first: The name of a pointwise layer includes the constant number that it absorbs,
@@ -69,10 +71,11 @@ class Target:
         deconvolution_3d_float: A quantized ConvTranspose of three spatial dimensions runs in float,
             whatever follows it.
         transposed_per_channel: A ConvTranspose is proven to accept weight scales along axis 1, one
-            for each output channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8
-            in issue 1694, per input channel in the kernels and no support per output channel in
-            issue 2380; issue 1519 does not build with axis 1 on 8.0.1, issue 1699 computes
-            wrongly), and newer toolkits write axis 1 with no available build that shows it.
+            for each output channel. No target has this so far: NVIDIA's answers differ (axis 0
+            for TensorRT 8 in issue 1694, per input channel in the kernels and no support per
+            output channel in issue 2380; issue 1519 does not build with axis 1 on 8.0.1, issue
+            1699 computes wrongly), and newer toolkits write axis 1 with no available build that
+            shows it.
         fuses_quantized_relu: A Relu with Q/DQ before and after it is fused into the INT8 layer
             before it.
         copies_dq: A DQ with several consumers is copied for each operator that it can pass.
@@ -81,10 +84,11 @@ class Target:
             tensor as float.
         sums_into_first: Of two convolutions that feed a sum, the earlier-listed one fuses it.
         reshapes_before_resize: An INT8 Resize whose result is copied into a Concat has a reshape
-            before it; for times alone.
+            before it. Affects estimated times only.
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q
             and DQ around.
-        regions: Attention and normalization are regions of few kernels; for times alone.
+        regions: Attention and normalization are regions of few kernels. Affects estimated times
+            only.
         layer_normalization: Its parser accepts LayerNormalization (INormalizationLayer), whose sums
             are FP32.
         capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6. A type that one
@@ -184,12 +188,12 @@ class Target:
 
     @property
     def _parser_version(self) -> tuple[int, ...]:
-        """The version that a user named, whose parser may be newer than the rules."""
+        """Version of the parser: the version that the user named, else that of the rules."""
         return version_numbers(self.requested_version) or self.version
 
     @property
     def display_name(self) -> str:
-        """Name for users: the version that was requested, else its own name."""
+        """Name for users: the requested version, else the target's name."""
         if not self.requested_version:
             return self.name
         suffix = STRONGLY_TYPED if self.name.endswith(STRONGLY_TYPED) else ""
@@ -246,21 +250,21 @@ class Target:
 
     @property
     def _minor_version(self) -> tuple[int, int]:
-        """Version that the user named; without a minor number, a recent one."""
+        """Version that the user named, else the latest possible minor version of the target."""
         return version_numbers(self.requested_version) or (self.version[0], MAX_MAJOR)
 
     @property
     def capability_names(self) -> list[str]:
-        """Compute capabilities of its predictions, as NVIDIA writes them. TensorRT-RTX only."""
+        """Compute capabilities of its predictions, such as ``8.6``; empty except TensorRT-RTX."""
         return [format_capability(c) for c in self.capabilities] if self.is_rtx else []
 
     def with_capability(self, capability: str, gpu: str = "", *, seen: bool = False) -> Target:
-        """Return the target for GPUs of one compute capability. Only TensorRT-RTX depends on it.
+        """Return the target for one compute capability; the same target if not TensorRT-RTX.
 
         Args:
             capability: Compute capability, such as ``8.6``.
             gpu: Name of such a GPU, for the message.
-            seen: Whether there is a build for it.
+            seen: Whether a build for it was seen, so that it is not rejected.
 
         Raises:
             QdqtoolError: TensorRT-RTX cannot build for it.
@@ -281,7 +285,10 @@ class Target:
         return replace_fields(self, capabilities=(number,), has_named_capability=True)
 
     def for_fp8(self) -> Target:
-        """Return the target for a model with FP8, whose default compute capability is 8.9."""
+        """Return the target for a model with FP8.
+
+        For TensorRT-RTX the default compute capability becomes 8.9, unless one was named.
+        """
         if not self.is_rtx or self.has_named_capability:
             return self
         return replace_fields(self, capabilities=DEFAULT_FP8_SM)
@@ -394,9 +401,9 @@ def format_capability(capability: int) -> str:
 
 
 def target_before(name: str) -> Target | None:
-    """Return the nearest earlier target of the same kind.
+    """Return the nearest earlier target of the same kind (classic TensorRT or RTX).
 
-    None for the first one, and if no target has the name.
+    None if there is no earlier target, or if no target has the name.
     """
     target = TARGETS.get(name)
     if target is None:
@@ -408,7 +415,7 @@ def target_before(name: str) -> Target | None:
 
 _JETPACK_6 = (10, 3)  # stands for TensorRT 10 without a minor version
 _JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}  # others have 0
-MAX_MAJOR = 19  # of versions that may be released; a larger number is a typing error (85)
+MAX_MAJOR = 19  # largest plausible major version; a larger number (85) is a typing error
 STRONGLY_TYPED = "-strongly-typed"  # suffix of a target's name if it is a choice (TensorRT 10)
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
 
@@ -468,8 +475,8 @@ def strongly_typed(
 
     Args:
         target: The target.
-        request: The user's words for it, for the message.
-        parameter: Parameter that asks for it.
+        request: The user's words for the strongly typed network, for the message.
+        parameter: Parameter that requests it, for the message.
 
     Raises:
         QdqtoolError: The version does not have such networks.
@@ -545,7 +552,7 @@ def target_of_version(version: str) -> Target:
 
 @record
 class PublishedBuild:
-    """A published build.
+    """A published TensorRT build, which cases and targets refer to as evidence.
 
     Attributes:
         name: Name that cases use.
@@ -557,7 +564,7 @@ class PublishedBuild:
         parts: Available parts.
         graph: Whether the ONNX graph could be rebuilt, so that the tests compare the simulator with
             the build.
-        made_rules: Whether rules were derived from it.
+        made_rules: Whether rules were derived from the build.
     """
 
     name: str

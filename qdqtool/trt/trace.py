@@ -4,11 +4,12 @@ A line is the text after ``[V] [TRT] ``. Some lines name their pass (``ConstEltF
 B``), some belong to the pass of the last ``Running: ...`` line (``Removing A``), some to none
 (``Merging layers:``).
 
-A line joins two names with a word (``with``, ``into``, ``to``, ...) that a name may contain as
-well. One side is nearly always the layer that the pass is running on, so a :class:`TraceReader`,
-which has read that line, splits exactly. Without it :func:`parse` splits at the first place where
-the brackets of both sides close; a name that has the joining word outside brackets is then cut
-there. Line ends inside names are not supported: TensorRT itself prints them as line ends.
+A line joins two names with a word (``with``, ``into``, ``to``, ...), and a name may contain this
+word as well. One of both names is nearly always the layer that the pass is running on. A
+:class:`TraceReader` remembers this layer and splits exactly. Without the layer, :func:`parse`
+splits at the first joining word at which the brackets of both sides close, so that a name with the
+joining word outside brackets is split wrongly. Line ends inside names are not supported: TensorRT
+prints them as line ends.
 """
 
 import re
@@ -44,7 +45,7 @@ class LineFormat:
 
     Attributes:
         before: Text before the subject; ``{pass}`` in it is the pass's name.
-        between: Text between subject and object; empty if the line names one thing.
+        between: Text between subject and object; empty if the line has no object.
         after: Text after the object.
         scope: ``printed``: the line names its pass. ``running``: it belongs to the pass of the last
             Running line. ``none``: it belongs to no pass.
@@ -90,7 +91,7 @@ _PASS = re.compile(r"([A-Za-z_]\w*): ([Ff]using) ")
 _RUNNING = re.compile(r"Running: ([A-Za-z_]\w*)(?: on (.*))?", re.DOTALL)
 _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 
-# Wordings by their first word, longer ones first.
+# Line formats by the first word of their text, longer texts first.
 _BY_WORD: dict[str, list[tuple[str, LineFormat]]] = {}
 for _kind, _format in sorted(FORMATS.items(), key=lambda pair: -len(pair[1].before)):
     if _format.scope != "printed":
@@ -142,7 +143,10 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
 
 
 def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
-    """Split ``A<joint>B``; ``layer`` is probably the name of A or B."""
+    """Split ``A<joint>B`` into A and B; None if the text does not contain ``joint``.
+
+    ``layer`` is the likely name of A or B; empty if unknown.
+    """
     if layer:
         if text.endswith(joint + layer):
             return text[: len(text) - len(joint) - len(layer)], layer
@@ -156,9 +160,10 @@ def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
 
 
 def _find_joint(text: str, joint: str, first: int) -> int:
-    """Return the first joint at which the brackets of both sides close, else the first one.
+    """Return the position of the first joint at which the brackets of both sides close.
 
-    Counts from one joint to the next, so that a long line with many joints is read once.
+    ``first`` is the position of the first joint, which is returned if the brackets close at none.
+    The brackets are counted from one joint to the next, so that a long line is read only once.
     """
     signs = "()[]"
     total = {sign: text.count(sign) for sign in signs}
@@ -184,12 +189,12 @@ class TraceReader:
         self.layer = ""
 
     def read(self, line: str) -> Event | None:
-        """Return the event of the next line; None if the optimizer does not print such a line."""
+        """Return the event of the next line; None if the line is not one of the optimizer."""
         event = parse(line, self.running, self.layer)
         if event is not None and event.kind == RUNNING:
             self.running, self.layer = event.pass_name, event.subject
         return event
 
     def reset(self) -> None:
-        """Forget the running pass, when a new stage of the build begins."""
+        """Forget the running pass and its layer; call it when a new build stage begins."""
         self.running, self.layer = NO_PASS, ""

@@ -1,1 +1,1 @@
-"""Which sites of a network to leave float: the fastest placement that is accurate enough."""
+"""Search for the fastest placement of Q/DQ pairs that is accurate enough."""

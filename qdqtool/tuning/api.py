@@ -69,8 +69,8 @@ from qdqtool.util.notes import Note
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
-_RANGES_TIME = 0.25  # part of a time limit that the collection of ranges may take
-_TIMED_SAMPLES = 4  # samples whose collection is timed for that
+_RANGES_TIME = 0.25  # maximum part of the time limit for collecting ranges
+_TIMED_SAMPLES = 4  # samples that are timed to estimate how many fit into this part
 
 
 def tune(
@@ -121,14 +121,17 @@ def tune(
     Args:
         model: Float ONNX model; it is not changed.
         data: Images for the calibration, as for :func:`qdqtool.insert`; not an iterator.
-        mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
+        mapper: Function that runs measurement tasks and yields their results, for example on
+            other machines; see :mod:`qdqtool.tuning.measure`. Default: threads, or `cluster`.
         progress: Whether to draw progress on stderr if that is a terminal.
-        say: Called with lines about the work and its duration.
-        evaluation: Data like that of the deployment. Choices are made on one half of it and
-            judged on the other. Default: two quarters of `data` are held out for that.
-        keep: Part of the float model's metric to keep, above 0 to 1. Default: 0.97 without a
-            budget.
-        budget_ms: Milliseconds on `gpu`. The most accurate placement within them is the result.
+        say: Function that is called with each line of text about the work and its duration.
+        evaluation: Images like those of the deployment. The search chooses placements on one half
+            of them, and judges the result on the other half. Default: up to half of `data`, held
+            out of the calibration.
+        keep: Part of the float model's metric to keep, above 0 and at most 1. Default: 0.97
+            without a budget.
+        budget_ms: Maximum predicted milliseconds on `gpu`, instead of `keep`. The result is the
+            most accurate placement within this time.
         metric: ``package.module:function`` or a function ``(reference, outputs, image) -> float``,
             called once for each sample with the outputs of the float and the quantized model
             (dicts of name to array) and the name of the image. Higher is better; the mean over
@@ -168,13 +171,18 @@ def tune(
         state: File that keeps the measurements, so that another run continues from there.
         time_limit: Seconds after which the best placement so far is the result.
         check_timeout: Seconds for one call of `metric`. Default: 600.
-        whole_front: Whether to measure the front even if the all-INT8 candidate is accurate
-            enough.
-        chosen_on: Maximum number of images to choose on.
-        judged_on: Maximum number of images to judge on.
-        swept_on: Maximum number of images for the sensitivity of single sites. Default: all to
-            choose on.
-        workers: Threads that measure. Default: one for each core. The result is the same.
+        whole_front: Whether to measure the front (the placements that no other one beats in both
+            time and accuracy) even if all-INT8 is accurate enough.
+        chosen_on: Maximum number of images on which the search compares placements.
+        judged_on: Maximum number of held-out images on which the result is judged.
+        swept_on: Maximum number of images for the sensitivity of single sites. Default: all
+            images on which placements are compared.
+        workers: Number of threads that measure; the result does not depend on it. Default: one
+            for each core, up to 8.
+
+    Returns:
+        The Q/DQ model with the search's results. If no placement reaches the goal,
+        :attr:`Tuning.reached` is False.
 
     Raises:
         ModelError: The model cannot be read or run, is quantized already, or has nothing to
@@ -259,7 +267,7 @@ class _TuningRun:
             judged_on=options.search.judged_on,
             swept_on=options.search.swept_on,
         )
-        # Before anything takes long: the file may be that of another tuning.
+        # Open the store before any long work: the file may belong to another tuning.
         self.store = MeasurementStore(options.search.state, self._identify())
         if network.smooth is not None:
             placement = placement or place(self.model, rules)
@@ -279,11 +287,11 @@ class _TuningRun:
         )
         self.cluster = options.cluster
         self.ranges_report: Json = {}
-        self.searched_images = 0  # that the ranges of the search are from
-        self.ranges_seconds = 0.0  # to collect the ranges of the result from all images
+        self.searched_images = 0  # number of images behind the ranges of the search
+        self.ranges_seconds = 0.0  # estimate for collecting ranges from all images
 
     def _identify(self) -> Json:
-        """Return hashes of everything that measurements depend on."""
+        """Return hashes and settings that identify everything that measurements depend on."""
         ranges, placing = self.options.ranges, self.options.placement
         is_int8 = self.format == INT8
         settings: Json = {
@@ -301,7 +309,7 @@ class _TuningRun:
             "preprocess": name_preprocess(self.images.preprocess),
             "smooth": self.options.network.smooth,
         }
-        if not is_int8:  # a file of INT8 measurements from before FP8 remains usable
+        if not is_int8:  # files of INT8 measurements from before FP8 remain usable
             settings["precision"] = placing.precision
         lines = [
             self.target.name,
@@ -315,9 +323,10 @@ class _TuningRun:
         }
 
     def collect_ranges(self, progress: bool, client: object) -> None:
-        """Collect statistics for every method and every tensor that any placement could quantize.
+        """Collect statistics of every tensor that any placement could quantize.
 
-        A time limit reduces the samples. With stored measurements, use as many as these had.
+        The statistics serve all calibration methods. A time limit reduces the number of samples.
+        With stored measurements, the number is the one of the run that stored them.
         """
         planner = self.planner
         placement = planner.placement(Configuration())
@@ -373,7 +382,7 @@ class _TuningRun:
         return statistics.tensors, report
 
     def _count_range_samples(self) -> int:
-        """Return the number of samples that a time limit allows for ranges, 0 for all."""
+        """Return the number of samples for ranges that a time limit allows; 0 allows all."""
         limit = self.options.search.time_limit
         if limit is None:
             return 0
@@ -388,7 +397,7 @@ class _TuningRun:
         return count_fitting_samples(_RANGES_TIME * limit, seconds_per_sample)
 
     def _find_wide_tensors(self, planner: Planner) -> dict[str, float]:
-        """Return tensors of all-INT8 near the largest value of FP16, with their largest value."""
+        """Return the tensors of the all-INT8 model that may exceed FP16, with their maxima."""
         recipe = planner.plan(Configuration()).recipe
         model, quantized = recipe.build(planner.model)
         largest = {t: s.absmax for t, s in planner.statistics.items()}
@@ -432,7 +441,7 @@ class _TuningRun:
 
     @property
     def _has_more_images(self) -> bool:
-        """Whether the ranges of the result are from more images than those of the search."""
+        """Whether the result's ranges can use more images than the search's ranges."""
         return not self.store.ranged_on and len(self.sets.complete) > len(self.sets.calibration)
 
     def make_result(self, search: PlacementSearch, progress: bool) -> Tuning:
@@ -515,11 +524,11 @@ class _TuningRun:
     def _use_all_images(
         self, search: PlacementSearch, placement: PlacementResult, reached: bool, progress: bool
     ) -> Planner:
-        """Return a planner whose ranges are from all images.
+        """Return a planner whose ranges are from all images, or the search's planner.
 
-        Images that placements are chosen and judged on have no part in the ranges of the search.
-        The planner of the search is returned if there is no time for other ranges, or if the
-        placement reaches the goal only without them.
+        The search's ranges exclude the images on which placements are chosen and judged. The
+        search's planner is returned if there is no time to collect ranges again, or if the
+        placement reaches the goal only with the search's ranges.
         """
         images = len(self.sets.complete)
         if search.ranges_seconds is None:
@@ -551,7 +560,7 @@ class _TuningRun:
     def _compare_fp16(
         self, planner: Planner, placement: PlacementResult, model: Model, samples: int
     ) -> None:
-        """Add a note about the output error of a placement in FP32 and in FP16."""
+        """Add a note that compares a placement's output error in FP32 and in FP16."""
         fp32_model = planner.plan(placement.configuration).recipe.build(self.model)[0]
         data = _take_samples(self.sets, samples)
         try:
@@ -591,7 +600,7 @@ def _run_search(search: PlacementSearch, estimate: bool) -> None:
             parameter="time_limit",
         ) from None
     search.run()
-    evaluator.deadline = None  # the remaining time is for judging the result
+    evaluator.deadline = None  # the result has a deadline of its own
 
 
 def _require_agreement(search: PlacementSearch, samples: Sequence[int]) -> None:
@@ -636,6 +645,6 @@ def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
 
 
 def _take_samples(sets: ImageSets, count: int) -> Dataset:
-    """Return some of the samples for ranges, spread evenly."""
+    """Return the calibration data of the search, reduced to `count` samples, spread evenly."""
     data = sets.calibration
     return Dataset(data.source, data.inputs, count * data.batch)

@@ -1,4 +1,4 @@
-"""Evaluation of candidates: measurements, and values that are computed from them.
+"""Evaluation of recipes: measurements, and metric values that are computed from them.
 
 The values do not depend on the order of the measurements.
 """
@@ -32,22 +32,22 @@ RESAMPLES = 300
 
 
 class OutOfTime(Exception):
-    """The time limit is reached. Measurements so far are kept."""
+    """The time limit is reached. The store keeps the measurements until then."""
 
 
 @dataclass
 class CandidateEvaluator:
-    """Measures candidates of a tuning.
+    """Measures recipes on samples, and stores the measurements.
 
     Attributes:
         job: Data that all measurements share.
-        sets: Samples.
-        mapper: Runs the measurements.
-        store: Keeps the measurements.
+        sets: Samples to choose on and to judge on.
+        mapper: Function that runs measurement tasks.
+        store: Measurements so far.
         workers: Number of tasks that run at the same time.
         deadline: Time of ``time.monotonic()`` when measurements end; None without a limit.
         progress: Whether to draw a progress bar.
-        runs: Candidates times samples that this process measured.
+        runs: Number of measurements by this process, each of one recipe on one sample.
     """
 
     job: TuningJob
@@ -63,7 +63,7 @@ class CandidateEvaluator:
         default_factory=dict
     )
 
-    # Sweeps: the error of single sites ------------------------------------------------
+    # Sweeps: output errors of single sites, without the metric -------------------------
 
     def sweep(
         self,
@@ -72,9 +72,10 @@ class CandidateEvaluator:
         title: str,
         until: float | None = None,
     ) -> bool:
-        """Measure the error of recipes, and return whether there was time for all.
+        """Measure the output error of recipes; return False if the time was too short.
 
-        The sweep ends at `until` if that is before the deadline.
+        The measurement ends at the deadline or at `until` (``time.monotonic()``), whichever is
+        earlier.
         """
         try:
             self._measure_missing(SWEEP, recipes, images, title, until)
@@ -85,9 +86,9 @@ class CandidateEvaluator:
     def errors(
         self, recipe: Recipe, images: Sequence[int], kinds: Sequence[str] = (SWEEP,)
     ) -> npt.NDArray[np.float64]:
-        """Return errors of a recipe on samples, NaN for those that were not measured.
+        """Return the output error of a recipe on each sample, NaN if it was not measured.
 
-        The last one of `kinds` takes precedence.
+        If several `kinds` have measured a sample, the last of them counts.
         """
         rows: SampleMeasurements = {}
         for kind in kinds:
@@ -98,20 +99,20 @@ class CandidateEvaluator:
     # Whole measurements: the metric ---------------------------------------------------
 
     def measure_metric(self, recipes: Iterable[Recipe], samples: Sequence[int], title: str) -> None:
-        """Measure the metric of recipes.
+        """Measure the metric and the output error of recipes on samples, and store them.
 
         Raises:
-            OutOfTime: The time limit is reached first.
+            OutOfTime: The deadline passes before the last measurement.
         """
         self._measure_missing(WHOLE, recipes, samples, title)
 
     def _list_evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
-        """Return the evidence of the metric in the order of the samples, without broken samples."""
+        """Return the metric's evidence of each sample that could be read, in their order."""
         rows = self.store.measurements(WHOLE, recipe.key)
         return [row.evidence for n in samples if (row := rows.get(n)) is not None]
 
     def value(self, recipe: Recipe, samples: Sequence[int]) -> float:
-        """Return the value of the metric.
+        """Return the value of the metric over measured samples.
 
         Raises:
             DataError: No sample could be read, or the file of the store is damaged.
@@ -145,7 +146,7 @@ class CandidateEvaluator:
         return value
 
     def resample(self, recipe: Recipe, samples: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return values over resamples of the samples, which are the same for every recipe."""
+        """Return the metric over bootstrap resamples, which are the same for every recipe."""
         key = (recipe.key, tuple(samples))
         if key not in self._resampled:
             evidence = self._list_evidence(recipe, samples)
@@ -197,7 +198,11 @@ class CandidateEvaluator:
     def _store_results(
         self, kind: str, results: Iterator[TaskResult], end: float
     ) -> Iterator[None]:
-        """Store results as they come, and yield once for each measurement."""
+        """Store each result as soon as it arrives, and yield once for each measurement.
+
+        Raises:
+            OutOfTime: A result arrives after `end`.
+        """
         try:
             for result in results:
                 count = sum(map(len, result.values()))
@@ -207,7 +212,7 @@ class CandidateEvaluator:
                 if time.monotonic() > end:
                     raise OutOfTime
         finally:
-            close = getattr(results, "close", None)  # a generator's, which ends its threads
+            close = getattr(results, "close", None)  # `close` of a generator ends its threads
             if close is not None:
                 close()
 

@@ -20,20 +20,20 @@ from qdqtool.util import limits
 from qdqtool.util.files import same_file
 
 _BLOCKS = 4
-_FEWEST = 4  # images in a block, and batches of calibration data that can be divided
+_FEWEST = 4  # minimum of images in a block, and of batches of data that is divided
 
 
 @dataclass
 class ImageSets:
-    """The samples of a tuning.
+    """Samples of a tuning, divided by their purpose.
 
     Attributes:
         calibration: Samples for the ranges during the search.
         complete: Samples for the ranges of the result: all of the calibration data.
-        measured: All other samples, which the numbers below count.
-        chosen_on: Numbers of the samples to choose on.
-        judged_on: Numbers of the samples to judge on. No choice depends on them.
-        swept_on: Numbers of the samples for single sites, a subset of `chosen_on`.
+        measured: Samples to choose on and to judge on.
+        chosen_on: Positions in `measured` of the samples on which the search compares placements.
+        judged_on: Positions in `measured` of the held-out samples on which results are judged.
+        swept_on: Positions in `measured` of the samples for single sites, a subset of `chosen_on`.
     """
 
     calibration: Dataset
@@ -62,15 +62,15 @@ def open_sets(
     judged_on: int = SearchBudget.judged_on,
     swept_on: int | None = None,
 ) -> ImageSets:
-    """Divide the data.
+    """Divide the data into samples for ranges, to choose on and to judge on.
 
-    With evaluation data, ranges are from all of the calibration data. One half of the evaluation
-    data is to choose on, the other to judge on. Without it, each of these two sets gets up to a
-    quarter of the calibration data. Sets consist of blocks, so that neighbors (in a video, in a
-    document) are in the same set.
+    With evaluation data, ranges use all of the calibration data; one half of the evaluation data is
+    to choose on, the other half to judge on. Without evaluation data, each of these two sets gets
+    up to a quarter of the calibration data. Sets consist of blocks of neighboring images, so that
+    similar images (of a video, a document) are in the same set.
 
     Raises:
-        DataError: There is nothing usable, too little, or the data can be read only once.
+        DataError: The data has too few usable images, or can be read only once.
     """
     chosen_on, judged_on = (min(n, limits.TUNING_SAMPLES) for n in (chosen_on, judged_on))
     images = images or ImageOptions()
@@ -119,7 +119,11 @@ def _forbid_same_path(data: object, evaluation: object) -> None:
 def _open_dataset(
     model: Model, data: object, images: ImageOptions, max_images: int, parameter: str
 ) -> tuple[Dataset, Sequence[int]]:
-    """Open data that can be read repeatedly, and return it with the indices of its images."""
+    """Open data, and return the dataset with the indices of its images.
+
+    Raises:
+        DataError: The data can be read only once.
+    """
     dataset = open_data(
         data,
         input_specs(model),
@@ -148,7 +152,7 @@ def _make_sets(
     to_judge: list[int],
     swept_on: int | None,
 ) -> ImageSets:
-    """Make sets of samples from indices of images. Incomplete batches are left out."""
+    """Make sets of samples from indices of images; drop images that do not fill a batch."""
     batch = dataset.batch
     to_choose = to_choose[: len(to_choose) // batch * batch]
     to_judge = to_judge[: len(to_judge) // batch * batch]
@@ -177,7 +181,7 @@ def _share_of_block(total: int, blocks: int, k: int) -> int:
 def _split_in_three(
     indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return indices for ranges, to choose on and to judge on, in this order in each block."""
+    """Divide indices into those for ranges, to choose on and to judge on."""
     quarter = len(indices) // _FEWEST // batch * batch
     chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
     blocks = _split_blocks(indices)
@@ -195,7 +199,7 @@ def _split_in_three(
 def _split_in_halves(
     indices: Sequence[int], batch: int, chosen_on: int, judged_on: int
 ) -> tuple[list[int], list[int]]:
-    """Return indices to choose on, from the first half of each block, and to judge on."""
+    """Divide indices into those to choose on (first half of each block) and to judge on."""
     to_choose: list[int] = []
     to_judge: list[int] = []
     blocks = _split_blocks(indices)
@@ -207,5 +211,5 @@ def _split_in_halves(
 
 
 def thin(numbers: Sequence[int], count: int) -> list[int]:
-    """Return some of the numbers, at least one, spread evenly."""
+    """Return `count` of the numbers, at least one, spread evenly; all if they are fewer."""
     return [numbers[i] for i in spread_indices(len(numbers), max(1, count))] if numbers else []

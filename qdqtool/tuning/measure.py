@@ -2,14 +2,15 @@
 
 Tasks run on threads of this process or on workers elsewhere.
 
-The network runs in parts (:mod:`qdqtool.tuning.partition`). A part has one session for each way to
-quantize the inputs of its nodes, however many candidates share it. The result of a part depends on
-how it and everything upstream are quantized, and is computed once for all candidates that agree in
-that: a part that a change does not reach, such as another branch of the head, runs only once.
+The network runs in parts (:mod:`qdqtool.tuning.partition`). All candidates that quantize the inputs
+of a part's nodes equally share one session of the part. The outputs of a part depend only on the
+quantization of the part and of everything upstream, and are computed once for all candidates that
+are equal there. For example, a change in one branch of the head leaves the other branches as they
+are, so these run only once.
 
-Kernels are onnxruntime's, with Q/DQ computed in float on one thread each. Parts do not depend on
-the other candidates of a task. A candidate therefore gives the same bits in any task and on any
-number of workers.
+onnxruntime runs each part on one thread, with Q/DQ computed in float. The division into parts does
+not depend on the candidates of a task. A candidate therefore gives the same bits in any task and on
+any number of workers.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.util import limits
 from qdqtool.util.threads import SharedTasks, run_threads
 
-# Increase it if a recipe and a sample give other measurements: a file must not mix them.
+# Increase this number when a change of the code changes measurements, so that files with earlier
+# measurements are not continued.
 REVISION = 2
 
-_MAX_WORKERS = 8  # each holds samples and a session
-_SESSION_BYTES = 128 << 10  # a session without weights
+_MAX_WORKERS = 8  # limits memory: each worker holds samples and a session
+_SESSION_BYTES = 128 << 10  # estimated memory of a session without its weights
 
 _Arrays = dict[str, npt.NDArray[Any]]
 
@@ -60,12 +62,12 @@ _Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One candidate on one sample.
+    """Measurement of one candidate on one sample.
 
     Attributes:
         error: Error of the compared tensors, see
             :class:`qdqtool.insertion.losses.ReferenceOutputs`.
-        evidence: Evidence of the metric; None if the task does not ask for it.
+        evidence: Evidence of the metric; None if the task is without the metric.
     """
 
     error: float
@@ -89,7 +91,7 @@ class TuningJob:
         model: The prepared float network, serialized.
         images: The samples.
         compared: Tensors whose error is measured.
-        scores: Class outputs that show where the network looks; may be empty.
+        scores: Class outputs whose scores locate objects, to compare outputs there; may be empty.
         metric: The metric.
     """
 
@@ -105,7 +107,7 @@ class TuningJob:
 
     @property
     def network(self) -> PartitionedNetwork:
-        """The parsed model, which all tasks of one process use."""
+        """The parsed model in parts; all tasks of one process share it."""
         with _network_lock:
             if self._network is None:
                 self._network = PartitionedNetwork(self)
@@ -139,8 +141,8 @@ def run_task(
 ) -> TaskResult:
     """Measure all candidates of a task.
 
-    The same job and task give the same bits, wherever and in whatever order they run. Once
-    `stopped` is set, the task ends with the measurements so far.
+    The same job and task give the same bits on every machine and in any order. When `stopped` is
+    set, the task ends early and returns the measurements so far.
 
     Raises:
         ModelError: onnxruntime cannot run a candidate.
@@ -157,7 +159,7 @@ def run_task(
 
 
 def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
-    """Measure a task, and yield each candidate and sample as soon as it is measured."""
+    """Measure a task, and yield the measurement of each candidate and sample when it is done."""
     network = job.network
     for number in task.images:
         sample = job.images.load(number)
@@ -173,7 +175,7 @@ def iterate_task(job: TuningJob, task: MeasurementTask) -> Iterator[TaskResult]:
 
 @dataclass(frozen=True)
 class FloatReference:
-    """Result of the float network on a sample.
+    """Outputs of the float network on a sample, as errors and metric need them.
 
     Attributes:
         compared: Tensors that the error is measured against.
@@ -193,10 +195,10 @@ def _count_bytes(content: Any) -> int:
 
 
 class ReferenceCache:
-    """References by sample, up to a limit in bytes.
+    """Outputs of the float network by number of the sample, up to a limit in bytes.
 
-    Tasks go through all samples again and again. The first references are therefore worth as much
-    as any others.
+    Nothing is evicted: every step of a search reads all samples, so keeping other samples would not
+    save more.
     """
 
     def __init__(self) -> None:
@@ -205,7 +207,7 @@ class ReferenceCache:
         self._lock = threading.Lock()
 
     def get(self, number: int) -> FloatReference | None:
-        """Return the reference of a sample, None if there is none."""
+        """Return the reference of a sample; None if the cache does not have it."""
         return self._references.get(number)
 
     def add(self, number: int, reference: FloatReference) -> None:
@@ -218,16 +220,21 @@ class ReferenceCache:
 
 
 class ActivationCache:
-    """Outputs of part runs on one sample until their last use, up to a limit in bytes.
+    """Outputs of part runs on one sample, until their last use or up to a limit in bytes.
 
-    The outputs that are used last are dropped first; they are computed again then.
+    Above the limit, the outputs whose next use is latest are dropped. The caller computes dropped
+    outputs again.
 
     Attributes:
         outputs: Output tensors of each run.
     """
 
     def __init__(self, uses: Mapping[PartRun, Sequence[int]]) -> None:
-        """Create an empty cache, given the turns that use the outputs of each run."""
+        """Create an empty cache.
+
+        Args:
+            uses: For each run, the numbers of the turns that use its outputs, in order.
+        """
         self.outputs: dict[PartRun, _Arrays] = {}
         self._uses = uses
         self._bytes_left = limits.TUNING_HELD
@@ -238,7 +245,7 @@ class ActivationCache:
         self._bytes_left -= _count_bytes(outputs)
 
     def end_turn(self, turn: int) -> None:
-        """Drop outputs without a later use, and others beyond the limit."""
+        """Drop outputs that no turn after this one uses, and more if the limit is exceeded."""
         for run in [r for r in self.outputs if self._uses[r][-1] <= turn]:
             self._drop(run)
         while self._bytes_left < 0 and self.outputs:
@@ -252,10 +259,10 @@ class ActivationCache:
 
 
 class SessionCache:
-    """Open sessions, the most recently used ones up to a limit in bytes."""
+    """Cache of open sessions up to a limit in bytes; the least recently used is closed first."""
 
     def __init__(self) -> None:
-        # The most recently used ones are at the end.
+        # Sorted by last use, the most recently used session at the end.
         self._sessions: dict[tuple[int, str], tuple[TensorFetcher, int]] = {}
         self._bytes_left = limits.TUNING_SESSIONS
         self._lock = threading.Lock()
@@ -268,9 +275,11 @@ class SessionCache:
     def get(
         self, key: tuple[int, str], open_session: Callable[[], tuple[TensorFetcher, int]]
     ) -> TensorFetcher:
-        """Return the session of a part's number and a recipe's key.
+        """Return the session for a part and a recipe, opened if the cache does not have it.
 
-        `open_session` opens a missing one, and returns it with its size in bytes.
+        Args:
+            key: Number of the part and key of the recipe.
+            open_session: Opens the session, and returns it with its size in bytes.
         """
         with self._lock:
             if key in self._sessions:
@@ -292,9 +301,9 @@ class PartitionedNetwork:
     """A network that runs in parts with any recipe.
 
     Attributes:
-        job: The job.
+        job: Data that all tasks share.
         model: The network without its large weights.
-        weights: Large weights, as they are and rounded by Q and DQ.
+        weights: Large weights by name, both original and rounded by Q and DQ.
         parts: The parts.
         references: Results of the float network.
         sessions: Open sessions of parts.
@@ -319,7 +328,7 @@ class PartitionedNetwork:
         self.parts = partition.build_parts(partition.first_cut_after(job.compared))
         self._producer = {t: part.number for part in self.parts for t in part.outputs}
         self._focus = Focus(job.scores) if job.scores else None
-        self._constants: _Arrays = {}  # outputs that no node computes
+        self._constants: _Arrays = {}  # constant tensors of the metric or the error
         for name in self._tensors:
             constant = self.model.constant(name) if name in self.model.initializers else None
             if constant is not None:
@@ -330,7 +339,7 @@ class PartitionedNetwork:
     def measure(
         self, number: int, sample: _Arrays, candidates: Sequence[Recipe], with_metric: bool
     ) -> Iterator[tuple[str, Measurement]]:
-        """Measure candidates on one sample, and yield each with its key.
+        """Measure candidates on one sample; yield the key and the measurement of each.
 
         `with_metric` measures the metric in addition to the error.
         """
@@ -372,11 +381,14 @@ class PartitionedNetwork:
     def _run(
         self, sample: _Arrays, candidates: Sequence[Recipe], names: Sequence[str]
     ) -> Iterator[tuple[Recipe, _Arrays]]:
-        """Run candidates on a sample, and yield each with these tensors."""
+        """Run candidates on a sample, and yield each with the named tensors.
+
+        Candidates with equal runs are adjacent, so their order differs from `candidates`.
+        """
         finals = [self._producer[t] for t in dict.fromkeys(names) if t in self._producer]
         numbers = self._list_upstream(finals)
         runs = {recipe: self._list_runs(recipe) for recipe in candidates}
-        turns: dict[PartRun | Recipe, Sequence[PartRun]] = {}  # with the runs that each one uses
+        turns: dict[PartRun | Recipe, Sequence[PartRun]] = {}  # runs whose outputs each turn uses
         for recipe in _order_by_sharing(runs, numbers):
             for number in numbers:
                 run = runs[recipe][number]
@@ -403,7 +415,7 @@ class PartitionedNetwork:
     def _collect_inputs(
         self, sources: Iterable[PartRun], sample: _Arrays, cache: ActivationCache
     ) -> _Arrays:
-        """Return the sample and the outputs of runs, which may have to be computed again."""
+        """Return the sample and the outputs of runs; compute outputs that are not in the cache."""
         tensors = dict(sample)
         for source in sources:
             if source not in cache.outputs:
@@ -412,7 +424,7 @@ class PartitionedNetwork:
         return tensors
 
     def _list_upstream(self, parts: Iterable[int]) -> list[int]:
-        """Return the numbers of parts and of all parts upstream of them, in order."""
+        """Return the numbers of the given parts and of all parts upstream, in order."""
         numbers = set(parts)
         for part in reversed(self.parts):
             if part.number in numbers:
@@ -420,7 +432,7 @@ class PartitionedNetwork:
         return sorted(numbers)
 
     def _list_runs(self, recipe: Recipe) -> list[PartRun]:
-        """Return one run for each part, quantized by a recipe. Equal runs are shared."""
+        """Return one run for each part with a recipe; recipes share objects of equal runs."""
         if recipe.key not in self._runs_of:
             runs: list[PartRun] = []
             for part in self.parts:
@@ -432,7 +444,10 @@ class PartitionedNetwork:
         return self._runs_of[recipe.key]
 
     def _open_session(self, part: NetworkPart, recipe: Recipe) -> tuple[TensorFetcher, int]:
-        """Open a session, and estimate its bytes: it copies its weights."""
+        """Open the session of a part; return it with its estimated size in bytes.
+
+        A session holds a copy of its weights.
+        """
         for _, tensor, axis in recipe.weights:
             name = name_rounded_weights(tensor, axis, recipe.number_format)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
@@ -460,9 +475,9 @@ class PartitionedNetwork:
 def _order_by_sharing(
     runs: Mapping[Recipe, Sequence[PartRun]], numbers: Sequence[int]
 ) -> list[Recipe]:
-    """Order recipes so that those with equal runs upstream are adjacent.
+    """Order recipes so that recipes with equal upstream runs are adjacent.
 
-    Recipes whose runs few others share come first.
+    Recipes whose runs are shared least come first.
     """
     users = Counter(runs[recipe][number] for recipe in runs for number in numbers)
     rank = {run: position for position, run in enumerate(users)}
@@ -475,12 +490,15 @@ def _order_by_sharing(
 
 
 def count_default_workers() -> int:
-    """Return one worker for each core, up to a limit."""
+    """Return the number of cores, at most `_MAX_WORKERS`."""
     return max(1, min(_MAX_WORKERS, core_count()))
 
 
 def map_on_threads(workers: int | None = None) -> TaskMapper:
-    """Return a mapper that runs tasks on threads. onnxruntime computes outside Python's lock."""
+    """Return a mapper that runs tasks on threads.
+
+    Threads suffice because onnxruntime releases Python's global lock.
+    """
     count = workers or count_default_workers()
 
     def run(job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
@@ -501,7 +519,7 @@ def map_on_threads(workers: int | None = None) -> TaskMapper:
 class ClusterMapper(contextlib.ExitStack):
     """Mapper that runs tasks on a cluster, as a context manager.
 
-    The network and the names of the samples reach each worker once.
+    The network and the names of the samples are sent to each worker once.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -510,11 +528,11 @@ class ClusterMapper(contextlib.ExitStack):
         self._opened: tuple[ClusterJob, TuningJob] | None = None
 
     def __call__(self, job: TuningJob, tasks: Sequence[MeasurementTask]) -> Iterator[TaskResult]:
-        """Yield the results as they are done, each task's once.
+        """Yield the result of each task once, in the order in which they finish.
 
         Raises:
-            ClusterError: The cluster is lost, or a worker is not fit or sees other samples.
-            QdqtoolError: The error of a task.
+            ClusterError: The cluster is lost, or a worker is unsuitable or sees other samples.
+            QdqtoolError: A task failed.
         """
         if self._opened is None or job != self._opened[1]:
             self.close()
@@ -529,5 +547,5 @@ class ClusterMapper(contextlib.ExitStack):
 
 
 def open_job(job: TuningJob, threads: int) -> TuningJob:
-    """Return the job of a worker process, which keeps the network that it parses."""
+    """Return a copy of a job for a worker process, with the network parsed once for all tasks."""
     return job

@@ -27,13 +27,16 @@ KEEP = 0.97  # part of the float model's metric to keep without a budget
 
 @dataclass(frozen=True)
 class TuningGoal:
-    """Goal of a tuning, and the data that decides about it.
+    """Goal of a tuning, and the images and the metric that measure it.
 
     Attributes:
-        evaluation: Data like that of the deployment. None: two quarters of the calibration data.
-        keep: Part of the float model's metric to keep. None: :data:`KEEP` without a budget.
-        budget_ms: Milliseconds on the GPU.
-        metric: The user's metric, or the name of it.
+        evaluation: Images like those of the deployment, to choose and to judge on. None: up to half
+            of the calibration data, held out of the calibration.
+        keep: Part of the float model's metric to keep, above 0 and at most 1. None: :data:`KEEP`
+            without a budget.
+        budget_ms: Maximum predicted milliseconds on the GPU; excludes `keep`.
+        metric: The user's function, or its name ``package.module:function``. None: a metric that
+            fits the model.
     """
 
     evaluation: object = None
@@ -58,7 +61,7 @@ class TuningGoal:
             )
         for parameter in ("keep", "budget_ms"):
             number = getattr(self, parameter)
-            if number is not None:  # JSON has no numbers of numpy
+            if number is not None:  # JSON cannot store numbers of numpy
                 object.__setattr__(self, parameter, float(number))
 
     @property
@@ -67,10 +70,12 @@ class TuningGoal:
         return KEEP if self.keep is None and self.budget_ms is None else self.keep
 
     def check_timeout(self, seconds: float | None) -> float:
-        """Return the limit for one call of the metric.
+        """Return the time limit for one call of the user's metric, in seconds.
+
+        None gives the default. The limit has no effect without a metric of the user.
 
         Raises:
-            QdqtoolError: It is not a time, or there is no metric to limit.
+            QdqtoolError: `seconds` is not a valid time, or there is no metric of the user.
         """
         if seconds is not None and self.metric is None:
             raise QdqtoolError(
@@ -81,10 +86,10 @@ class TuningGoal:
         return limits.check_seconds(seconds, "check_timeout")
 
     def check_budget(self, gpu: str | None) -> None:
-        """Check the budget for a GPU.
+        """Check that a budget is a time above 0 and comes with a GPU.
 
         Raises:
-            QdqtoolError: There is a budget and no GPU, or the budget is not a time.
+            QdqtoolError: The budget has no GPU, or is not a time above 0.
         """
         budget_ms = self.budget_ms
         if budget_ms is None or (gpu is not None and budget_ms > 0 and math.isfinite(budget_ms)):
@@ -102,13 +107,14 @@ class SearchBudget:
 
     Attributes:
         state: File that keeps the measurements.
-        time_limit: Seconds for the search.
-        check_timeout: Seconds for one call of the metric.
-        whole_front: Whether to measure the front even if the all-INT8 candidate is good enough.
-        chosen_on: Maximum number of images to choose on.
-        judged_on: Maximum number of images to judge on.
+        time_limit: Seconds for the whole tuning; None: no limit.
+        check_timeout: Seconds for one call of the user's metric; None: the default.
+        whole_front: Whether to measure the front (the placements that no other one beats in both
+            cost and accuracy) even if all-INT8 is accurate enough.
+        chosen_on: Maximum number of images on which the search compares placements.
+        judged_on: Maximum number of held-out images on which the result is judged.
         swept_on: Maximum number of images for the sensitivity of single sites. None: `chosen_on`.
-        workers: Threads that measure. None: one for each core.
+        workers: Threads that measure. None: one for each core, up to 8.
     """
 
     state: str | os.PathLike[str] | None = None
@@ -139,7 +145,7 @@ class SearchBudget:
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """All options of a tuning but its target.
+    """All options of a tuning except its target.
 
     Attributes:
         goal: Goal of the tuning.

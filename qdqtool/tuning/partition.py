@@ -1,4 +1,4 @@
-"""Parts of a network that are run on their own: from one node with weights to the next."""
+"""Division of a network into parts that run separately, cut before each node with weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qdqtool.tuning.recipe import Recipe
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """The nodes between two cuts, or one of several branches there.
+    """The nodes between two cuts, or one of several parallel branches between the cuts.
 
     Attributes:
         number: Position in the list of parts.
@@ -34,13 +34,13 @@ class NetworkPart:
 
 @dataclass(frozen=True, eq=False)
 class PartRun:
-    """A part with one way to quantize it and everything upstream.
+    """A part with the quantization of the part and of everything upstream.
 
-    Candidates that agree in these share one object.
+    Candidates with the same part and quantization share one object.
 
     Attributes:
         part: The part.
-        recipe: Pairs that its nodes consume.
+        recipe: Q/DQ pairs whose results the nodes of the part consume.
         producers: Runs of the parts that produce its inputs.
     """
 
@@ -53,13 +53,13 @@ class NetworkPartition(NetworkCuts):
     """Division of a network into parts between cuts."""
 
     def build_parts(self, extra_cut: int) -> list[NetworkPart]:
-        """Return the parts between cuts before each node with weights and one more cut.
+        """Return the parts: there is a cut before each node with weights, and at `extra_cut`.
 
-        Parallel branches between two cuts are parts of their own. No tensor of unknown type crosses
-        a cut, because it could not be an input of a part.
+        Parallel branches between two cuts are separate parts. There is no cut where a tensor of
+        unknown type would cross it, because such a tensor cannot be the input of a part.
         """
         parts: list[NetworkPart] = []
-        producer: dict[str, int] = {}  # number of the part that produces a tensor
+        producer: dict[str, int] = {}  # number of the producing part by tensor
         cuts = self._find_cuts(extra_cut)
         for start, end in itertools.pairwise([0, *cuts]):
             crossing = set(cuts[end])
@@ -76,7 +76,7 @@ class NetworkPartition(NetworkCuts):
         return parts
 
     def _find_cuts(self, extra_cut: int) -> dict[int, tuple[str, ...]]:
-        """Return the cuts after the first node, each with the tensors that cross it."""
+        """Return the position of each cut after the first node, with the tensors that cross it."""
         nodes = self.model.ordered
         cuts = {}
         for position in range(1, len(nodes)):
@@ -88,12 +88,12 @@ class NetworkPartition(NetworkCuts):
         return cuts
 
     def _split_branches(self, start: int, end: int) -> Sequence[list[Node]]:
-        """Group the nodes between two cuts such that no group consumes tensors of another one.
+        """Group the nodes between two cuts so that no group consumes tensors of another group.
 
-        The groups are in the order of their last nodes.
+        Groups are ordered by their last nodes.
         """
         nodes = self.model.ordered[start:end]
-        later = list(range(len(nodes)))  # position of a later node of the same group, or the node's
+        later = list(range(len(nodes)))  # later node of the same group, or the node itself
 
         def find_last(position: int) -> int:
             while later[position] != position:

@@ -1,4 +1,4 @@
-"""Plans of placements: from a choice of sites to scales and a predicted cost."""
+"""Plans of placements: scales and predicted cost of a configuration."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Configuration:
     """Differences of a placement from all-INT8.
 
     Attributes:
-        floats: Names of float nodes.
+        floats: Names of nodes that are float.
         quantized: Names of nodes that are INT8 although the head preset leaves them float.
-        methods: Quantized tensors and the calibration method of their whole scale group.
-        own_scales: Quantized tensors with a scale of their own although they are tied to others.
+        methods: Pairs of a quantized tensor and the calibration method for its whole scale group.
+        own_scales: Quantized tensors that leave their scale group and have a scale of their own.
     """
 
     floats: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class Configuration:
     own_scales: frozenset[str] = frozenset()
 
     def merge(self, other: Configuration) -> Configuration:
-        """Return both together. The other's method counts if both name a tensor."""
+        """Return the union of both; for a tensor in both, the method of `other` counts."""
         replaced = {tensor for tensor, _ in other.methods}
         floats = self.floats | other.floats
         return Configuration(
@@ -73,9 +73,9 @@ class PlacementCost:
     """Predicted cost of a placement.
 
     Attributes:
-        convolutions: Number of convolutions and products.
-        int8: Those of them that run in INT8, or in FP8.
-        conversions: Number of conversions; 0 if the target does not name them.
+        convolutions: Number of convolutions and matrix products.
+        int8: Number of these that run in INT8 or FP8.
+        conversions: Number of format conversions; 0 if the target's logs do not name conversions.
         ms: Predicted milliseconds; None without a GPU.
     """
 
@@ -86,7 +86,7 @@ class PlacementCost:
 
     @staticmethod
     def from_prediction(predicted: Prediction, ms: float | None) -> PlacementCost:
-        """Return the cost of a prediction with a time."""
+        """Return the cost in a prediction, with a predicted time in milliseconds."""
         summary = predicted.summary()
         return PlacementCost(
             summary["convolutions"],
@@ -97,7 +97,7 @@ class PlacementCost:
 
     @property
     def value(self) -> float:
-        """Milliseconds, or float convolutions and conversions together."""
+        """Milliseconds; without a GPU, the number of float convolutions plus conversions."""
         if self.ms is not None:
             return self.ms
         return float(self.convolutions - self.int8 + self.conversions)
@@ -115,14 +115,14 @@ class PlacementPlan:
 
 @dataclass(eq=False)
 class Planner:
-    """Plans and predicts configurations of one network. Results are cached.
+    """Plans placements of one network and predicts their costs. Results are cached.
 
     Attributes:
         model: The prepared float network.
         rules: The user's placement rules.
         target: TensorRT version to predict.
         methods: The user's calibration methods.
-        unify: Whether tied tensors share a scale.
+        unify: Whether tensors tied by Concat and the like share one scale.
         gpu: GPU to predict times for. None counts float convolutions and conversions.
         fp16: Whether layers that are not quantized will be FP16.
         fp32_tensors: Tensors too large for FP16, with their largest value. Set it before the first
@@ -150,11 +150,11 @@ class Planner:
     _costs_by_recipe: dict[str, PlacementCost] = field(default_factory=dict)
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Planner:
-        """Return a planner with the same costs and other scales."""
+        """Return a planner with other statistics and scales; it shares the cached costs."""
         return replace(self, statistics=statistics, _scales={}, _plans={})
 
     def placement(self, configuration: Configuration) -> Placement:
-        """Return the placement of a configuration. Do not change it."""
+        """Return the placement of a configuration; it is cached, so do not change it."""
         key = configuration.floats, configuration.quantized
         if key not in self._placements:
             rules = replace(
@@ -164,7 +164,7 @@ class Planner:
         return self._placements[key]
 
     def groups(self, placement: Placement, own_scales: Iterable[str] = ()) -> list[ScaleGroup]:
-        """Return the scale groups of a placement, where `own_scales` are groups of their own."""
+        """Return the scale groups of a placement; each of `own_scales` is a group of its own."""
         separate = set(own_scales)
         groups: list[ScaleGroup] = []
         for group in find_scale_groups(self.model, placement.inputs, self.unify):
@@ -178,9 +178,10 @@ class Planner:
         return groups
 
     def possible_groups(self) -> list[ScaleGroup]:
-        """Return the scale groups of all tensors that any placement quantizes.
+        """Return the scale groups of all tensors that any placement may quantize.
 
-        A float node can move a Q to the other input of a residual Add.
+        These are more than all-INT8 quantizes: a float node can move a Q to the other input of a
+        residual Add.
         """
         model = self.model
         preset = frozenset(
@@ -226,7 +227,7 @@ class Planner:
         return self._plans[configuration]
 
     def build(self, plan: PlacementPlan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
-        """Build the final Q/DQ model, and list its pairs, see :meth:`Recipe.build`."""
+        """Build the final Q/DQ model, and return it with its quantized tensors."""
         if plan.recipe.pairs:
             model, quantized = plan.recipe.build(self.model, weights)
         else:
@@ -236,9 +237,9 @@ class Planner:
         return model, quantized
 
     def cost(self, configuration: Configuration) -> PlacementCost:
-        """Return the predicted cost of a configuration.
+        """Return the predicted cost of a configuration, from the cache if possible.
 
-        Only the tensors that share a scale matter for it, not the scales.
+        The cost depends on which tensors share a scale, not on the scales.
         """
         if configuration not in self._costs:
             placement = self.placement(configuration)
@@ -268,7 +269,7 @@ class Planner:
 
     @functools.cached_property
     def light_model(self) -> Model:
-        """The network without its large weights. Shapes may depend on other constants."""
+        """The network without its large weights; small constants may decide shapes."""
         weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
         return Model(
             strip_large_constants(self.model, weights), self.model.path, EDITED, types=self.model

@@ -28,10 +28,11 @@ class ActivationPair:
 
     Attributes:
         tensor: Name of the tensor.
-        consumers: Node index, input position and role of each consumer of the dequantized tensor.
+        consumers: Node index, input position and role (``input`` or ``residual``) of each consumer
+            of the dequantized tensor.
         scale: Scale in units of the tensor per integer step.
         method: Calibration method of the scale.
-        group: Number of the scale group; None for a scale of its own.
+        group: Number of the scale group; None if the tensor shares its scale with no other source.
     """
 
     tensor: str
@@ -46,8 +47,8 @@ class Recipe:
     """All Q/DQ pairs of a model.
 
     Attributes:
-        pairs: Pairs of activations.
-        weights: Node index, tensor and axis of each quantized weight.
+        pairs: Q/DQ pairs of activations.
+        weights: Node index, tensor and channel axis of each quantized weight.
         number_format: Format of the quantized numbers.
     """
 
@@ -84,9 +85,10 @@ class Recipe:
 
     @functools.cached_property
     def quantized_inputs(self) -> Mapping[int, tuple[object, ...]]:
-        """Quantized inputs and weights of each node, by its index.
+        """Quantization of the inputs and weights of each node, by node index.
 
-        Nodes with equal entries compute the same from the same inputs.
+        Entries can be compared: if a node has equal entries in two recipes, equal inputs give equal
+        outputs.
         """
         inputs: dict[int, list[object]] = defaultdict(list)
         for pair in self.pairs:
@@ -97,7 +99,11 @@ class Recipe:
         return {index: tuple(sorted(entries, key=repr)) for index, entries in inputs.items()}
 
     def restrict(self, nodes: Container[int]) -> Recipe:
-        """Return the recipe that quantizes only the inputs of these nodes, given by index."""
+        """Return a recipe with the pairs for the inputs of some nodes only.
+
+        Args:
+            nodes: Indices of the nodes.
+        """
         pairs = []
         for pair in self.pairs:
             consumers = tuple(c for c in pair.consumers if c[0] in nodes)
@@ -114,7 +120,7 @@ class Recipe:
     def build(
         self, model: Model, weights: str = PlacementOptions.weights
     ) -> tuple[Model, list[QuantizedTensor]]:
-        """Build the Q/DQ model, and list its pairs.
+        """Build the Q/DQ model, and return it with its quantized tensors.
 
         Args:
             model: The prepared float model that the recipe was made for; it is not changed.
@@ -137,9 +143,9 @@ FLOAT_RECIPE = Recipe((), ())
 
 
 def find_first_difference(model: Model, a: Recipe, b: Recipe) -> int:
-    """Return the position in ``model.ordered`` of the first node with other quantized inputs.
+    """Return the position of the first node whose inputs two recipes quantize differently.
 
-    It is the number of nodes if there is none.
+    The position counts in ``model.ordered``. Equal recipes give the number of nodes.
     """
     for position, node in enumerate(model.ordered):
         if a.quantized_inputs.get(node.index) != b.quantized_inputs.get(node.index):
@@ -155,9 +161,9 @@ def restrict_to_differences(a: Recipe, b: Recipe) -> tuple[Recipe, Recipe]:
 
 
 def list_remaining_work(model: Model) -> list[float]:
-    """Return the share of all multiplications that each cut leaves to do.
+    """Return for each node the part of all multiplications from this node to the end.
 
-    The first entry, for the inputs, is 1, the last one 0.
+    The order is that of ``model.ordered``. The first entry is 1; an additional last entry is 0.
     """
     shapes = TensorShapes(model)
     work = []

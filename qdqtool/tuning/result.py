@@ -26,14 +26,15 @@ SCHEMA = "qdqtool/tuning/1"
 
 @dataclass
 class SiteChoice:
-    """One choice at a site, with its prediction and measurement.
+    """One alternative for a site, with its predicted cost and measured error.
 
     Attributes:
-        choice: ``float``, ``int8``, a calibration method, or ``own-scale``.
-        cost: Cost of the network with this choice alone.
-        error: Output error of all-INT8 without the part that this choice removes; None if it was
-            not measured.
-        why: Reason why it was not measured, or empty.
+        choice: ``float``, ``int8``, a calibration method, or ``own-scale`` (the tensor leaves its
+            scale group).
+        cost: Predicted cost of all-INT8 with this choice as the only change.
+        error: Estimated output error of all-INT8 with this choice as the only change; None if it
+            was not measured.
+        why: Reason why the error was not measured, or empty.
     """
 
     choice: str
@@ -55,17 +56,17 @@ class SiteChoice:
 
 @dataclass
 class SiteResult:
-    """A site and the choice for it.
+    """A site (nodes that become float together) and its choice in the chosen placement.
 
     Attributes:
         site: Name of the site.
         kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention``.
-        nodes: Nodes that are float if the site is.
-        tensors: Activations that are no longer quantized then.
-        choice: The choice.
-        why: Reason for it, in one sentence.
-        loss: By how much the output error falls if the site is float; None if not measured.
-        choices: All choices that were considered.
+        nodes: Nodes that become float with the site.
+        tensors: Activations that are no longer quantized if the site is float.
+        choice: Choice in the chosen placement, see :attr:`SiteChoice.choice`.
+        why: Reason for the choice, in one sentence.
+        loss: Decrease of the output error if the site is float; None if it was not measured.
+        choices: All alternatives that were considered.
     """
 
     site: str
@@ -114,14 +115,14 @@ class PlacementResult:
 
     Attributes:
         name: Short description.
-        configuration: Choices that make the placement.
+        configuration: Differences of the placement from all-INT8.
         sites: Names of the sites that are float.
-        changed: Other choices, by site.
+        changed: Other choices: calibration method or ``own-scale`` by tensor, ``int8`` by node.
         cost: Predicted cost.
-        chosen_on: The metric on the samples that choices are made on.
-        metric: The metric on the samples that results are judged on; None if it was not measured.
+        chosen_on: The metric on the samples on which placements are compared.
+        metric: The metric on the held-out samples; None if it was not measured.
         low: Lower end of the 95 % interval of `metric`, by bootstrap over the samples.
-        high: Upper end of this interval.
+        high: Upper end of the 95 % interval of `metric`.
     """
 
     name: str
@@ -163,12 +164,12 @@ class ChoiceBenefit:
     """Effect of one choice of a placement, compared with the placement without it.
 
     Attributes:
-        site: Site of the choice.
-        choice: The choice.
-        metric: By how much it raises the metric.
-        int8: By how many it changes the INT8 convolutions.
-        conversions: By how many it changes the conversions.
-        ms: By how many milliseconds it changes the time; None without a GPU.
+        site: Name of the site.
+        choice: The choice, such as ``float``.
+        metric: Increase of the metric by the choice.
+        int8: Change of the number of INT8 convolutions, negative if there are fewer.
+        conversions: Change of the number of conversions.
+        ms: Change of the predicted time in milliseconds; None without a GPU.
     """
 
     site: str
@@ -200,17 +201,18 @@ class Tuning:
         prediction: Prediction for the model.
         reached: Whether the goal is reached on held-out images.
         keep: Part of the float model's metric to keep; None with a budget.
-        budget_ms: Milliseconds that the model may take; None without a budget.
+        budget_ms: Maximum predicted milliseconds; None without a budget.
         chosen: The chosen placement.
-        bought: Effect of those of its choices that removed most error alone, at most six.
-        front: Placements such that no other one is both cheaper and better (on the samples that
-            choices are made on).
+        bought: Effects of at most six choices of the chosen placement: those that removed most
+            output error when measured alone.
+        front: Placements that no other one beats in both cost and accuracy, evenly thinned.
+            Accuracy is measured on the samples on which placements are compared.
         others: The other placements that were measured.
-        sites: All sites.
-        base: Cost of all-INT8.
-        metric: Name, sentence, and the float model's own value.
-        cost: Unit and sentence of the cost.
-        images: Numbers of images of each set, and where they are from.
+        sites: All sites of the network.
+        base: Predicted cost of all-INT8.
+        metric: JSON with the metric's name, its definition and the float model's value.
+        cost: JSON with unit and definition of the cost.
+        images: JSON with the number of images of each set, and their sources.
         effort: Counts and times of the measurements.
         info: Path, hash, opset and number of nodes of the float model.
         target: Name of the TensorRT target.
@@ -226,7 +228,7 @@ class Tuning:
         source: Path of the float model, empty for a model in memory.
         output: Path of the saved model, empty before :meth:`save`.
         builder: Builds the Q/DQ model of a configuration.
-        read: Files that were read, which no output replaces.
+        read: Files that were read; no output overwrites them.
     """
 
     model: onnx.ModelProto

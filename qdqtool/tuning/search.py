@@ -1,4 +1,4 @@
-"""Search for the best placement: combinations of choices, each measured as a whole."""
+"""Search for the best placement: measure single choices, then combinations of them."""
 
 import functools
 import itertools
@@ -38,28 +38,28 @@ from qdqtool.util.text import format_count
 
 NamedConfigurations = Sequence[tuple[str, Configuration]]
 
-_RANGE_SITES = 8  # worst sites that other ranges are tried for
-_MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain
-_REMOVED_CHOICES = 12  # that are taken back one by one at the end
-_REPORTED_BENEFITS = 6  # choices of the result whose benefit is measured
-_POINTS_OVER_BUDGET = 4  # that may fit the budget with fewer choices
-_STEPS_IN_BUDGET = 3  # last steps of the chain within a budget, which are measured
-_LEAST_GAIN = 1e-9  # of the squared error, for a choice that does not reduce it
-_EQUAL_COST = 1e-9  # difference of costs that count as equal
-_STANDARD_ERRORS = 2.0  # by which other ranges have to be better
+_RANGE_SITES = 8  # number of worst sites for which other ranges are tried
+_MEASURED_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # steps of a chain, by number of choices
+_REMOVED_CHOICES = 12  # maximum number of float choices to undo one by one at the end
+_REPORTED_BENEFITS = 6  # maximum number of choices of the result whose benefit is measured
+_POINTS_OVER_BUDGET = 4  # placements above the budget that are reduced until they fit
+_STEPS_IN_BUDGET = 3  # number of last steps of a chain within the budget to measure
+_LEAST_GAIN = 1e-9  # minimum gain of a choice in a chain, as a part of the squared error
+_EQUAL_COST = 1e-9  # largest difference of costs that count as equal
+_STANDARD_ERRORS = 2.0  # minimum gain of other ranges, in standard errors of the gain
 
 
 @dataclass
 class _MeasuredChain:
-    """Steps of a chain, each with one more choice of float.
+    """Chain of placements: each step has one more float choice than the step before.
 
-    A step is sufficient if it reaches the goal or exceeds the budget, so that no further choice is
-    needed.
+    A step is sufficient if it reaches the goal or exceeds the budget: more choices are useless.
 
     Attributes:
-        steps: Names and configurations.
-        first_sufficient: Position of the first step known to be sufficient; None if there is none.
-        last_insufficient: Position of the last step before it known not to be, or -1.
+        steps: Name and configuration of each step.
+        first_sufficient: Position of the first step that was found sufficient; None before that.
+        last_insufficient: Position of the last earlier step that was found insufficient; -1
+            before that.
     """
 
     steps: list[tuple[str, Configuration]] = field(default_factory=list)
@@ -73,23 +73,23 @@ class PlacementSearch:
 
     Attributes:
         planner: Plans configurations.
-        evaluator: Measures them.
+        evaluator: Measures configurations.
         keep: Part of the float model's metric to keep; None with a budget.
-        budget: Milliseconds that the placement may take; None without.
-        whole_front: Whether to measure the front even if all-INT8 is enough.
-        report: Gets lines about the next steps.
-        limit: Seconds that the whole tuning may take, if the evaluator has a deadline.
-        final_deadline: Time when all measurements end; None without a limit.
-        last_judging: Time after which no further placement can be judged.
-        seconds_per_run: Seconds of a run on one sample, if the evaluator has a deadline.
-        fp16_samples: Samples on which FP16 is compared with FP32 at the end.
-        ranges_seconds: Seconds to collect ranges from all images at the end; None if there is no
-            time for it.
+        budget: Maximum predicted milliseconds; None without a budget.
+        whole_front: Whether to measure the front even if all-INT8 is accurate enough.
+        report: Function that is called with each line about the next steps.
+        limit: Time limit of the whole tuning in seconds; 0 without a limit.
+        final_deadline: Time (``time.monotonic()``) when all measurements end; None without a limit.
+        last_judging: Time (``time.monotonic()``) after which no other placement can be judged.
+        seconds_per_run: Estimated seconds of a run on one sample; set only with a time limit.
+        fp16_samples: Number of samples on which FP16 is compared with FP32 at the end.
+        ranges_seconds: Estimated seconds to collect ranges from all images at the end; None if time
+            is too short.
         sites: Sites of the network.
-        decisions: All choices of a site, and whether to measure them.
-        scale_candidates: Other ranges that were tried.
-        start: Configuration with sites that are float because that costs nothing.
-        pool: Measured placements by the key of their recipes.
+        decisions: All choices of the sites, and whether to measure each of them.
+        scale_candidates: Other ranges (methods and own scales) that were tried.
+        start: Configuration in which sites are float if that costs no time.
+        pool: Measured placements by the key of their recipe.
         stopped: Reason why the search ended early, or empty.
         notes: Notes for the result.
     """
@@ -123,24 +123,28 @@ class PlacementSearch:
 
     @functools.cached_property
     def sensitivity(self) -> SensitivitySweep:
-        """Measurement of single choices. Use it after `prepare`."""
+        """Measurement of single choices. Available after `prepare`."""
         return SensitivitySweep(self.planner, self.evaluator, self.start)
 
     @functools.cached_property
     def float_configuration(self) -> Configuration:
-        """The float network, which is a placement like others."""
+        """Configuration that leaves the whole network float."""
         placement = self.planner.placement(self.start)
         nodes = {i.node.name for inputs in placement.inputs.values() for i in inputs}
         return Configuration(floats=frozenset(nodes) | self.start.floats)
 
     def _cost(self, configuration: Configuration) -> PlacementCost:
-        """Predict the cost if there is time left. This is called very often."""
+        """Predict a cost, which may be slow.
+
+        Raises:
+            OutOfTime: The deadline is over.
+        """
         if self.evaluator.is_late:
             raise OutOfTime
         return self.planner.cost(configuration)
 
     def list_measured_decisions(self) -> list[CandidateDecision]:
-        """Return the choices that may pay."""
+        """Return the choices without a reason to skip their measurement."""
         return [d for d in self.decisions if not d.skip_reason]
 
     def recipe(self, configuration: Configuration) -> Recipe:
@@ -150,7 +154,10 @@ class PlacementSearch:
     # The search -----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Fill the pool. A time limit ends the search early."""
+        """Search, and add all measured placements to the pool.
+
+        After the time limit, `stopped` holds the reason of the early end.
+        """
         try:
             self._run()
         except OutOfTime:
@@ -167,7 +174,7 @@ class PlacementSearch:
             self.measure([*self._list_head_floats(), *worst])
         runs_before = -1
         while self.evaluator.runs > runs_before:
-            # Combinations may leave time for choices that there was no time for before.
+            # If time is left after the combinations, measure the choices that were left out before.
             runs_before = self.evaluator.runs
             complete = self._sweep_choices()
             self._combine_choices(self._choose_ranges() if complete else self.start)
@@ -198,7 +205,7 @@ class PlacementSearch:
         self.report(line)
 
     def _add_float_model(self) -> None:
-        """Add the float network to the pool if its time is known. It may be the fastest."""
+        """Add the float network to the pool if a GPU gives it a time; it may be the fastest."""
         cost = self.planner.cost(self.float_configuration)
         if self.pool and cost.ms is not None and not cost.int8:
             value = self.float_value(self.evaluator.sets.chosen_on)
@@ -214,10 +221,10 @@ class PlacementSearch:
         return self._reaches_goal(self.start, self.evaluator.sets.judged_on)
 
     def _sweep_choices(self) -> bool:
-        """Measure each choice alone, or with a time limit those that there is time for.
+        """Measure each choice alone; with a time limit, the choices that fit into it.
 
         Returns:
-            Whether all were measured.
+            Whether all choices were measured.
         """
         decisions = self.list_measured_decisions()
         until = self.sweep_end
@@ -231,9 +238,9 @@ class PlacementSearch:
 
     @property
     def sweep_end(self) -> float | None:
-        """Time when single choices have to be measured; None without a limit.
+        """Time (``time.monotonic()``) when the sweep of single choices ends; None: no limit.
 
-        A third of the limit remains for combinations, or two thirds of the remaining time.
+        A third of the limit remains for combinations, but at most two thirds of the remaining time.
         """
         end = self.evaluator.deadline
         if end is None:
@@ -243,8 +250,8 @@ class PlacementSearch:
     def _select_in_time(self, until: float, images: Sequence[int]) -> list[CandidateDecision]:
         """Return the choices that can be measured on samples until a time.
 
-        Those whose nodes consume the largest error of their own come first. A sweep in the order of
-        the network would know nothing about its end if it ended early.
+        Choices whose inputs have the largest quantization error come first. In the order of the
+        network, a sweep that ends early would not reach the last layers.
         """
         rank = {name: k for k, site in enumerate(self._floats_by_own_error) for name in site.floats}
         ranked = sorted(
@@ -259,7 +266,7 @@ class PlacementSearch:
         return [d for d, end in zip(ranked, seconds, strict=True) if end <= seconds_left]
 
     def _choose_ranges(self) -> Configuration:
-        """Return the start with other ranges for the worst sites if these are clearly better."""
+        """Return the start, with other ranges for the worst sites if the metric improves."""
         floats = [d.candidate for d, _ in self._rank_floats()]
         worst = [c.site for c in floats if c.site.tensors]
         price = self.planner.cost(self.start).value
@@ -318,10 +325,10 @@ class PlacementSearch:
         self._fit_budget()
 
     def _follow_chain(self, configurations: Iterator[Configuration]) -> None:
-        """Measure steps of a chain, and find its first sufficient one by bisection."""
+        """Measure steps of a chain, and find the first sufficient step by bisection."""
         chain = self._measure_chain(configurations)
         if self.budget is not None:
-            # The time of a chain may fall again, because neighbors of a float node cost less.
+            # A later step may be faster: a conversion disappears if its other side is float too.
             fits = [s for s in chain.steps if self.planner.cost(s[1]).value <= self.budget]
             self.measure(fits[-_STEPS_IN_BUDGET:])
         if self.whole_front:
@@ -348,10 +355,10 @@ class PlacementSearch:
                 chain.last_insufficient = middle
 
     def _measure_chain(self, configurations: Iterator[Configuration]) -> _MeasuredChain:
-        """Measure steps at growing distances until past the first sufficient one.
+        """Measure steps at growing distances until clearly after the first sufficient step.
 
-        For the whole front, continue up to the cost of the most expensive placement that one would
-        try without a search.
+        For the whole front, continue at least up to the cost of the most expensive placement in the
+        pool. With a budget, continue to the end of the chain.
         """
         most_expensive = -math.inf
         if self.whole_front:
@@ -367,7 +374,7 @@ class PlacementSearch:
                 continue
             waiting.append(len(chain.steps) - 1)
             if cost.value <= most_expensive:
-                continue  # it is measured in any case, together with later ones: they share more
+                continue  # measured later, together with the next steps: they share runs
             self._measure_steps(chain, waiting)
             first = chain.first_sufficient
             if self.budget is None and first is not None and waiting[-1] > first + first // 2:
@@ -387,7 +394,7 @@ class PlacementSearch:
                 chain.last_insufficient = position
 
     def _measure_equal_costs(self, steps: NamedConfigurations) -> None:
-        """Measure for each placement the last step of a chain that costs no more."""
+        """Measure for each placement in the pool the last step of equal or lower cost."""
         last_steps = []
         for placement in self.list_placements():
             limit = placement.cost.value + _EQUAL_COST
@@ -395,7 +402,10 @@ class PlacementSearch:
         self.measure(last_steps)
 
     def _list_gains(self) -> list[ChoiceGain]:
-        """Return the gains of measured floats. Those that do not reduce the error come last."""
+        """Return gain and cost of each measured float choice, highest gain first.
+
+        A choice that does not reduce the error gets a tiny gain, so that a chain adds it last.
+        """
         least = _LEAST_GAIN * (self.sensitivity.error() or 0.0) ** 2
         price = self.planner.cost(self.start).value
         return [
@@ -404,14 +414,14 @@ class PlacementSearch:
         ]
 
     def _rank_floats(self) -> list[tuple[CandidateDecision, float]]:
-        """Return measured floats with the squared error that they remove, most first."""
+        """Return measured float choices with the squared error that each removes, most first."""
         floats = [d for d in self.list_measured_decisions() if d.candidate.choice == FLOAT]
         gains = [(d, self.sensitivity.gain(d.candidate)) for d in floats]
         measured = [entry for entry in gains if not math.isnan(entry[1])]
         return sorted(measured, key=lambda entry: -entry[1])
 
     def _list_simple_placements(self) -> list[tuple[str, Configuration]]:
-        """Return placements that one would try without a search."""
+        """Return the obvious placements: a float head, and the worst convolutions float."""
         ranked = [
             d.candidate.configuration
             for d, _ in self._rank_floats()
@@ -432,7 +442,10 @@ class PlacementSearch:
     def _list_worst(
         self, ranked: Sequence[Configuration], reason: str
     ) -> list[tuple[str, Configuration]]:
-        """Return placements with the first 1, 2, 4, 8 and 16 convolutions in float."""
+        """Return placements with the first 1, 2, 4, 8 and 16 of the ranked choices.
+
+        `reason` becomes part of their names.
+        """
         return [
             (f"{count} {reason}", functools.reduce(Configuration.merge, ranked[:count], self.start))
             for count in (1, 2, 4, 8, 16)
@@ -441,9 +454,10 @@ class PlacementSearch:
 
     @functools.cached_property
     def _floats_by_own_error(self) -> list[Configuration]:
-        """Single convolutions in float, those whose inputs have the largest error first.
+        """Configurations with one float convolution, largest error of its input first.
 
-        This error is known without a run.
+        This is the quantization error of the input alone, which the calibration statistics give
+        without a run.
         """
         plan = self.planner.plan(self.start)
         sources = {t: s.group.sources for s in plan.scales for t in s.group.quantized}
@@ -459,11 +473,11 @@ class PlacementSearch:
         return [single[name] for name in dict.fromkeys(names) if name in single]
 
     def _take_back_choices(self) -> None:
-        """Undo float choices of the cheapest good placement while it still reaches the goal.
+        """Undo float choices of the cheapest sufficient placement while it reaches the goal.
 
-        The most expensive choices are tried first. Each removal is first measured alone. These
-        measurements run together, because they share the outputs upstream. Then the removals that
-        passed are combined.
+        The most expensive choices are tried first. Each removal is measured alone, all of them
+        together because they share upstream outputs. Then the removals that keep the goal are
+        combined.
         """
         if self.keep is None:
             return
@@ -483,7 +497,7 @@ class PlacementSearch:
                     current = less
 
     def _list_expensive_sites(self, configuration: Configuration) -> list[TuningSite]:
-        """Return the float sites that cost most, at most `_REMOVED_CHOICES`."""
+        """Return the float sites that save most as INT8, at most `_REMOVED_CHOICES`."""
         price = self.planner.cost(configuration).value
         sites = self.list_float_sites(configuration)
         reduced = {s: self.planner.cost(self._remove_site(configuration, s)).value for s in sites}
@@ -491,10 +505,11 @@ class PlacementSearch:
         return [site for site in ranked[:_REMOVED_CHOICES] if reduced[site] < price]
 
     def _fit_budget(self) -> None:
-        """Take choices back from placements above the budget until they fit.
+        """Undo float choices of placements above the budget until the placements fit.
 
-        These are better than all that fit. A float convolution between INT8 ones costs conversions,
-        so that more choices are not always more expensive.
+        Only placements that are more accurate than all within the budget are reduced. The chain
+        does not find the reduced ones: a float convolution between INT8 convolutions costs
+        conversions, so more float choices are not always more expensive.
         """
         budget = self.budget
         if budget is None:
@@ -522,9 +537,9 @@ class PlacementSearch:
     # Parts of a configuration ---------------------------------------------------------
 
     def list_float_sites(self, configuration: Configuration) -> list[TuningSite]:
-        """Return the sites that a configuration leaves float, without those of the start.
+        """Return the sites that a configuration leaves float and the start does not.
 
-        The largest come first, and no node belongs to two of them.
+        Sites with most nodes come first, and no node belongs to two of the sites.
         """
         rest = set(configuration.floats - self.start.floats)
         int8_sites = [site for site in self.sites if site.default == INT8]
@@ -542,16 +557,16 @@ class PlacementSearch:
     # Measurements ---------------------------------------------------------------------
 
     def measure(self, named: NamedConfigurations) -> None:
-        """Measure combinations as a whole on the samples to choose on, and add them to the pool.
+        """Measure the metric of configurations on the samples to choose on; fill the pool.
 
-        Combinations without INT8 are left out.
+        Configurations in the pool and configurations without INT8 are left out.
         """
         new = []
         for name, configuration in named:
             is_known = self.recipe(configuration).key in self.pool
             if not is_known and self.planner.cost(configuration).int8:
                 new.append((name, configuration))
-        # With a deadline one by one, so that the pool has all that are measured in time.
+        # With a deadline, measure one by one: the pool then has each one that was finished in time.
         batches = [new] if self.evaluator.deadline is None else [[entry] for entry in new]
         for batch in batches:
             recipes = [self.recipe(configuration) for _, configuration in batch]
@@ -583,7 +598,7 @@ class PlacementSearch:
         self.evaluator.measure_metric([FLOAT_RECIPE, *recipes], samples, "Judging")
 
     def float_value(self, samples: Sequence[int]) -> float:
-        """Return the metric of the float model itself."""
+        """Return the metric of the float model on samples; measure it if necessary."""
         self.evaluator.measure_metric([FLOAT_RECIPE], samples, "Float")
         return self.evaluator.value(FLOAT_RECIPE, samples)
 
@@ -606,13 +621,13 @@ class PlacementSearch:
     # The result -----------------------------------------------------------------------
 
     def list_placements(self) -> list[PlacementResult]:
-        """Return the pool, cheapest first, the better one first if costs are equal."""
+        """Return the placements of the pool, cheapest first; at equal cost, best first."""
         return sorted(self.pool.values(), key=lambda p: (p.cost.value, -p.chosen_on, p.name))
 
     def find_front(self) -> list[PlacementResult]:
-        """Return the placements that no other one equals in both cost and accuracy.
+        """Return the front: placements more accurate than all placements that cost no more.
 
-        Accuracy is that on the samples to choose on.
+        Accuracy is measured on the samples to choose on. The cheapest placement is first.
         """
         front: list[PlacementResult] = []
         for point in self.list_placements():
@@ -621,10 +636,15 @@ class PlacementSearch:
         return front
 
     def choose(self) -> tuple[PlacementResult, bool]:
-        """Return the best placement, and whether it reaches the goal on the samples to judge on.
+        """Return the best placement, and whether it reaches the goal.
+
+        With a budget, this is the most accurate placement within the budget, or the cheapest one if
+        none fits. Otherwise it is the cheapest placement of the front that reaches the goal both on
+        the samples to choose on and on the samples to judge on, or the most accurate one if none
+        does.
 
         Raises:
-            QdqtoolError: No placement was found.
+            QdqtoolError: The pool is empty.
         """
         front = self.find_front()
         if not front:
@@ -648,7 +668,7 @@ class PlacementSearch:
         return front[-1], False
 
     def judge_placements(self, points: Sequence[PlacementResult]) -> None:
-        """Add the metric on the samples to judge on, with its interval, to placements."""
+        """Set `metric`, `low` and `high` of placements from the samples to judge on."""
         samples = self.evaluator.sets.judged_on
         self._measure_for_judging(p.configuration for p in points)
         for point in points:
@@ -664,13 +684,13 @@ class PlacementSearch:
         return self.evaluator.value(recipe, samples)
 
     def reaches_goal_with(self, metric: float) -> bool:
-        """Return whether a metric on the samples to judge on reaches the goal, if there is one."""
+        """Return whether a metric on the samples to judge on reaches `keep`; True without it."""
         return self.keep is None or metric >= self._goal_level(self.evaluator.sets.judged_on)
 
     def find_cheapest_plausible(self, placement: PlacementResult) -> PlacementResult | None:
-        """Return the cheapest judged placement whose interval reaches the goal.
+        """Return the cheapest judged placement whose interval's upper end reaches the goal.
 
-        None if there is no goal, or no such placement is cheaper than `placement`.
+        None with a budget, or if no such placement is cheaper than `placement`.
         """
         if self.keep is None:
             return None
@@ -685,9 +705,13 @@ class PlacementSearch:
     def judge_in_time(
         self, placement: PlacementResult, shown: Sequence[PlacementResult]
     ) -> list[ChoiceBenefit]:
-        """Judge the shown placements, and measure the benefit of choices, if there is time.
+        """Judge placements, and return the benefits of one placement's choices, if time allows.
 
-        The cheapest come first. After a search that a time limit ended, no benefits are measured.
+        Empty if the time limit ended the search or ends the judging; a note reports the latter.
+
+        Args:
+            placement: The placement whose choices are measured.
+            shown: The placements to judge, in this order.
         """
         self.evaluator.deadline = self.final_deadline
         batches = [shown] if self.final_deadline is None else [[p] for p in shown]
@@ -708,7 +732,7 @@ class PlacementSearch:
             self.evaluator.deadline = None
 
     def _measure_benefits(self, point: PlacementResult) -> list[ChoiceBenefit]:
-        """Measure a placement without each of those of its choices that gained most alone."""
+        """Return the benefits of the choices that gained most alone, by undoing each of them."""
         gains = {d.candidate.site: gain for d, gain in self._rank_floats()}
         sites = self.list_float_sites(point.configuration) if point.cost.int8 else []
         sites.sort(key=lambda site: -gains.get(site, 0.0))

@@ -1,4 +1,4 @@
-"""Sensitivity: the part of the output error that each choice alone removes."""
+"""Sensitivity: decrease of the output error by each choice alone (such as one float site)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from qdqtool.tuning.recipe import (
 from qdqtool.tuning.sites import Candidate
 from qdqtool.tuning.store import SWEEP, WHOLE
 
-FIRST_SAMPLES = 2  # samples that all choices are measured on
-BETTER_PART = 1 / 4  # part of them that is measured on twice as many samples
+FIRST_SAMPLES = 2  # number of samples on which all choices are measured
+BETTER_PART = 1 / 4  # part of the choices that continues when the number of samples doubles
 
 
 @dataclass
@@ -32,27 +32,27 @@ class SensitivitySweep:
 
     Attributes:
         planner: Plans the choices.
-        evaluator: Measures them.
-        start: Configuration that the choices change.
+        evaluator: Measures recipes.
+        start: Configuration to which the choices are applied.
     """
 
     planner: Planner
     evaluator: CandidateEvaluator
     start: Configuration
     _isolated: dict[Candidate, tuple[Recipe, Recipe]] = field(default_factory=dict)
-    # Samples of each choice. The store may have more of a recipe, from other choices.
+    # Samples on which each choice was measured. The store may have more samples of its recipes,
+    # because other choices share recipes.
     _measured_on: dict[Candidate, list[int]] = field(default_factory=dict)
 
     def apply(self, candidate: Candidate) -> Configuration:
-        """Return the start with a choice."""
+        """Return the start configuration with a choice applied."""
         return self.start.merge(candidate.configuration)
 
     def isolate(self, candidate: Candidate) -> tuple[Recipe, Recipe]:
-        """Return recipes that quantize only the nodes that a choice changes.
+        """Return two recipes, without and with a choice, that quantize only the changed nodes.
 
-        The first one has them as they are without the choice, the second one as with it. The rest
-        of the network is float, because in a quantized network any change flips downstream
-        rounding. That moves the error by more than most choices do.
+        The rest of the network is float. In a quantized network, any change would also change
+        roundings downstream, which affects the error more than most choices do.
         """
         if candidate not in self._isolated:
             before = self.planner.plan(self.start).recipe
@@ -61,7 +61,7 @@ class SensitivitySweep:
         return self._isolated[candidate]
 
     def list_sample_sets(self) -> Iterator[list[int]]:
-        """Yield growing sets of samples for single sites: a few, twice as many, up to all."""
+        """Yield sets of samples that double in size, from `FIRST_SAMPLES` up to all."""
         images = self.evaluator.sets.swept_on
         count = FIRST_SAMPLES
         selected: dict[int, None] = {}
@@ -75,10 +75,16 @@ class SensitivitySweep:
     def race(
         self, candidates: Sequence[Candidate], title: str, least_gain: float, until: float | None
     ) -> bool:
-        """Measure choices alone on a few samples, and the better ones on more and more.
+        """Measure choices alone; each round has more samples and only the better choices.
 
-        Only choices with more than `least_gain` are measured on more samples. Return whether there
-        was time for all until the time `until`.
+        Args:
+            candidates: The choices.
+            title: Title of the progress bar.
+            least_gain: Choices with this gain or less are not measured on more samples.
+            until: Time (``time.monotonic()``) when the measurement ends; None: the deadline.
+
+        Returns:
+            False if the time ended the measurement.
         """
         for images in self.list_sample_sets():
             for candidate in candidates:
@@ -93,7 +99,7 @@ class SensitivitySweep:
     def _select_better(
         self, candidates: Sequence[Candidate], images: Sequence[int], least_gain: float
     ) -> Sequence[Candidate]:
-        """Return the better part of choices, all if none of the images can be read."""
+        """Return the better part of the choices; all if no image could be read."""
         gains = {c: self.gain(c, images) for c in candidates}
         if all(map(math.isnan, gains.values())):
             return candidates
@@ -103,7 +109,10 @@ class SensitivitySweep:
         return better[: math.ceil(BETTER_PART * len(candidates))]
 
     def missing_work(self, candidate: Candidate, images: Sequence[int]) -> float:
-        """Return the work of the missing measurements of a choice on samples, in whole runs."""
+        """Return the work to measure a choice on samples, in runs of the whole network.
+
+        Measurements in the store cost nothing.
+        """
         count = 0
         for recipe in self.isolate(candidate):
             if not recipe.is_float:
@@ -112,7 +121,10 @@ class SensitivitySweep:
         return count * self.share_of_run(candidate)
 
     def share_of_run(self, candidate: Candidate) -> float:
-        """Return the part of a run's multiplications that a sweep repeats for a choice."""
+        """Return the part of a run's multiplications that the measurement of a choice needs.
+
+        Everything upstream of the first changed node is shared with other choices.
+        """
         position = find_first_difference(self.planner.model, *self.isolate(candidate))
         return self._remaining_work[position]
 
@@ -123,7 +135,7 @@ class SensitivitySweep:
     def error(self, images: Sequence[int] | None = None) -> float | None:
         """Return the root mean square output error of the start; None if it was not measured.
 
-        The samples are those for single sites by default.
+        Without `images`, the samples are `swept_on`.
         """
         images = self.evaluator.sets.swept_on if images is None else images
         recipe = self.planner.plan(self.start).recipe
@@ -131,25 +143,26 @@ class SensitivitySweep:
         return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
 
     def errors_with(self, candidate: Candidate) -> tuple[float, float] | None:
-        """Return the error of the start without and with a choice, on the samples of the choice.
+        """Return the output errors of the start without and with a choice, on its samples.
 
-        None if they were not measured.
+        The error with the choice is estimated from its gain. None if one of them was not measured.
         """
         gain = self.gain(candidate)
         before = None if math.isnan(gain) else self.error(self._measured_on[candidate])
         return None if before is None else (before, math.sqrt(max(0.0, before**2 - gain)))
 
     def gain(self, candidate: Candidate, images: Sequence[int] | None = None) -> float:
-        """Return the mean gain of a choice, NaN if it was not measured; see `gains`."""
+        """Return the mean of the gains of a choice; NaN if it was not measured."""
         gains = self.gains(candidate, images)
         return float(gains.mean()) if len(gains) else math.nan
 
     def gains(
         self, candidate: Candidate, images: Sequence[int] | None = None
     ) -> npt.NDArray[np.float64]:
-        """Return by how much a choice alone reduces the squared error of each sample.
+        """Return the decrease of the squared output error by a choice alone, for each sample.
 
-        The samples are all of the choice by default. Those not measured are left out.
+        Without `images`, the samples are all on which the choice was measured. Samples without a
+        measurement are left out.
         """
         images = self._measured_on.get(candidate, ()) if images is None else images
         if not images:

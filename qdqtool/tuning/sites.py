@@ -1,13 +1,15 @@
-"""Sites of a network, the choices that are worth measuring, and how choices are combined.
+"""Sites of a network, selection of the choices to measure, and combination of choices.
 
-A choice that cannot pay, whatever its accuracy, is never measured:
+A site is a set of nodes that are quantized or left float together. A choice is an alternative for a
+site: float, INT8, another calibration method, or an own scale. These choices are never measured,
+because no accuracy would justify them:
 
-* :data:`FREE`: the network is predicted to be no slower with the site float. The site is float at
-  once.
+* :data:`FREE`: the network is predicted to be no slower with the site float. The site is float from
+  the start.
 * :data:`LARGER`: another choice leaves these nodes and more float for the same cost or less.
 * :data:`BETWEEN`: the nodes are float, but every activation that they consume is INT8 for other
-  consumers, and conversions are added before and after. Only the rounding of these weights goes
-  away, which is the smallest part of the error (weights per channel) at the highest price.
+  consumers, and conversions are added before and after. This removes only the rounding of the
+  weights (the smallest part of the error) at the highest cost.
 * :data:`NO_GAIN`: quantizing nodes that the preset leaves float is predicted to save no time.
 """
 
@@ -30,26 +32,26 @@ GROUP = "group"
 RESIDUAL = "residual"
 HEAD = "head"
 ATTENTION = "attention"
-LAST_CONVOLUTIONS = "last convolutions"  # name of the site
+LAST_CONVOLUTIONS = "last convolutions"  # name of the site with all last convolutions
 METHODS = ("focus", "mse", "max", "percentile")
 
-_OTHER_SCALE = 0.05  # relative difference from which a scale is worth measuring
+_OTHER_SCALE = 0.05  # minimum relative difference of a scale to be measured
 _LOST_BITS = (
-    0.5  # bits that a tensor loses in its group from which its own scale is worth measuring
+    0.5  # minimum of bits that a tensor loses in its group, for its own scale to be measured
 )
 
 
 @dataclass(frozen=True)
 class TuningSite:
-    """A unit of choice.
+    """Nodes that the search quantizes or leaves float together.
 
     Attributes:
         name: Name of the convolution or residual, the first tensor of a group, or ``branch of`` a
             last convolution.
         kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products
             without weights).
-        nodes: Names of the nodes that are float if the site is.
-        tensors: Activations that are no longer quantized then.
+        nodes: Names of the nodes.
+        tensors: Activations that are no longer quantized if the site is float.
         default: ``int8``, or ``float`` if the head preset leaves the nodes float.
     """
 
@@ -60,13 +62,13 @@ class TuningSite:
     default: str = INT8
 
     def as_float(self) -> Configuration:
-        """Return the choice of float for this site alone."""
+        """Return the configuration in which only this site is float."""
         return Configuration(floats=frozenset(self.nodes))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice at one site."""
+    """A choice for a site, such as ``float``, with the configuration that makes it alone."""
 
     site: TuningSite
     choice: str
@@ -74,7 +76,7 @@ class Candidate:
 
 
 class _SiteCollector:
-    """Collects sites, each set of nodes once."""
+    """Collects sites; a set of nodes that has a site already is not added again."""
 
     def __init__(self, model: Model, placement: Placement) -> None:
         self.sites: dict[frozenset[str], TuningSite] = {}
@@ -136,7 +138,10 @@ def _add_head_sites(
 
 
 def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
-    """Return the quantized nodes of each branch: they reach only one last convolution."""
+    """Return the quantized nodes of each branch by the branch's name.
+
+    The nodes of a branch lead to the same last convolution and to no other.
+    """
     ends = find_head(model).last_convolutions
     branches: dict[str, list[int]] = defaultdict(list)
     if len(ends) < 2:
@@ -155,7 +160,7 @@ def _find_branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int
 
 
 def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
-    """Return the nodes that only the head preset leaves float, without the DFL."""
+    """Return the indices of the nodes that only the head preset leaves float, without the DFL."""
     model = planner.model
     head = find_head(model)
     coordinates = find_coordinates(model, head.finals).all
@@ -170,7 +175,7 @@ def _find_preset_floats(planner: Planner, placement: Placement) -> list[int]:
 
 
 def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
-    """Return the choice other than the default of each site."""
+    """Return the alternative to the default of each site: float, or INT8 if that is float."""
     return [
         Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes)))
         if site.default == FLOAT
@@ -180,10 +185,10 @@ def list_candidates(sites: Iterable[TuningSite]) -> list[Candidate]:
 
 
 def list_scale_candidates(planner: Planner, sites: Iterable[TuningSite]) -> list[Candidate]:
-    """Return other methods and own scales for the tensors of sites.
+    """Return choices of other calibration methods and of own scales for the sites' tensors.
 
-    Methods that change a scale by less than 5 % are left out. FP8 has none: its ranges are the
-    largest magnitudes, and sharing a scale costs it no precision.
+    Methods that change a scale by at most 5 % are left out. Empty for FP8: its ranges are always
+    the largest magnitudes, and a shared scale costs no precision.
     """
     if planner.methods.number_format == FP8:
         return []
@@ -241,7 +246,8 @@ def select_candidates(
     """Decide which candidates to measure.
 
     Returns:
-        Sites that are float from the start because that costs nothing, and all decisions.
+        The configuration of sites that are float from the start because that costs nothing, and a
+        decision for each candidate.
     """
     base = cost(Configuration())
     costs = [cost(candidate.configuration) for candidate in candidates]
@@ -264,7 +270,7 @@ def select_candidates(
 def _join_free_floats(
     floats: Iterable[tuple[Candidate, PlacementCost]], base: PlacementCost, cost: CostFunction
 ) -> Configuration:
-    """Join float choices, cheapest first, as long as they cost nothing."""
+    """Return all float choices together that cost nothing, alone and after cheaper ones."""
     free = Configuration()
     for candidate, single in sorted(floats, key=lambda choice: choice[1].value):
         if single.value <= base.value:
@@ -290,7 +296,7 @@ def _find_skip_reason(
 
 
 def _shift_cost(single: PlacementCost, base: PlacementCost, start: PlacementCost) -> PlacementCost:
-    """Return the cost of a candidate next to the free floats instead of next to all-INT8."""
+    """Return the cost of a candidate with the free floats, from its cost with all-INT8."""
     ms = None
     if single.ms is not None and base.ms is not None and start.ms is not None:
         ms = single.ms + start.ms - base.ms
@@ -306,17 +312,17 @@ def _shift_cost(single: PlacementCost, base: PlacementCost, start: PlacementCost
 
 _MAX_STEPS = 48
 _LEAST_COST = 1e-6
-_REPREDICTED = 4  # choices whose cost is predicted again at each step, best first
+_REPREDICTED = 4  # number of best choices whose cost is predicted again at each step
 
 
 @dataclass(frozen=True)
 class ChoiceGain:
-    """Gain and cost of a measured choice alone.
+    """Gain and cost of a choice that was measured alone.
 
     Attributes:
-        configuration: The choice.
-        gain: Squared output error that it removes from all-INT8.
-        cost: Cost that it adds.
+        configuration: Configuration with this choice alone.
+        gain: Decrease of the squared output error by the choice.
+        cost: Increase of the predicted cost by the choice.
     """
 
     configuration: Configuration
@@ -325,9 +331,9 @@ class ChoiceGain:
 
 
 def estimate_gain(gains: Sequence[ChoiceGain], combination: Configuration) -> float:
-    """Return the sum of the gains within a combination, each node counted once.
+    """Return the sum of the gains of the choices in a combination.
 
-    The first gains take precedence.
+    If choices share nodes, only the first of them in `gains` counts.
     """
     covered: set[str] = set()
     total = 0.0
@@ -345,11 +351,11 @@ def chain_choices(
     cost: CostFunction,
     neighbors: Mapping[str, frozenset[str]],
 ) -> Iterator[Configuration]:
-    """Add choices one by one, each time the one with the highest gain for its predicted cost.
+    """Add choices one by one, each time the choice with the highest gain per cost.
 
-    Neighbors of a float node cost less, because the conversion between them goes away. Therefore
-    costs are predicted for the combination, and again for choices next to the last one and for the
-    best ones.
+    Yield the combination after each step. Neighbors of a float node cost less, because the
+    conversion between them disappears. So at each step, costs are predicted again for the neighbors
+    of the last choice and for the best choices.
     """
     gains = sorted(choices, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
     added_cost = {g: g.cost for g in gains}
@@ -381,7 +387,7 @@ def chain_choices(
 def _list_added_gains(
     gains: Sequence[ChoiceGain], current: Configuration
 ) -> dict[ChoiceGain, float]:
-    """Return the gain that each choice adds to a combination, if it adds any."""
+    """Return the gain that each choice adds to a combination, without choices that add none."""
     reached = estimate_gain(gains, current)
     added = {}
     for choice in gains:
@@ -397,7 +403,7 @@ def _ratio(gain: float, cost: float) -> float:
 
 
 def find_neighbors(model: Model) -> dict[str, frozenset[str]]:
-    """Return for each node with weights the nearest ones before and after it, by name."""
+    """Return the names of each weighted node's nearest weighted nodes up- and downstream."""
     neighbors: dict[str, set[str]] = defaultdict(set)
     for node in model.nodes:
         if node.op not in WEIGHTED:

@@ -25,7 +25,7 @@ SAVE_SECONDS = 10.0
 SWEEP = "sweep"
 WHOLE = "whole"
 
-# Code and text of the error if an entry of the identity differs.
+# Code and text of the error for each entry of the identity that may differ.
 _IDENTITY = {
     "model": ("different-models", "model"),
     "images": ("different-images", "set of images"),
@@ -46,16 +46,16 @@ class MeasurementStore:
     Attributes:
         path: File of the measurements; None keeps them in memory.
         identity: Identity of the measured model, images and settings.
-        rows: Measurements by kind, candidate's key and sample.
-        resumed: Number of measurements that the file had.
-        ranged_on: Number of samples that ranges are from; 0 for all.
+        rows: Measurements by kind, key of the candidate's recipe and number of the sample.
+        resumed: Number of measurements that were read from the file.
+        ranged_on: Number of samples that the ranges are from; 0 for all.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
-        """Open a store, and read its file if there is one.
+        """Open a store, and read its file if it exists.
 
         Raises:
-            DataError: The file is damaged, or has another identity.
+            DataError: The file is damaged, or its identity differs.
             QdqtoolError: The file cannot be written.
         """
         self.path = None if path is None else Path(path)
@@ -71,11 +71,11 @@ class MeasurementStore:
                 self._read(self.path)
 
     def measurements(self, kind: str, candidate: str) -> SampleMeasurements:
-        """Return the measurements of a candidate."""
+        """Return the measurements of a candidate by number of the sample."""
         return self.rows[kind].get(candidate, {})
 
     def add(self, kind: str, result: TaskResult) -> None:
-        """Add measurements, and write the file from time to time."""
+        """Add measurements; write the file if the last write is `SAVE_SECONDS` ago or more."""
         for candidate, measurements in result.items():
             self.rows[kind].setdefault(candidate, {}).update(measurements)
         self._changed = True

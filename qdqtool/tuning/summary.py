@@ -1,4 +1,4 @@
-"""Parts of the result of a tuning that describe its search."""
+"""Parts of the result of a tuning: sites, images, effort, and notes on the search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _SiteKey = tuple[str, ...]  # kind and nodes: a node and a group may share a nam
 
 
 def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list[PlacementResult]:
-    """Return some points of the front, evenly spread, with its ends and the chosen one."""
+    """Return about `_SHOWN_POINTS` placements of the front, spread evenly by position.
+
+    Both ends and the chosen placement (added if it is not in the front) are among them.
+    """
     if not any(point is placement for point in front):
         front = sorted([*front, placement], key=lambda point: point.cost.value)
     if len(front) <= _SHOWN_POINTS:
@@ -34,7 +37,7 @@ def thin_front(front: list[PlacementResult], placement: PlacementResult) -> list
 
 
 def build_site_results(search: PlacementSearch, placement: PlacementResult) -> list[SiteResult]:
-    """Return the result of every site, in the order of the network."""
+    """Return the result of every site, in the order of the search's sites."""
     choices, losses = _collect_choices(search)
     results = []
     for site in search.sites:
@@ -58,7 +61,7 @@ def build_site_results(search: PlacementSearch, placement: PlacementResult) -> l
 def _collect_choices(
     search: PlacementSearch,
 ) -> tuple[dict[_SiteKey, list[SiteChoice]], dict[_SiteKey, float]]:
-    """Return the choices of each site, and how much the error falls if the site is float."""
+    """Return the choices of each site, and the decrease of the error if the site is float."""
     choices: dict[_SiteKey, list[SiteChoice]] = defaultdict(list)
     losses: dict[_SiteKey, float] = {}
     entries = [(d.candidate, d.cost, d.skip_reason) for d in search.decisions]
@@ -103,7 +106,7 @@ def _explain_choice(
 
 
 def compare_with_float_model(search: PlacementSearch, placement: PlacementResult) -> list[Note]:
-    """Return notes if the float model is fast enough, or hardly slower than a placement."""
+    """Return notes if the float model is within the budget, or hardly slower than a placement."""
     float_ms, ms = search.planner.cost(search.float_configuration).ms, placement.cost.ms
     if float_ms is None or ms is None:
         return []
@@ -139,7 +142,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
 
 
 def describe_cost(gpu: gpus.Gpu | None) -> Json:
-    """Return unit and definition of the cost."""
+    """Return the JSON with unit and definition of the cost."""
     if gpu is None:
         sentence = "float convolutions and conversions, counted together (no `gpu`)"
         return {"unit": "operations", "sentence": sentence}
@@ -149,14 +152,14 @@ def describe_cost(gpu: gpus.Gpu | None) -> Json:
 def describe_images(
     sets: ImageSets, data: object, evaluation: object, calibrated: int, searched: int
 ) -> Json:
-    """Describe the images of a tuning.
+    """Return the JSON that describes the images of a tuning.
 
     Args:
         sets: The samples.
         data: Calibration data of the user.
         evaluation: Evaluation data of the user.
-        calibrated: Number of images that the ranges of the written model are from.
-        searched: The same for the models that the search compared.
+        calibrated: Number of images behind the ranges of the written model.
+        searched: Number of images behind the ranges of the models in the search.
     """
     paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
     return {
@@ -172,7 +175,7 @@ def describe_images(
 
 
 def describe_effort(search: PlacementSearch, seconds: float, cpu_seconds: float) -> Json:
-    """Return counts and times of the measurements."""
+    """Return the JSON with counts and times (in seconds) of the measurements."""
     decisions = search.decisions
     return {
         "candidates": len(decisions) + len(search.scale_candidates),

@@ -12,27 +12,27 @@ from qdqtool.tuning.sensitivity import BETTER_PART
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count
 
-_COMBINATIONS = 30  # that a search usually measures
+_COMBINATIONS = 30  # typical number of combinations that a search measures
 _TIMED_SAMPLES = 2
-_FEWEST_SAMPLES = 4  # for ranges, to choose on and to judge on, whatever the time
+_FEWEST_SAMPLES = 4  # minimum for ranges, to choose on and to judge on, even if time is short
 
-# Parts of a time limit, and the placements that are measured in them whatever the time.
-_SIMPLE_PLACEMENTS = 10  # float, all-INT8, and those that one would try without a search
+# Parts of a time limit (..._TIME), and the number of placements that have to fit into them.
+_SIMPLE_PLACEMENTS = 10  # float, all-INT8, and the obvious placements (see `PlacementSearch`)
 _SIMPLE_TIME = 1 / 3
 _JUDGED_PLACEMENTS = 2
 _JUDGING_TIME = 0.2
-_FP16_TIME = 0.05  # comparison of the float model, FP32 and FP16 at the end
-_WRITING_TIME = 0.03  # at least, for the prediction and the files,
-_WRITING_FACTOR = 2.0  # and as a multiple of the same work for all-INT8
-_RANGES_TIME = 0.25  # at most, for ranges from all images at the end
+_FP16_TIME = 0.05  # maximum for comparing the outputs in FP32 and FP16 at the end
+_WRITING_TIME = 0.03  # minimum for the final prediction and writing the files
+_WRITING_FACTOR = 2.0  # time for this work, as a multiple of its measured time for all-INT8
+_RANGES_TIME = 0.25  # maximum for collecting ranges from all images at the end
 
 
 def estimate_duration(search: PlacementSearch) -> tuple[str, float]:
     """Estimate the duration of a search from runs of the float model and all-INT8.
 
     Returns:
-        A sentence about the work, and seconds for one run on one sample with all workers busy. They
-        are 0 if an earlier run has measured so much that nothing could be timed.
+        A sentence about the work, and the seconds for one run on one sample with all workers busy.
+        The seconds are 0 if the store has the measurements already, so that nothing was timed.
     """
     seconds_per_run = _time_runs(search)
     evaluator, sensitivity = search.evaluator, search.sensitivity
@@ -54,7 +54,7 @@ def estimate_duration(search: PlacementSearch) -> tuple[str, float]:
 
 
 def _time_runs(search: PlacementSearch) -> float:
-    """Return the seconds of one run on one sample, 0 if nothing was run."""
+    """Return the seconds of one run on one sample; 0 if the store has all measurements."""
     evaluator = search.evaluator
     recipes = [FLOAT_RECIPE, search.recipe(search.start)]
     samples = evaluator.sets.chosen_on
@@ -70,13 +70,13 @@ def _time_runs(search: PlacementSearch) -> float:
 def describe_duration(
     choices: int, skipped: int, images: int, seconds: float | None, workers: int
 ) -> str:
-    """Return a sentence about the work of a search.
+    """Return a sentence about the work of a search and its duration.
 
     Args:
-        choices: Choices to measure.
-        skipped: Choices that are not measured.
-        images: Samples for single choices.
-        seconds: Maximum duration; None if an earlier run has measured most of it.
+        choices: Number of choices to measure.
+        skipped: Number of choices that are not measured.
+        images: Number of samples for single choices.
+        seconds: Maximum duration; None if the store has most measurements already.
         workers: Number of workers.
     """
     unmeasured = f" ({skipped} skipped: they cannot save time)" if skipped else ""
@@ -92,9 +92,10 @@ def describe_duration(
 
 
 def reserve_time(search: PlacementSearch, seconds_per_run: float) -> None:
-    """Move the deadline of a search, so that there is time to judge and write its result.
+    """Set the deadlines of a search so that time remains to judge and write its result.
 
-    The samples are reduced if they would take too long.
+    Without a time limit, nothing changes. The samples are reduced if they would take too long; a
+    note reports that.
     """
     evaluator, sets, limit = search.evaluator, search.evaluator.sets, search.limit
     if evaluator.deadline is None:
@@ -134,12 +135,12 @@ def _limit_note(verb: str, room: int, images: int) -> Note:
 
 
 def count_fitting_samples(seconds: float, seconds_per_sample: float) -> int:
-    """Return the number of samples that there is time for, at least `_FEWEST_SAMPLES`."""
+    """Return the number of samples that fit into `seconds`, at least `_FEWEST_SAMPLES`."""
     return max(_FEWEST_SAMPLES, int(seconds / max(seconds_per_sample, 1e-9)))
 
 
 def _time_writing(search: PlacementSearch) -> float:
-    """Return the seconds to build and predict all-INT8, which is done once for the result."""
+    """Return the measured seconds to build, predict and serialize the all-INT8 model."""
     start, planner = time.monotonic(), search.planner
     model, _ = planner.build(planner.plan(search.start), "float")
     prediction.predict(model, planner.target)
