@@ -109,8 +109,8 @@ def calibrate_by_layers(
     """Return the correction from the layers that both a profile and an estimate contain.
 
     A constant time per layer beyond the estimate counts as overhead of profiling, at most as much
-    as was ever seen. With this rule, the estimates of four engines are within 4 % of their time without
-    a profiler. If the constant counted as kernel time, they would be 10 to 20 % off.
+    as was ever seen. With this rule, the estimates of four engines are within 4 % of their time
+    without a profiler. If the constant counted as kernel time, they would be 10 to 20 % off.
 
     Args:
         gpu: GPU of the profile.
