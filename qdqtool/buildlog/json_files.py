@@ -42,7 +42,7 @@ _TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_TARGETS = 16
 _MAX_BINDINGS = 10_000
 _MAX_LAYERS = 200_000
-MAX_LISTED_TENSORS = 500_000  # of all layers: as many tensors with fields as fit into 20 MB of JSON
+MAX_LISTED_TENSORS = 500_000  # over all layers; 20 MB of JSON has no room for more
 
 
 def read_json(data: bytes, path: str) -> Build:
@@ -53,7 +53,7 @@ def read_json(data: bytes, path: str) -> Build:
         path: Name of the file in messages.
 
     Raises:
-        BuildLogError: It is neither, or too much of it is damaged.
+        BuildLogError: The file is neither, or too damaged.
     """
     documents, is_complete = _load_documents(data.decode("utf-8", "replace"), path)
     build = Build(source=BuildSource.LAYER_JSON)
@@ -128,9 +128,9 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
 
 
 def _split_documents(text: str) -> tuple[list[Any], bool] | None:
-    """Return the documents in a text of several JSON values, and whether the text is complete.
+    """Return the documents in consecutive JSON values, and whether the text is complete.
 
-    A sequence of layers is one document. None if the values are not from TensorRT.
+    Consecutive layers form one document. None unless all values are layers, listings or profiles.
     """
     items, end = _decode_values(text, 0)
     is_complete = end == len(text)
@@ -144,7 +144,10 @@ def _split_documents(text: str) -> tuple[list[Any], bool] | None:
 
 
 def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
-    """Return the last listing, else the last profile. Add the last profile to a listing."""
+    """Return the document to read: the last listing, or else the last profile.
+
+    If there are both, add the last profile to the build. A note says how many were found.
+    """
     listings = [document for document in documents if isinstance(document, dict)]
     profiles = [document for document in documents if isinstance(document, list)]
     count = len(documents)
@@ -168,9 +171,10 @@ def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
 
 
 def _salvage(text: str) -> Any:
-    """Return the readable part of a truncated or damaged file, None if there is none.
+    """Return the readable part of a truncated or damaged file; None if nothing is readable.
 
-    It is the complete rows of a profile, or the layers before the damage.
+    The result has the form of a profile with all complete rows, or of a listing with the layers
+    before the damage.
     """
     rows = [row for row in map(_parse_profile_row, text.splitlines()) if row is not None]
     if rows:
@@ -191,7 +195,7 @@ def _find_layer_list(text: str) -> int:
 
 
 def _decode_values(text: str, start: int) -> tuple[list[Any], int]:
-    """Return the consecutive values from a position on, and the end of the last complete one."""
+    """Decode consecutive JSON values from `start`; also return the end of the last one."""
     decoder = json.JSONDecoder(strict=False)
     items: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
@@ -209,7 +213,7 @@ def _skip_separators(text: str, position: int) -> int:
 
 
 def _parse_profile_row(line: str) -> dict[str, Any] | None:
-    """Parse a complete row of a profile. TensorRT does not escape the name in it."""
+    """Parse a row of a profile, whose name TensorRT does not escape; None if incomplete."""
     start = line.find(_ROW_BEGINS)
     name_end = line.rfind('", "timeMs" : ')
     match = _ROW.match(line, name_end) if 0 <= start < name_end else None

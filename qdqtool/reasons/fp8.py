@@ -1,4 +1,4 @@
-"""Reasons about FP8: where a quantizer of FP8 behaves unlike one of INT8."""
+"""Reasons about FP8: cases in which FP8 quantizers behave differently from INT8 ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LargeFp8Kernel(Refusal, reason="fp8-kernel"):
 
     Attributes:
         kernel: Its kernel.
-        elements: Size of its output.
+        elements: Size of the convolution's output.
     """
 
     rules = (FindingRule("FP8-KERNEL"),)

@@ -11,7 +11,7 @@ from qdqtool.types import Json, Refusal
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.text import format_count
 
-PLACEMENT = "placement"  # stands for the pass in these reasons
+PLACEMENT = "placement"  # pass name in these reasons
 _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
@@ -78,7 +78,7 @@ class PresetExclusion(Refusal):
 
 
 class CustomDomain(Refusal):
-    """An operator of a domain other than ONNX's."""
+    """An operator that is not in ONNX's own domain."""
 
     domain: str
 
@@ -178,7 +178,7 @@ class Fp8Obstacle(StrEnum):
 
 
 class NoFastFp8(Refusal):
-    """A node that FP8 leaves float."""
+    """A node that remains float in an FP8 placement."""
 
     obstacle: Fp8Obstacle
 
@@ -187,7 +187,7 @@ class NoFastFp8(Refusal):
 
 
 class SubgraphLayers(Refusal):
-    """Layers with weights in the body of an If, a Loop or a Scan; ``count`` of them."""
+    """Layers with weights in the body of an If, Loop or Scan; ``count`` is their number."""
 
     count: int
 
@@ -250,7 +250,7 @@ class FloatInput(Refusal):
 
 
 class QuantizerObstacle(StrEnum):
-    """Reason for which a network in training has no place for a node's quantizer."""
+    """Reason why no quantizer for a node can be inserted into a network for training."""
 
     WEIGHTED = (
         "a function call with weights (as F.linear), or a module called with keywords or "
@@ -297,7 +297,7 @@ class SkippedNode:
 
 
 class NothingToQuantize(ModelError):
-    """A network in which nothing is quantized.
+    """Error for a network in which no node can be quantized.
 
     Attributes:
         refusal: Most frequent reason, without a node. None if the network has nothing to quantize.
@@ -311,13 +311,14 @@ class NothingToQuantize(ModelError):
 def nothing_to_quantize(
     skipped: Iterable[SkippedNode], source: str, has_weights: bool = True, hidden: str = ""
 ) -> NothingToQuantize:
-    """Return the error for a network of which all nodes were skipped.
+    """Return the error for a network in which a placement skipped all nodes.
 
     Args:
         skipped: The skipped nodes.
         source: File of the model.
         has_weights: Whether the network has operators with weights.
-        hidden: Where its layers are hidden, and what to do. Empty if that is unknown.
+        hidden: Text on where the layers are hidden (such as subgraphs) and what to do; empty if
+            unknown.
     """
     reasons = Counter(_remove_names(s.refusal) for s in skipped).most_common(1)
     text = "nothing to quantize"
