@@ -1,4 +1,4 @@
-"""Make findings from the reasons that the simulator recorded, without another look at the model."""
+"""Create findings from the reasons that the simulator recorded, not from the model."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def explain_prediction(prediction: Prediction, report: FindingReport) -> None:
 
     Args:
         prediction: The prediction.
-        report: Report that has the findings of the checks already, so that others can refer to
-            them.
+        report: Report to which findings are added. It already has the findings of the checks,
+            so that further findings can refer to them.
     """
     recorded = RecordedReasons(prediction, report)
     for residual in recorded.reasons_of_kind(simulation.ResidualBothQuantized):

@@ -13,8 +13,8 @@ from qdqtool.util.records import record, replace_fields
 from qdqtool.util.tables import LazyEntries, make_entry, read_sections
 
 ALL_TARGETS = tuple(TARGETS)
-# Codes of the first TensorRT without weak typing also apply to networks that are strongly typed by
-# choice.
+# Codes of the first TensorRT that always types strongly also apply to strongly typed networks of
+# earlier versions.
 _TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
@@ -25,7 +25,7 @@ class CodeScope:
     Attributes:
         targets: Targets (``trt8.5`` ...).
         evidence: Evidence for these targets.
-        source: Build or document that shows it.
+        source: Build or document that is the evidence.
         severity: Severity on these targets, if it differs from that of the code.
     """
 
@@ -35,7 +35,7 @@ class CodeScope:
     severity: Severity | None = None
 
     def by_target(self) -> list[CodeScope]:
-        """Return a scope for each evidence of the passes, which limits the evidence of the code."""
+        """Split the scope by evidence: that of a target's rules limits the evidence of a code."""
         evidence = {t: self.evidence.weaker(TARGETS[t].evidence) for t in self.targets}
         scopes = []
         for level in dict.fromkeys(evidence.values()):
@@ -50,7 +50,7 @@ class FindingCodeEntry:
 
     Attributes:
         code: The code, for instance ``SKIP-FLOAT``.
-        title: One line.
+        title: Title of one line.
         severity: Severity, unless ``holds`` has another one for a target.
         cause: Cause in the model.
         tensorrt: Effect in TensorRT.
@@ -58,10 +58,11 @@ class FindingCodeEntry:
         fix: Advice. Empty if no action is needed.
         holds: Targets to which it applies, with evidence.
         builds: Whether the engine builds in spite of an error, with wrong results.
-        passes: Whether it comes from the simulated passes, whose evidence then limits its own.
+        passes: Whether the finding comes from the simulated passes. The evidence of the target's
+            rules then limits the evidence of the code.
         saves_time: Whether the fix can save time: convolutions run in INT8, or conversions vanish.
         error: TensorRT's error text by target prefixes (``trt8``, ``trt10 rtx`` ...), the most
-            specific first. ``log`` names them in braces in place of the text.
+            specific first. In ``log``, a prefix in braces stands for its text.
     """
 
     code: str
@@ -105,7 +106,7 @@ class FindingCodeEntry:
 
 
 def read_code(name: str, fields: dict[str, Any]) -> FindingCodeEntry:
-    """Make the entry of a code from its fields in the table.
+    """Create the entry of a code from its fields in the table.
 
     Raises:
         ValueError: A field is missing, unknown or of another type.
@@ -127,7 +128,7 @@ CODES: Mapping[str, FindingCodeEntry] = LazyEntries(
 
 @functools.cache
 def _listed_target(target: str) -> str:
-    """Return the target, or the nearest earlier one that codes name."""
+    """Return the target if a code names it, else the nearest earlier target that is named."""
     before = target_before(target)
     if before is None or any(target in s.targets for code in CODES.values() for s in code.holds):
         return target
@@ -144,21 +145,21 @@ def get(code: str) -> FindingCodeEntry:
 
 
 def find(text: str) -> FindingCodeEntry | None:
-    """Return the entry of a code in any spelling, such as ``skip_float``; None if unknown."""
+    """Return the entry of a code in any spelling such as ``skip_float``; None if unknown."""
     return CODES.get(text.strip().upper().replace("_", "-").replace(" ", "-"))
 
 
 def suggest_code(text: str) -> str:
-    """Return advice for an unknown code: codes of a similar spelling, or the list of all."""
+    """Return advice for an unknown code: similar codes, or how to list all codes."""
     near = find_similar_codes(text)
     return f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
 
 
-_MAX_WORDS = 2  # of a code that is written without hyphens
+_MAX_WORDS = 2  # maximum words of a code that is written without hyphens
 
 
 def find_similar_codes(text: str, count: int = 3) -> list[str]:
-    """Return the codes of the most similar spelling, the nearest first; none for a sentence."""
+    """Return codes of similar spelling, the nearest first; empty for more than two words."""
     if len(text.split()) > _MAX_WORDS:
         return []
     name = text.strip().upper().replace("_", "-")

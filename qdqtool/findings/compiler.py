@@ -47,13 +47,13 @@ _NODE_CAUSES = (  # reported at the node where the integers are lost
 )
 CODES = frozenset(code for kind in REASONS for code in finding_codes(kind))
 """Codes of findings about the compiler. Findings about the model alone have other codes."""
-_PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # faults of a pair, which cost all consumers
+_PAIR_CODES = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # affect all consumers of the pair
 
 
 def explain_compiler(prediction: Prediction, report: FindingReport, view: View) -> None:
     """Add a finding for each reason of a prediction for TensorRT-RTX.
 
-    A fault of a Q/DQ pair is reported once.
+    A fault of a Q/DQ pair is reported once for all convolutions that read the pair.
     """
     convolutions = {c.name for c in prediction.convolutions}
     for reason in prediction.refusals:
@@ -69,7 +69,7 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
         if quantizer is not None and reason.node not in convolutions:
             affected = view.consuming_convolutions(quantizer)
         is_fatal = ends_build(reason)
-        is_wrong = isinstance(reason, fp8.NonzeroFp8ZeroPoint)  # but it builds
+        is_wrong = isinstance(reason, fp8.NonzeroFp8ZeroPoint)  # but the engine builds
         is_joined = is_pair_fault or (is_fatal and code != "QTYPE")
         report.add(
             reason,
@@ -81,7 +81,10 @@ def explain_compiler(prediction: Prediction, report: FindingReport, view: View) 
 
 
 def _find_quantizer(view: View, name: str) -> Node | None:
-    """Return the quantizer that has a name or reads the tensor of that name; of a pair, its Q."""
+    """Return the quantizer with a node name, or the first one that reads a tensor.
+
+    For a DQ with a Q before it, the Q is returned. None if the name is not one of a quantizer.
+    """
     try:
         node: Node | None = view.model.node(name)
     except KeyError:

@@ -78,8 +78,8 @@ def diagnose_scales(
 
 # Float outputs --------------------------------------------------------------------------------
 
-# The first class counts: reasons that prevent a layer's own fusions (BatchNormalization, Add,
-# activation) come before those that lie in the consumers.
+# In order of precedence: reasons that prevent a layer's own fusions (BatchNormalization, Add,
+# activation) come before reasons in the consumers.
 OUTPUT_REASONS: tuple[type[Refusal], ...] = (
     simulation.BatchNormNotConstant,
     simulation.ConvTransposeBatchNorm,
@@ -116,7 +116,8 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Di
             r.elements,
             convolutions,
             joined=True,
-            # Otherwise it only adds a DQ that remains (resnet18-a100-qat-residual, last block).
+            # If a consumer needs float, Q/DQ on the residual only adds a DQ that remains
+            # (resnet18-a100-qat-residual, last block).
             gains=can_be_int8(r.consumers),
             automatic=_has_scale(recorded, r.add),
         )
@@ -129,7 +130,10 @@ def diagnose_output(recorded: RecordedReasons, reasons: Sequence[Refusal]) -> Di
 
 
 def _has_scale(recorded: RecordedReasons, add: str, default: bool = False) -> bool:
-    """Return whether a Q has the scale that a float residual of an Add needs."""
+    """Return whether a Q on the float residual of an Add has a scale that Q/DQ can share.
+
+    ``default`` is returned if the Add has no float residual.
+    """
     residual = recorded.residuals.get(add)
     return (
         default if residual is None else find_shareable_quantizer(residual.quantizers) is not None
@@ -137,9 +141,9 @@ def _has_scale(recorded: RecordedReasons, add: str, default: bool = False) -> bo
 
 
 def can_be_int8(consumers: Sequence[TensorConsumer]) -> bool:
-    """Return whether a tensor can become INT8 for all consumers.
+    """Return whether all consumers of a tensor could use it in INT8.
 
-    One consumer that cannot use INT8 keeps the tensor float for the others too.
+    False without consumers. A single consumer that cannot use INT8 keeps the tensor float.
     """
     return bool(consumers) and all(c.kind == ConsumerKind.Q or c.gains for c in consumers)
 
@@ -199,7 +203,7 @@ def _diagnose_before_average(
 
 
 def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
-    """Return why an average runs in float; None for another node."""
+    """Return the diagnosis of an average that runs in float; None for any other node."""
     pooling = recorded.first(simulation.PoolingOneSide, node)
     if pooling is not None:
         return Diagnosis(
@@ -215,7 +219,7 @@ def diagnose_average(recorded: RecordedReasons, node: str) -> Diagnosis | None:
 
 
 def report_conversion(recorded: RecordedReasons, conversion: RemainingConversion) -> None:
-    """Report a remaining conversion, and its cause if no other finding reports that."""
+    """Report a remaining conversion, and its cause unless another finding reports it."""
     is_integer = conversion.precision in (Precision.INT8, Precision.FP8, Precision.INT32)
     if not is_integer and conversion.origin.node:
         _add_conversion(recorded, conversion)
@@ -247,7 +251,11 @@ def _add_conversion(
 def _report_sibling_scales(
     recorded: RecordedReasons, conversion: RemainingConversion
 ) -> tuple[FindingReference, ...]:
-    """Report Qs of other scales on the same tensor, and return that finding, or nothing."""
+    """Report Qs with different scales on the tensor that a conversion reads.
+
+    Returns:
+        The finding as code and node; empty if the scales are equal.
+    """
     if not have_different_scales(quantizer_consumers(conversion.siblings)):
         return ()
     producer = conversion.origin.convolution
@@ -265,13 +273,15 @@ def _report_sibling_scales(
 def _explain_quantization(
     recorded: RecordedReasons, conversion: RemainingConversion
 ) -> tuple[tuple[FindingReference, ...], Refusal | None]:
-    """Return the findings that explain a remaining Q, or else the reason that does."""
+    """Return the findings that explain a remaining Q, and the reason that explains it.
+
+    Findings about its cause are added if necessary. The findings may be empty, the reason None.
+    """
     origin = conversion.origin
     explanation = recorded.explanation(origin.convolution or origin.node)
     explanation = explanation or recorded.explanation(origin.boundary)
     siblings = quantizer_consumers(conversion.siblings)
-    # Other Qs on the tensor are reported without a convolution too: on a sum, or on a part of a
-    # tensor.
+    # Different scales are also reported without a convolution: on a sum, or on a part of a tensor.
     is_part = any(step.op in (*JOINS, *CUTS) for q in siblings for step in q.path)
     scales: tuple[FindingReference, ...] = ()
     if explanation or origin.convolution or is_part or origin.op in SUMS:
@@ -291,7 +301,10 @@ def _explain_quantization(
 
 
 def _blocks_visibly(blocked: Refusal | None) -> bool:
-    """Return whether the reason that stopped a Q names an operator or a float consumer."""
+    """Return whether a message about the reason that stopped a Q can name the obstacle.
+
+    It can for an operator that a Q cannot pass, and for a known float consumer.
+    """
     if isinstance(blocked, simulation.ManyConsumers | simulation.ConcatReadElsewhere):
         return bool(float_consumers(blocked.consumers))
     return isinstance(blocked, simulation.NotCommuting)

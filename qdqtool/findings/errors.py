@@ -24,7 +24,7 @@ HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
 
 @record
 class KnownError:
-    """An entry of the table.
+    """A warning or error of TensorRT: an entry of the table.
 
     Attributes:
         id: Stable short name.
@@ -72,7 +72,7 @@ _STATUS = re.compile(
 _PROVIDER = re.compile(
     rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]"
 )  # onnxruntime's time stamp alone
-_MAX_LINES = 50  # lines of an excerpt that are searched for a marked line
+_MAX_LINES = 50  # maximum lines of an excerpt that are searched for a marked line
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
 _MAX_TEXT = 20_000
 
@@ -213,7 +213,7 @@ def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:
     return (_PARSER.name, _PARSER.about) if is_parser else ("", "")
 
 
-_TOPICS = {  # by words of a condition or a function; the first that matches counts
+_TOPICS = {  # topics by words of a condition or function; the first match counts
     ("scale",): "It is about scales: their number, or that there is one at all.",
     ("axis", "dims", "shape"): "It is about shapes or axes.",
     ("memory", "alloc"): "It is about memory.",
@@ -265,7 +265,10 @@ def _describe_form(error: ErrorLine) -> Iterator[str]:
 
 
 def _explain_marked_line(text: str) -> KnownError | None:
-    """Return the severity of a line that only its prefix marks as a message of TensorRT."""
+    """Return an entry for the first line that the log prefix marks as warning or error.
+
+    The entry has a severity and general advice only. None if no line is marked.
+    """
     for line in text.encode(errors="replace").split(b"\n", _MAX_LINES)[:_MAX_LINES]:
         cleaned = log.clean_line(line)
         level, _, content = log.split_prefix(cleaned)
@@ -329,7 +332,7 @@ _MAX_NAME = 4000
 
 @dataclass(frozen=True, slots=True)
 class NamedNode:
-    """Node that an error names.
+    """Node that an error text names.
 
     Attributes:
         name: Name as printed.
@@ -347,7 +350,7 @@ class NamedNode:
 
 
 def parse_missing_kernel(text: str) -> NamedNode | None:
-    """Return the node of ``Could not find any implementation for node``; None if there is none."""
+    """Return the node of ``Could not find any implementation for node``; None without it."""
     start = text.find(_NO_IMPLEMENTATION)
     if start < 0:
         return None
@@ -376,7 +379,7 @@ def parse_node_name(name: str) -> NamedNode:
 
 
 def parse_operator(component: str) -> str:
-    """Return the operator in a node's name, such as Range for ``/model.22/Range_2``."""
+    """Return the operator in a node name, such as ``Range`` for ``/model.22/Range_2``."""
     unnamed = _UNNAMED.search(component[:_MAX_NAME])
     if unnamed:
         return unnamed[1]
@@ -385,7 +388,7 @@ def parse_operator(component: str) -> str:
 
 
 def find_node_kind(word: str) -> NodeKind | None:
-    """Return the kind of an operator or of a usual layer name, such as ``conv1``."""
+    """Return the kind of an operator or a usual layer name such as ``conv1``, else None."""
     lower = word.lower()
     kind = _KINDS_BY_WORD.get(lower)
     if kind is not None:
@@ -400,7 +403,10 @@ def find_node_kind(word: str) -> NodeKind | None:
 
 
 def adapt_to_node(entry: KnownError, text: str) -> KnownError:
-    """Return the entry about a missing kernel, adapted to the node that the text names."""
+    """Return the entry about a missing kernel with cause and fix for the node in the text.
+
+    The same entry is returned if the text names no node.
+    """
     node = parse_missing_kernel(text)
     if node is None:
         return entry
@@ -429,12 +435,15 @@ def adapt_to_node(entry: KnownError, text: str) -> KnownError:
 
 
 def shorten_name(name: str) -> str:
-    """Return a name without its middle if it is too long for a sentence."""
+    """Replace the middle of a name of more than 90 characters by ``...``."""
     return name if len(name) <= 90 else f"{name[:40]}...{name[-40:]}"
 
 
 def _read_entries() -> Iterator[KnownError]:
-    """Yield the entries. An entry that is ``like`` another has the other's fields by default."""
+    """Yield the entries of the table.
+
+    An entry with a field ``like`` takes its missing fields from the entry of that id.
+    """
     entries = read_sections(Path(__file__).with_name("errors.toml"))["error"]
     by_id = {fields.get("id"): fields for fields in entries}
     for name, fields in by_id.items():
@@ -455,8 +464,8 @@ _MAX_MESSAGE = 4000
 def lookup(text: str) -> KnownError | None:
     """Return the entry for a warning or error of TensorRT, adapted to the node that it names.
 
-    If no entry matches and the text has the form of an error of TensorRT, the result describes the
-    form. None for any other text. Only the first 4,000 characters are read.
+    If no entry matches but the text has the form of a TensorRT error, the result is an entry that
+    describes this form. None for any other text. Only the first 4,000 characters are read.
     """
     head = text[:_MAX_MESSAGE]
     for pattern, entry in _COMPILED:
@@ -469,9 +478,10 @@ _SKIPPED_TACTIC = next(entry for entry in KNOWN_ERRORS if entry.id == "tactic-sk
 
 
 def annotate(facts: Json) -> Json:
-    """Add the entry of each message to the facts of a build.
+    """Add id, severity, cause and fix of each message to the facts of a build, in place.
 
-    The facts are those of :func:`qdqtool.buildlog.summary.summarize`.
+    ``facts`` is the result of :func:`qdqtool.buildlog.summary.summarize`. The added fields are None
+    for a message without an entry.
     """
     for message in facts["messages"]:
         entry = _SKIPPED_TACTIC if message["level"] == "note" else lookup(message["text"])

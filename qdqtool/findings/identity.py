@@ -1,9 +1,10 @@
-"""Keys of findings, equal if two findings report the same about a model and a part of it.
+"""Keys of findings, to compare the findings of a model with those of a part of the model.
 
-Keys contain the values of the causes that the message shows. Values that cutting a part changes
-without changing the cause are left out: sizes, nodes after the consumers of a tensor, names of
-outputs, the producer of a tensor that is named itself, and values of a conversion that another
-finding or refusal explains.
+Two findings with equal keys report the same problem. A key contains the values of the causes that
+the message shows. Some values change when a part is cut out of a model, although the cause stays
+the same. Keys leave these out: sizes, nodes after the consumers of a tensor, names of outputs, the
+producer of a tensor whose name is in the key, and values of a conversion that another finding or
+refusal explains.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _ConsumerKey(NamedTuple):
 
 
 def finding_key(finding: Finding) -> IdentityKey:
-    """Return a key that is equal for two findings that report the same."""
+    """Return the key of a finding; findings with equal keys report the same problem."""
     causes = dict.fromkeys(_cause_key(finding, cause) for cause in finding.causes)
     return finding.code, finding.severity, finding.node, finding.gains, *causes
 
@@ -71,7 +72,7 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
 
 
 def _reason_key(refusal: Refusal) -> IdentityKey:
-    """Return the values of a refusal that a part of the model shares."""
+    """Return the class and the values of a refusal that do not change in a part of a model."""
     named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
     return type(refusal), *(
         _comparable(v) for name, v in named if name not in refusal.identity_excludes
@@ -79,7 +80,11 @@ def _reason_key(refusal: Refusal) -> IdentityKey:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value for comparison; NaN is replaced, because it is not equal to itself."""
+    """Return a value in a form that can be compared.
+
+    A tensor's origin and consumers are reduced to their keys. NaN becomes text, because NaN is not
+    equal to itself.
+    """
     if isinstance(value, _ConsumerKey):
         return value
     if isinstance(value, TensorOrigin):
@@ -94,7 +99,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _consumers_key(consumers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Return the consumers of a tensor without their order and the nodes after them."""
+    """Return the key of a tensor's consumers, independent of their order and of paths."""
     keys = {
         _ConsumerKey(
             "" if r.kind == ConsumerKind.OUTPUT else r.node, r.kind, r.op, _comparable(r.scale)
@@ -105,7 +110,7 @@ def _consumers_key(consumers: Sequence[TensorConsumer]) -> IdentityKey:
 
 
 def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
-    """Return the key of a Q whose pair another consumer can share."""
+    """Return the key of a Q that another consumer can share; empty for None."""
     return () if quantizer is None else (quantizer.node, quantizer.scale)
 
 
@@ -133,7 +138,10 @@ def _output_key(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized
 
 
 def _average_key(refusal: Refusal) -> IdentityKey:
-    """Return the key of an averaging pooling after a result: its Q, or its values."""
+    """Return the key of a pooling after a result: the first Q after it.
+
+    The key of any other refusal has its values.
+    """
     if not isinstance(refusal, simulation.PoolingOneSide):
         return _reason_key(refusal)
     return tuple(q.node for q in quantizer_consumers(refusal.consumers)[:1])
@@ -211,7 +219,7 @@ def _loss_key(finding: Finding, cause: Cause, r: IntegersLost) -> IdentityKey:
 
 
 def _scales_key(cause: Cause, tensor: str, consumers: Sequence[TensorConsumer]) -> IdentityKey:
-    """Return the key of different scales: of a Concat's inputs or of the Qs."""
+    """Return the key of different scales: of a Concat's inputs, else of a tensor's Qs."""
     quantizers = quantizer_consumers(consumers)
     for parts in cause.also:
         return _reason_key(parts), _scale_range([q.scale for q in quantizers])

@@ -16,8 +16,8 @@ from qdqtool.util.notes import Note
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.tables import join_lines, read_sections
 
-# After a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT
-# VERBOSE ".
+# Prefix with or without a time and a level: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ",
+# "TensorRT VERBOSE ".
 _PREFIX = re.compile(r"\s*(?:\[[^\]]{1,40}\]\s*){0,4}(?:TensorRT VERBOSE:?\s*)?")
 _HEADING = re.compile(r"(Original|After [a-zA-Z /-]{1,60}?): (\d{1,9}) layers?\b")
 
@@ -89,7 +89,7 @@ class LineAnswer:
 
 
 def explain_line(text: str) -> LineAnswer | None:
-    """Explain a line of a log, with or without its prefix; None for a line of another component.
+    """Explain a line of the optimizer's log, with or without its prefix; else None.
 
     The text may also be the name of a pass, or the id of a case (``<pass>/<case>``).
     """
@@ -129,7 +129,7 @@ def explain_line(text: str) -> LineAnswer | None:
 
 
 def _possible_passes(event: Event) -> list[type[Pass]]:
-    """Return the passes that print a line without a pass name, the most frequent first."""
+    """Return the passes that may print a line that names no pass, the most likely first."""
     owners = [kind for kind in passes() if event.kind in kind.anonymous_lines]
     decided = [kind for kind in owners if kind.converted_kind in event.object.split()]
     builds = {
@@ -140,7 +140,7 @@ def _possible_passes(event: Event) -> list[type[Pass]]:
 
 
 def _sort_cases(rule: Rule, event: Event) -> Rule:
-    """Return a rule whose first cases are about the kind and the operators of the line."""
+    """Return the rule with cases about the kind and operators of the line first."""
     operators = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
     topics = {event.kind, *operators}
     ordered = sorted(rule.cases.items(), key=lambda item: -len(topics.intersection(item[1].about)))

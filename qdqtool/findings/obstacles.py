@@ -9,15 +9,17 @@ from qdqtool.types import Finding, FindingCode, Refusal
 from qdqtool.util.text import format_count
 
 _REJECTED_FORMS: tuple[FindingCode, ...] = ("QOPERATOR", "ZP-NONZERO", "ZP-UINT8")
-_MAX_EXCLUDED = 8  # nodes of a recipe
+_MAX_EXCLUDED = 8  # maximum nodes that a recipe excludes
 
 
 def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
-    """Return the call of onnxruntime's quantizer that makes a Q/DQ model for TensorRT.
+    """Return the call of onnxruntime's quantizer that creates a Q/DQ model for TensorRT.
 
-    Biases are float, results of Conv and Add get no pair of their own before the activation, and
-    the nodes to exclude are those of a detection head. It cannot give the parts of a Concat one
-    scale.
+    The call keeps biases float, and inserts no pair between a Conv or Add and its activation. It
+    cannot give all inputs of a Concat one scale.
+
+    Args:
+        exclude: Nodes that remain float, such as those of a detection head.
     """
     excluded = f"nodes_to_exclude={list(exclude)!r}, " if exclude else ""
     return (
@@ -29,7 +31,7 @@ def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
 
 
 def describe_obstacles(findings: Iterable[Finding]) -> str:
-    """Return the quantization formats of a model that TensorRT does not accept; empty if none."""
+    """Describe quantization formats in a model that TensorRT rejects; empty if none."""
     reasons: dict[FindingCode, list[Refusal]] = defaultdict(list)
     for finding in findings:
         if finding.code in _REJECTED_FORMS:
@@ -43,7 +45,7 @@ def describe_obstacles(findings: Iterable[Finding]) -> str:
 
 
 def suggest_recipe(findings: Sequence[Finding]) -> str:
-    """Return onnxruntime's recipe for a model in a form that TensorRT does not accept, else ""."""
+    """Return onnxruntime's recipe if findings report a rejected format, else an empty text."""
     if all(finding.code not in _REJECTED_FORMS for finding in findings):
         return ""
     head = []

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 def title_of(code: FindingCode) -> str:
-    """Return the title of a code. The table of codes is loaded with the first."""
+    """Return the title of a code. The first call loads the table of codes."""
     from qdqtool.findings import codes
 
     return codes.get(code).title
 
 
 def describe_finding(finding: Finding) -> tuple[str, str]:
-    """Return the message and the fix of a finding. The table of codes is loaded with the first."""
+    """Return the message and the fix of a finding. The first call loads the table of codes."""
     from qdqtool.findings import messages
 
     return messages.describe_finding(finding)
@@ -64,7 +64,7 @@ class FindingReport:
         self.findings: list[Finding] = []
         self._scopes: dict[FindingCode, tuple[CodeScope | None, Severity]] = {}
         self._by_place: dict[tuple[FindingCode, str], Finding] = {}
-        # Nodes of the findings of a code, by the convolution that they affect.
+        # For each code, nodes of its findings by the convolution that they affect.
         self._nodes: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
 
     def add(
@@ -79,7 +79,7 @@ class FindingReport:
         gains: bool = True,
         automatic: bool = True,
     ) -> bool:
-        """Add a finding, once for a code and node. A second one adds its convolutions to the first.
+        """Add a finding, or add its convolutions to the finding of equal code and node.
 
         Args:
             cause: The reason, alone or with the reasons that explain it. It gives the code.
@@ -89,7 +89,7 @@ class FindingReport:
             joined: Whether a second cause is added to the first finding. For example, an Add costs
                 the convolution before it and the convolution that it is fused into.
             evidence: Evidence for this place, if it is weaker than that of the code.
-            fatal: Whether the build ends with it, if the code alone does not say so.
+            fatal: Whether the build fails because of it; None if the code decides this.
             gains: Whether the change improves anything. Otherwise the finding is a note without an
                 automatic fix.
             automatic: Whether an automatic fix has everything that it needs.
@@ -140,7 +140,7 @@ class FindingReport:
         return True
 
     def find_node(self, code: FindingCode, convolution: str) -> str | None:
-        """Return the node of the first finding of a code that affects a convolution."""
+        """Return the node of the first finding of a code about a convolution; None if none."""
         return next(iter(self._nodes[code].get(convolution, ())), None)
 
     def has(self, code: FindingCode, node: str) -> bool:
@@ -155,7 +155,7 @@ class FindingReport:
         """Return where a code applies on the target, and its severity there."""
         scope = self._scopes.get(code)
         if scope is None:
-            from qdqtool.findings import codes  # well-placed models need little of this table
+            from qdqtool.findings import codes  # models without findings skip it
 
             entry = codes.get(code)
             scope = entry.on(self.target), entry.severity_on(self.target)
@@ -165,7 +165,7 @@ class FindingReport:
     def _new_convolutions(
         self, code: FindingCode, node: str, convolutions: Iterable[str]
     ) -> list[str]:
-        """Return the convolutions that the finding at a node does not name yet, and record them."""
+        """Record convolutions for the finding at a node, and return those that are new."""
         nodes = self._nodes[code]
         new = [c for c in dict.fromkeys(convolutions) if node not in nodes.get(c, ())]
         for name in new:
@@ -180,7 +180,7 @@ FindingReference = tuple[FindingCode, str]
 
 @record
 class Diagnosis:
-    """A finding to be reported.
+    """A finding that is to be added to a report.
 
     Attributes:
         node: Node at which the cost arises: the Add, the Concat, the pooling ...
@@ -207,20 +207,21 @@ class Diagnosis:
 
 
 class RecordedReasons:
-    """Reasons of a prediction by node, and the findings that explain nodes so far.
+    """Reasons of a prediction by node, and the finding that explains each node so far.
 
     Attributes:
         report: The report that findings are added to.
         outcomes: Convolutions by name.
-        sums: By the DQ that produces its residual, the first convolution that an Add without a Q
-            after it could be fused into.
-        residuals: By the Add that a convolution could fuse, the first reason of its float residual.
+        sums: For each DQ of a residual whose Add has no Q after it: the first convolution that
+            could fuse the Add.
+        residuals: For each Add that a convolution could fuse: the first reason why its residual is
+            float.
     """
 
     def __init__(self, prediction: Prediction, report: FindingReport) -> None:
         self.report = report
         self.outcomes: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
-        self._explanations: dict[str, FindingReference] = {}  # of a node, the first finding
+        self._explanations: dict[str, FindingReference] = {}  # first explanation of each node
         self._by_node: dict[str, list[Refusal]] = defaultdict(list)
         for reason in prediction.refusals:
             self._by_node[reason.node].append(reason)
@@ -236,7 +237,7 @@ class RecordedReasons:
         return self._by_node.get(node, [])
 
     def first(self, kind: type[R], node: str) -> R | None:
-        """Return the first reason of a class at a node."""
+        """Return the first reason of a class at a node; None if there is none."""
         return next((r for r in self.at(node) if isinstance(r, kind)), None)
 
     def reasons_of_kind(self, kind: type[R]) -> Iterator[R]:
@@ -244,15 +245,15 @@ class RecordedReasons:
         return (r for reasons in self._by_node.values() for r in reasons if isinstance(r, kind))
 
     def as_convolution(self, node: str) -> tuple[str, ...]:
-        """Return the node if it is a convolution of the prediction, else nothing."""
+        """Return a tuple of the node if it is a convolution of the prediction, else ``()``."""
         return (node,) if node in self.outcomes else ()
 
     def add(self, diagnosis: Diagnosis, explained: Iterable[str] = ()) -> bool:
-        """Report a diagnosis.
+        """Report a diagnosis, and record it as the explanation of its nodes.
 
         Args:
             diagnosis: The diagnosis.
-            explained: Further nodes whose reasons it explains.
+            explained: Further nodes that the diagnosis explains.
 
         Returns:
             Whether the code applies to the target.
@@ -286,7 +287,7 @@ class RecordedReasons:
                 return
 
     def explanation(self, node: str) -> tuple[FindingReference, ...]:
-        """Return the finding that explains a node, or nothing."""
+        """Return code and node of the finding that explains a node; empty if none does."""
         reference = self._explanations.get(node)
         if reference is not None and self.report.has(*reference):
             return (reference,)

@@ -1,10 +1,10 @@
-"""Codes of findings, and which of them ``fix`` changes, as the classes of reasons declare them."""
+"""Finding codes of the classes of reasons, and the codes that ``fix`` can remove."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qdqtool.findings import ways  # declares a reason
+from qdqtool.findings import ways  # imported because it declares a class of reasons
 from qdqtool.reasons import compiler, faults, fp8, gpus, simulation
 from qdqtool.types import Finding, FindingCode, FindingRule, Refusal
 
@@ -12,7 +12,7 @@ REASON_MODULES = (simulation, faults, fp8, compiler, gpus, ways)
 
 
 def reason_classes() -> Iterator[type[Refusal]]:
-    """Yield the classes of reasons that become findings, without those that inherit their rules."""
+    """Yield the classes of reasons that become findings and declare their rules themselves."""
     for module in REASON_MODULES:
         for value in vars(module).values():
             is_reason = isinstance(value, type) and issubclass(value, Refusal)
@@ -33,17 +33,17 @@ def finding_code(reason: Refusal) -> FindingCode:
 
 
 def finding_codes(kind: type[Refusal]) -> tuple[FindingCode, ...]:
-    """Return all codes of a class of reasons; none if its reasons become no findings."""
+    """Return all codes of a class of reasons; empty if its reasons become no findings."""
     return tuple(rule.code for rule in kind.rules)
 
 
 def attempted_codes(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
-    """Return the codes of classes that ``fix`` tries to change, in the order of the classes."""
+    """Return the codes of some classes that ``fix`` tries to remove, in class order."""
     return tuple(dict.fromkeys(r.code for kind in kinds for r in kind.rules if r.is_attempted))
 
 
 def attempted_reasons(finding: Finding) -> list[Refusal]:
-    """Return the reasons of a finding that ``fix`` tries to change."""
+    """Return the reasons of a finding that ``fix`` tries to remove."""
     if finding.code not in ATTEMPTED_CODES:
         return []
     return [

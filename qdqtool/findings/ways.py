@@ -1,7 +1,7 @@
 """Build methods: how each allows INT8 and FP16, and how it prints a verbose log.
 
 The table is ``qdqtool/findings/ways.toml``. Findings, ``explain``, ``predict --for`` and the README
-read it. The flags of other tools are named there only.
+read it. No other file names flags of other tools.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def find_build_method(name: str) -> BuildMethod:
     )
 
 
-_JETPACK = ("10.3", "10.7")  # of JetPack 6, whose trtexec is not on the path
+_JETPACK = ("10.3", "10.7")  # versions of JetPack 6, whose trtexec is not on the path
 
 
 def trtexec_command(
@@ -134,7 +134,10 @@ def trtexec_command(
 
 
 def _format_shape(entry: tuple[str, Sequence[int]]) -> str:
-    """Return ``images:1x3x640x640``. trtexec wants names with separators in quotes."""
+    """Return a shape such as ``images:1x3x640x640``; -1 becomes 1.
+
+    A name with separators is put in quotes, as trtexec requires.
+    """
     name, shape = entry
     label = f"'{name}'" if set(name) & set(":,") else name
     return f"{label}:{'x'.join(str(1 if d == -1 else d) for d in shape)}"
@@ -153,7 +156,7 @@ def trtexec_advice(target: Target) -> str:
     return ""
 
 
-_BFLOAT16_FLAGS = {  # in place of those that allow FP16
+_BFLOAT16_FLAGS = {  # by build method, in place of the flags that allow FP16
     "trtexec": "trtexec --onnx=model.onnx --int8 --bf16",
     "python": "config.set_flag(trt.BuilderFlag.INT8); config.set_flag(trt.BuilderFlag.BF16)",
     "onnxruntime": 'provider options {"trt_int8_enable": True, "trt_bf16_enable": True}',

@@ -239,8 +239,8 @@ def _rewrite_quantizers(
 
 def _describe_narrow(count: int) -> Note:
     return Note(
-        f"{format_count(count, 'quantizer')} of activations had integers from -127, those of Q "
-        "begin at -128: values below -127 steps can differ by one step",
+        f"{format_count(count, 'quantizer')} of activations clipped at -127 steps, but Q clips at "
+        "-128: values below -127 steps can differ by one step",
         code="narrow-range",
         count=count,
     )
@@ -257,8 +257,9 @@ def _require_quantizers(model: Model) -> None:
     fakes = find_fake_quantizers(model)
     if fakes:
         raise ModelError(
-            f"its {len(fakes)} quantizers ({fakes[0].form}) cannot be written as Q/DQ: "
-            f"'{fakes[0].name}': {fakes[0].problem}; export Q/DQ (qdqtool explain FAKE-QUANT)",
+            f"the {len(fakes)} quantizers ({fakes[0].form}) cannot be written as Q/DQ, for "
+            f"example '{fakes[0].name}': {fakes[0].problem}. Export Q/DQ (qdqtool explain "
+            "FAKE-QUANT)",
             model.path or "model",
             code="not-quantized",
             node=fakes[0].name,

@@ -109,7 +109,9 @@ def _input_shape(model: Model, name: str) -> list[int]:
     dims = model.shape(name)
     if dims is None:
         raise RunError(
-            f"the shape of input '{name}' is not known", code="unknown-input-shape", node=name
+            f"the shape of input '{name}' is unknown; give it with `inputs`",
+            code="unknown-input-shape",
+            node=name,
         )
     shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
     size = math.prod(shape) * 4
@@ -170,7 +172,7 @@ def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays
     for name in model.inputs:
         if name not in arrays:
             raise DataError(
-                f"`inputs`: have no array for the model's input '{name}'",
+                f"`inputs`: no array for the model's input '{name}'; add an array",
                 code="missing-input",
                 parameter="inputs",
                 node=name,
@@ -178,7 +180,8 @@ def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays
         dims, rank = model.shape(name), np.ndim(arrays[name])
         if dims is not None and len(dims) != rank:
             raise DataError(
-                f"`inputs`: '{name}' has {rank} dimensions, the model wants {len(dims)}",
+                f"`inputs`: '{name}' has {rank} dimensions, but the model's input has "
+                f"{len(dims)}; give an array of that rank",
                 code="wrong-rank",
                 parameter="inputs",
                 node=name,
@@ -219,22 +222,22 @@ class ModelRunner:
         need, memory = cost.peak_bytes, limits.SESSION_BYTES * self.effort
         if need > memory:
             raise RunLimitError(
-                f"its tensors would take {limits.format_excess(need, memory, ' at once')}, raise "
-                "it with `effort`",
+                "the tensors of a run would take "
+                f"{limits.format_excess(need, memory, ' at once')}; increase `effort`",
                 code="memory-limit",
                 parameter="effort",
             )
         if cost.operations > limits.SESSION_WORK * self.effort:
             raise RunLimitError(
-                f"it takes {cost.operations:.2g} multiplications; the limit is "
-                f"{limits.SESSION_WORK * self.effort:.2g}, raise it with `effort`",
+                f"a run takes {cost.operations:.2g} multiplications; the limit is "
+                f"{limits.SESSION_WORK * self.effort:.2g}; increase `effort`",
                 code="work-limit",
                 parameter="effort",
             )
         work = cost.operations + limits.SESSION_RUN + limits.SESSION_WORK_BYTE * len(source)
         if work > self.work_left:
             raise RunLimitError(
-                "the work for comparing outputs is used up; raise it with `effort`",
+                "the limit of work for comparing outputs is reached; increase `effort`",
                 code="work-used-up",
                 parameter="effort",
             )
@@ -256,7 +259,7 @@ def _serialize(proto: onnx.ModelProto) -> bytes:
     try:
         source: bytes = proto.SerializeToString()
     except (ValueError, EncodeError):
-        raise RunError("the model is over 2 GB", code="model-too-large") from None
+        raise RunError("the model exceeds 2 GB", code="model-too-large") from None
     if proto.ir_version > sessions.IR_VERSION:
         # The last value of a repeated scalar field counts.
         source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
@@ -308,7 +311,8 @@ def check_finite(reference: Sequence[Arrays]) -> None:
     for name, values in itertools.chain.from_iterable(outputs.items() for outputs in reference):
         if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):
             raise NotFiniteError(
-                f"output '{name}' of the float network is not finite for these inputs",
+                f"output '{name}' of the float network is NaN or infinite for these inputs; give "
+                "other inputs",
                 code="output-not-finite",
                 node=name,
             )

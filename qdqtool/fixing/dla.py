@@ -169,8 +169,8 @@ def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
     if several:
         notes.append(
             Note(
-                f"{format_count(len(several), 'tensor')} with several scales: the largest one is "
-                f"used, for example for '{min(several)}'",
+                f"{format_count(len(several), 'tensor')} with several scales, for example "
+                f"'{min(several)}': the cache has the largest scale of each",
                 code="several-scales",
                 count=len(several),
                 first=min(several),
@@ -186,8 +186,8 @@ def _symmetric_scale(view: View, q: Node) -> float:
     scale, zero = params.scale, params.zero_point
     if limits is None or scale is None or zero is None or scale.size != 1:
         raise ModelError(
-            f"'{q.name}': is no INT8 quantizer with one constant scale, so that a calibration "
-            "cache cannot express it. Quantize activations in INT8 per tensor.",
+            f"'{q.name}' is not an INT8 quantizer with one constant scale, so a calibration cache "
+            "cannot contain its range. Quantize activations in INT8 per tensor.",
             view.model.path or "model",
             code="unsupported",
             node=q.name,
@@ -195,7 +195,8 @@ def _symmetric_scale(view: View, q: Node) -> float:
     step, point = float(scale[0]), int(zero[0])
     if not (np.isfinite(step) and 0 < step <= LARGEST_SCALE):
         raise ModelError(
-            f"'{q.name}': scale {step:g} is not usable. Calibrate again.",
+            f"'{q.name}': scale {step:g} is zero, negative, not a number or too large. Calibrate "
+            "again.",
             view.model.path or "model",
             code="invalid-scale",
             node=q.name,
@@ -211,9 +212,9 @@ def _check_weights(view: View, notes: list[Note]) -> None:
     if others:
         notes.append(
             Note(
-                f"{format_count(len(others), 'layer')} with trained or clipped weight scales: "
-                "with a cache, TensorRT takes the largest weight of each channel, for example for "
-                f"'{others[0]}'",
+                f"{format_count(len(others), 'layer')} with trained or clipped weight scales, for "
+                f"example '{others[0]}': with a cache, TensorRT ignores these scales and uses the "
+                "largest weight of each channel",
                 code="weight-scales",
                 count=len(others),
                 first=others[0],
@@ -245,8 +246,8 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
             dequantize = make_dequantizer(view, dq)
             if dequantize is None:
                 raise ModelError(
-                    f"'{dq.name}': its integers or scales are missing or do not fit. Export the "
-                    "model again.",
+                    f"'{dq.name}': the integers or scales are missing, or their shapes do not "
+                    "match. Export the model again.",
                     view.model.path or "model",
                     code="invalid-scale",
                     node=dq.name,
@@ -259,8 +260,8 @@ def _check_removed(model: Model) -> None:
     left = next((n for n in model.nodes if is_qdq(n)), None)
     if left is not None:
         raise ModelError(
-            f"'{left.name}': is a Q without DQ or a DQ without Q, which no float model can "
-            "replace. Give a model with pairs.",
+            f"'{left.name}' is a Q without DQ or a DQ without Q, so it cannot be removed. Give a "
+            "model with Q/DQ pairs.",
             model.path or "model",
             code="unsupported",
             node=left.name,

@@ -99,7 +99,7 @@ def _compare_counts(
 ) -> GainObjection | None:
     if after.errors.total() > before.errors.total():
         codes = ", ".join(after.errors - before.errors)
-        return GainObjection(Note(f"it would cause errors ({codes})", code="brings-errors"))
+        return GainObjection(Note(f"the fix would cause errors ({codes})", code="brings-errors"))
     if after.errors.total() < before.errors.total():
         return None
     regression = _describe_regression(before, after, criteria)

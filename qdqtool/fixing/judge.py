@@ -76,7 +76,7 @@ class OutputJudge:
         self.run_reference()
         if self._reference is None or self.noise is None:
             return Note(
-                "its outputs cannot be compared with those of the float network: "
+                "the outputs cannot be compared with those of the float network: "
                 f"{self.failure or ''}",
                 code="not-comparable",
                 cause=self.failure.code if self.failure else "",
@@ -139,8 +139,8 @@ class OutputJudge:
                 if self.failure is not None:
                     self._notes.append(
                         Note(
-                            f"the whole model cannot be compared ({self.failure}): outputs were "
-                            "compared after its last convolutions",
+                            f"the outputs of the whole model cannot be compared ({self.failure}): "
+                            "tensors after its last convolutions were compared instead",
                             code="compared-in-body",
                             cause=self.failure.code,
                         )
@@ -163,8 +163,8 @@ class OutputJudge:
             self._notes.append(
                 Note(
                     f"the outputs differ by {self.noise.relative:.0%} from the float network: the "
-                    "inputs do not fit the scales, so the comparison is weak; give images with "
-                    "`data`",
+                    "inputs do not match the scales, so the comparison is unreliable; give "
+                    "images with `data`",
                     code="weak-comparison",
                 )
             )

@@ -249,7 +249,11 @@ def read_samples(
     dataset = open_data(data, input_specs(model), choice.preprocess, count, size)
     samples = list(dataset)
     if not samples:
-        raise DataError("`data`: holds no samples", code="no-samples", parameter="data")
+        raise DataError(
+            "`data`: contains no samples; give images or arrays",
+            code="no-samples",
+            parameter="data",
+        )
     used = dataset.source.preprocessing
     if used is None:
         return samples, []

@@ -379,8 +379,8 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
     if smallest < largest * MIN_SCALE_RATIO:
         tensor = quantizers[scales.index(smallest)].input(0)
         skip_reason = Note(
-            f"one scale would cost '{tensor}' {lost:.1f} bits of its precision, and a fix gives up "
-            "2 at most: keep the scales separate, or leave one side in float",
+            f"one common scale would cost '{tensor}' {lost:.1f} bits of precision, but a fix may "
+            "cost at most 2: keep the scales separate, or leave one side in float",
             code="scale-too-coarse",
             bits=lost,
         )

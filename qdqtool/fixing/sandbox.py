@@ -110,17 +110,17 @@ class Sandbox:
             self.close()
             if timeout.is_set():
                 raise RunTimeoutError(
-                    f"it neither computed nor ended within {clock:g} s of the clock",
+                    f"the run made no progress for {clock:g} s of wall time",
                     code="wall-clock-limit",
                 ) from None
             if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:
                 raise RunTimeoutError(
-                    f"it did not end within {seconds:g} s of the processor; raise it with `effort`",
+                    f"the run exceeded {seconds:g} s of CPU time; increase `effort`",
                     code="cpu-time-limit",
                     parameter="effort",
                 ) from None
             raise RunCrashError(
-                "onnxruntime crashed on it, or ran out of memory", code="crashed"
+                "onnxruntime crashed during the run, or ran out of memory", code="crashed"
             ) from error
         except RunError:
             raise
@@ -182,7 +182,7 @@ def _exchange(
         # 4-bit, 8-bit float and bfloat16 types are not numpy's own.
         if array.dtype.isbuiltin != 1:
             raise RunError(
-                f"input '{name}' is {array.dtype}, which onnxruntime cannot be given",
+                f"input '{name}' has type {array.dtype}, which onnxruntime does not accept",
                 code="input-type-not-supported",
                 node=name,
             )

@@ -311,7 +311,7 @@ class FixSession:
             for e in grown
         ] + [
             Note(
-                f"{e.title} has the same value everywhere, unlike in the float network: its "
+                f"{e.title} has the same value everywhere, but not in the float network: its "
                 "information is lost",
                 code="output-lost",
             )
@@ -325,9 +325,9 @@ class FixSession:
         if halved or grown or rounded or _has_lossy_weights(self.prediction):
             self.notes.append(
                 Note(
-                    "the scales come from another quantizer, and a fix has no data to improve "
-                    "them: quantize the float model for full accuracy (qdqtool insert FLOAT.onnx "
-                    "--calib images/)",
+                    "the scales come from another quantizer, and fixes do not calibrate: for full "
+                    "accuracy, quantize the float model (qdqtool insert FLOAT.onnx --calib "
+                    "images/)",
                     code="insert-is-better",
                 )
             )
@@ -360,9 +360,8 @@ def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
     step, tensor = max(constants)
     return Note(
         f"{format_count_were(len(constants), 'constant')} stored as INT8 in addition to the "
-        "weights, so the "
-        f"file lacks the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector "
-        "are off by up to half a step",
+        f"weights, so their exact values are lost ('{tensor}' has steps of {step:.4g}). If these "
+        "are the anchors of a detector, they are off by up to half a step",
         code="constants-rounded",
         count=len(constants),
         tensor=tensor,

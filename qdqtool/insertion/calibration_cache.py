@@ -27,8 +27,8 @@ def cache_header(target: Target) -> str:
     """
     if not target.has_calibrators:
         raise QdqtoolError(
-            f"`target` {target.display_name}: has no calibrators and reads no calibration cache; "
-            "build the Q/DQ model itself",
+            f"`target` {target.display_name}: this version has no calibrators, so it cannot read "
+            "a calibration cache; build the Q/DQ model instead",
             code="unsupported",
             parameter="target",
         )

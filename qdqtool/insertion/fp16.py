@@ -208,9 +208,9 @@ def update_scales(
         factor, tensor = max(raised)
         notes.append(
             Note(
-                f"the scales of {len(raised)} tensors were raised to the smallest that FP16 holds "
-                f"({_SMALLEST:.3g}), that of {tensor} {factor:.3g} times (`high_precision='fp32'` "
-                "keeps them)",
+                f"the scales of {len(raised)} tensors were raised to the smallest value that FP16 "
+                f"holds ({_SMALLEST:.3g}), for example {tensor} by a factor of {factor:.3g} "
+                "(`high_precision='fp32'` keeps the scales)",
                 code="scales-raised",
                 count=len(raised),
                 tensor=tensor,

@@ -373,7 +373,8 @@ class _ErrorMeasurement:
             outputs = network.run(sample, [entry.tensor for entry in self._activations])
             if not all(np.isfinite(array).all() for array in outputs.values()):
                 raise ModelError(
-                    "the network's outputs are NaN or infinite on the calibration data",
+                    "the network's outputs are NaN or infinite on the calibration data; check the "
+                    "model and the preprocessing",
                     code="not-finite",
                 )
             focus = self._focus.find(outputs) if self._focus else None

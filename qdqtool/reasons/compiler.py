@@ -16,11 +16,11 @@ from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message
 from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
 
-COMPILER = "TensorRT-RTX"  # stands for the pass in its refusals
+COMPILER = "TensorRT-RTX"  # pass name in the refusals of TensorRT-RTX
 
 
 class LossCause(StrEnum):
-    """Where the integers were lost that a convolution would need."""
+    """Reason why the integers that a convolution needs were lost."""
 
     OPERATOR = "an operator that is computed in float"
     SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
@@ -85,7 +85,7 @@ class UnsupportedForm(StrEnum):
 
 
 def _because(*reasons: LossCause | FaultKind) -> Callable[[Any], bool]:
-    """Whether TensorRT-RTX lost integers, or a build ends, for one of these reasons."""
+    """Return a condition for finding rules: whether a reason has one of some causes."""
     return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
 
@@ -365,18 +365,18 @@ class IntegersLost(Refusal):
 
 
 class ScalesJoined(IntegersLost):
-    """Integers lost at a join of different scales. One scale would keep them."""
+    """Integers lost because the inputs of a Concat or similar node have different scales."""
 
     rules = (fixable("CONCAT-SCALE"),)
 
 
 class CompilerFault(Refusal):
-    """A fault because of which the compiler makes no engine.
+    """A fault of the model because of which the compiler builds no engine.
 
     Attributes:
         fault: Its kind.
-        values: Values of its message in order. Of an operator: the form, and the operator or the
-            type of an input.
+        values: Values for the placeholders of its message, in order. For an unsupported operator:
+            the form, and the operator or the type of an input.
     """
 
     rules = (
@@ -413,7 +413,7 @@ class CompilerFault(Refusal):
 
 
 def ends_build(refusal: Refusal) -> bool:
-    """Whether the build fails. Otherwise a layer runs in float."""
+    """Return whether a refusal makes the build fail; otherwise a layer runs in float."""
     return not isinstance(refusal, _FLOAT_REASONS)
 
 

@@ -1,6 +1,6 @@
-"""Faults found without simulation, and regions that Myelin compiles.
+"""Faults that checks of the model find without simulation, and regions of Myelin.
 
-A fault that a pass finds too, such as a zero point that is not 0, is in
+Faults that passes of the simulator find as well, such as a zero point that is not 0, are in
 `qdqtool.reasons.simulation`.
 """
 
@@ -23,8 +23,10 @@ from qdqtool.types import (
 from qdqtool.util.records import record
 from qdqtool.util.text import format_count, format_layer_counts
 
-_FAILED_BUILDS = ": builds with these failed (`include` quantizes it)"
-CHECK = "model"  # stands for the pass in faults
+_FAILED_BUILDS = (
+    ": TensorRT builds with such a quantized layer failed (`include` quantizes it anyway)"
+)
+CHECK = "model"  # pass name in faults that checks of the model find
 
 
 def _more(bad: int, listed: int) -> str:
@@ -32,14 +34,14 @@ def _more(bad: int, listed: int) -> str:
 
 
 def describe_lost_scores(r: ConcatAfterHead) -> str:
-    """Effect of a Concat's scale on the scores in it."""
+    """Describe which scores of a detector become 0 because of the scale of a Concat."""
     if r.zero_limit >= 1:
         return "all scores become 0, and the detector finds nothing"
     return f"scores up to {format_number(r.zero_limit)} become 0"
 
 
 def describe_harm(findings: Sequence[Finding]) -> str:
-    """Return the loss that the first line of a group of findings names; empty without one."""
+    """Describe the scores that a wrong Concat scale destroys; empty if none are destroyed."""
     for finding in findings:
         r = finding.causes[0].refusal
         if finding.severity == Severity.ERROR and isinstance(r, ConcatAfterHead) and r.scores:
@@ -77,7 +79,7 @@ class NothingQuantized(Refusal):
 
 
 class TypeUnknown(Refusal):
-    """A quantizer of a type that TensorRT does not have; ``kind`` names the type."""
+    """A quantizer to a type that TensorRT lacks; ``kind`` names the type."""
 
     rules = (FindingRule("QTYPE"),)
 
@@ -243,7 +245,7 @@ class ScaleNotPositive(Refusal):
         return f"{_UNCALIBRATED}, or training or calibration diverged{half}"
 
     def _half_cause(self) -> str:
-        """Return the cause of a 0 that float16 explains."""
+        """Return the text that a float16 scale may have been rounded to 0; empty for float32."""
         if not self.is_half:
             return ""
         return f", or its scale is below {_SMALLEST_HALF:g}, which float16 cannot hold"
@@ -259,7 +261,7 @@ class ScaleNotPositive(Refusal):
 
 
 class ScaleImplausible(Refusal):
-    """A scale that is positive, but that no calibration gives.
+    """A positive scale that is too large or too small to come from a calibration.
 
     Attributes:
         value: The first such scale.
@@ -290,10 +292,10 @@ class ScaleImplausible(Refusal):
 
 @record
 class DeadPart:
-    """A tensor whose values all become one value in a quantizer.
+    """A tensor, or part of one, all of whose values a quantizer maps to one value.
 
     Attributes:
-        tensor: Its name: all or a part of the quantizer's input.
+        tensor: Name of the tensor: the quantizer's input, or a part that a Concat joins into it.
         low: Smallest possible value.
         high: Largest possible value.
         node: Node that bounds it.
@@ -310,14 +312,14 @@ class DeadPart:
 
 
 class ScaleDead(Refusal):
-    """A scale that makes one value of every possible value of a tensor.
+    """A scale with which a quantizer maps every possible value of a tensor to one value.
 
     Attributes:
         scale: Scale of the quantizer.
         zero_point: Zero point of the quantizer.
         parts: The tensors.
-        whole: Whether the first part is the quantizer's whole input. Else a Concat joins the parts
-            with others.
+        whole: Whether the first part is the quantizer's whole input. Otherwise a Concat joins the
+            parts with further tensors.
     """
 
     rules = (fixable("SCALE-DEAD"),)
@@ -329,7 +331,7 @@ class ScaleDead(Refusal):
 
     @property
     def reach(self) -> float | None:
-        """Largest magnitude of the whole tensor; None if no scale follows from it."""
+        """Largest magnitude of the whole tensor; None if it does not determine a scale."""
         reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
         return reach if self.whole and 0 < reach < float("inf") else None
 
@@ -358,7 +360,7 @@ class ScaleDead(Refusal):
 
 
 class ScaleRank(Refusal):
-    """A scale of several dimensions; ``blocked`` if they mean blocks."""
+    """A scale of several dimensions, which TensorRT reads as blocks if ``blocked``."""
 
     rules = (FindingRule("SCALE-RANK"),)
 
@@ -394,7 +396,7 @@ class AxisOpset(Refusal):
 
     Attributes:
         opset: The opset.
-        is_explicit: Whether the node has an axis nevertheless.
+        is_explicit: Whether the node has the axis attribute, although the opset does not allow it.
     """
 
     rules = (FindingRule("OPSET-AXIS"),)
@@ -418,8 +420,8 @@ class OperatorsOnWeights(Refusal):
     Attributes:
         steps: The operators, the nearest to the constant first.
         quantizer: The quantizer.
-        stored: Whether it is a DQ of stored integers.
-        more: Number of further operators.
+        stored: Whether the quantizer is a DQ of stored integers.
+        more: Number of operators that ``steps`` does not list.
     """
 
     rules = (fixable("W-NONCONST", lambda r: not r.stored), fixable("WEIGHT-INDIRECT"))
@@ -490,7 +492,7 @@ class ParameterIndirect(Refusal):
 
 
 class WeightsStored(Refusal):
-    """Weights stored as integers, with a DQ alone."""
+    """Weights stored as integers, with a DQ but no Q."""
 
     rules = (fixable("WEIGHT-PREQUANT"),)
 
@@ -513,7 +515,8 @@ class ActivationFit:
         scale: Its scale, in units of the tensor per integer step.
         clipped: Share of the values that it clips.
         lost: Share of the tensor's power (sum of squares) beyond the range of the scale.
-        used: Largest magnitude over the largest in range: the share of the steps in use.
+        used: Largest magnitude over the largest one in range, which is the share of the integer
+            steps in use.
     """
 
     quantizer: str
@@ -524,15 +527,15 @@ class ActivationFit:
 
 
 class ActivationScales(Refusal):
-    """Scales of activations that do not fit the data; the node is the worst Q.
+    """Activation scales that do not fit the data; the node is the Q with the worst fit.
 
     Attributes:
-        worst: The worst ones, the worst first.
+        worst: Qs with the worst fit, the worst first.
         bad: Number of such scales.
         total: Number of scales that were checked.
         samples: Number of samples.
-        factor: Largest magnitude over the range of the scales, if it is about the same for all;
-            else 0.
+        factor: Largest magnitude over the range of the scale, if this ratio is about equal for all
+            Qs; otherwise 0.
     """
 
     rules = (FindingRule("ACT-SCALE"),)
@@ -563,17 +566,18 @@ class ActivationScales(Refusal):
 
 
 class OutlierScales(Refusal):
-    """Scales that have to cover a few values far larger than the others.
+    """Scales whose range covers a few values that are far larger than all other values.
 
     The node is the worst Q.
 
     Attributes:
-        worst: The worst Qs with their scales and the largest value in range over the typical one,
-            the worst first.
+        worst: The worst Qs, the worst first: name, scale, and ratio of the largest value in range
+            to the typical value.
         bad: Number of such scales.
         total: Number of scales that were checked.
-        samples: Number of samples; 0 if the gains of normalizations before show the outliers.
-        linear: Whether a matrix product reads one of them, which ``--smooth`` can help.
+        samples: Number of samples; 0 if the outliers were found from the gains of the
+            normalizations upstream.
+        linear: Whether a matrix product reads one of the tensors, so that ``--smooth`` can help.
     """
 
     rules = (FindingRule("ACT-OUTLIER"),)
@@ -595,9 +599,9 @@ class OutlierScales(Refusal):
             else "By the gains of the normalizations before them"
         )
         message = (
-            f"{self.bad} of {self.total} activation scales cover outliers, and leave other values "
-            f"one or two of 127 steps. {where}, the largest value is many times the typical one: "
-            f"{listed}{_more(self.bad, len(self.worst))}."
+            f"{self.bad} of {self.total} activation scales cover outliers, so other values "
+            f"have only one or two of 127 steps. {where}, the largest value is many times the "
+            f"typical one: {listed}{_more(self.bad, len(self.worst))}."
         )
         if self.linear:
             return message
@@ -608,7 +612,7 @@ class OutlierScales(Refusal):
 
 
 class QuantizedStream(Refusal):
-    """An Add of a transformer's residual stream that reads DQs.
+    """An Add in the residual stream of a transformer whose inputs come from DQs.
 
     Attributes:
         pairs: The DQs.
@@ -628,7 +632,7 @@ class QuantizedStream(Refusal):
 
 
 class WeightScalesCause(StrEnum):
-    """Cause for which scales do not fit their weights."""
+    """Cause of scales that do not fit their weights."""
 
     AXIS = "axis"
     FACTOR = "factor"
@@ -671,7 +675,7 @@ _WEIGHT_SCALE_ADVICE = {
 
 
 class WeightScales(Refusal):
-    """Scales that do not fit the weights; the node is the worst layer.
+    """Weight scales that do not fit the weights; the node is the layer with the worst fit.
 
     Attributes:
         cause: The likely cause.
@@ -680,9 +684,9 @@ class WeightScales(Refusal):
         clipped: Share of the channels whose largest weight is more than half beyond the range of
             their scale.
         wasted: Share of the channels whose range is four times their largest weight or more.
-        worst: Largest weight over the largest in range, in the worst layer.
+        worst: Ratio of the largest weight to the largest weight in range, in the worst layer.
         factor: The common factor, if there is one.
-        channels: Number of channels that are exceptions, if the others fit.
+        channels: Number of channels whose scales do not fit, if all other channels fit.
     """
 
     rules = (FindingRule("W-SCALE"),)
@@ -713,7 +717,7 @@ class WeightScales(Refusal):
 
 
 class WeightsPerTensor(Refusal):
-    """Weights with one scale for output channels whose ranges differ.
+    """Weights with a single scale although the ranges of the output channels differ.
 
     The node is the worst layer.
 
@@ -756,7 +760,7 @@ class WeightsPerTensor(Refusal):
 
 
 class WeightsOutput(Refusal):
-    """Quantized weights that are an output of the network."""
+    """Quantized weights that are also an output of the network."""
 
     rules = (FindingRule("W-Q-OUTPUT"),)
 
@@ -806,14 +810,15 @@ class FloatDeconvolution(Refusal):
 
 
 class ConcatAfterHead(Refusal):
-    """One scale for all parts of a Concat after the head.
+    """One scale for all inputs of a Concat after the head of a detector.
 
     Attributes:
         concat: The Concat.
         scale: The scale; None if it is unknown or differs between channels.
-        scores: A part that a Sigmoid or Softmax produces, at most 1; empty if none is known.
-        own: Scale of the scores before the Concat; None if they have none.
-        raw: Whether it joins results of the last convolutions unchanged: logits.
+        scores: Input of the Concat with scores of at most 1 (from a Sigmoid or Softmax); empty if
+            no such input is known.
+        own: Scale of the scores before the Concat; None if they are not quantized there.
+        raw: Whether the Concat joins unchanged results of the last convolutions (logits).
     """
 
     rules = (fixable("HEAD-CONCAT"),)
@@ -826,7 +831,7 @@ class ConcatAfterHead(Refusal):
 
     @property
     def zero_limit(self) -> float:
-        """Largest score that becomes 0."""
+        """Largest score that the scale rounds to 0; 0 if scale or scores are unknown."""
         return 0.0 if self.scale is None or not self.scores else self.scale / 2
 
     def message(self, finding: Finding, cause: Cause) -> str:
@@ -839,7 +844,7 @@ class ConcatAfterHead(Refusal):
 
 
 class HeadQuantized(Refusal):
-    """A quantized layer at the end of a head.
+    """A quantized layer at the end of a detection head, which is better left float.
 
     Attributes:
         branch: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``.
@@ -870,10 +875,10 @@ class IntegerOperator(Refusal):
     op: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a {self.op}: TensorRT cannot import it."
+        return f"{self.node} is a {self.op}, which TensorRT cannot import."
 
 
-_FORMS = {  # operators of each form of simulated quantizers, and how to export Q/DQ instead
+_FORMS = {  # by form of simulated quantizers: its operators, and how to export Q/DQ instead
     "decomposed": (
         "arithmetic (Mul, Round, Clip, Mul) in place of Q/DQ, which TensorRT computes in float",
         "Export with torch.onnx.export(..., dynamo=False), which writes Q/DQ for fake quantizers",
@@ -913,10 +918,10 @@ class FakeQuantizers(Refusal):
 
     Attributes:
         form: Tool or exporter that writes them.
-        count: Number of them.
-        exact: Number of them that Q and DQ express.
-        problem: Reason why the first of the others cannot be written as Q and DQ.
-        other: Name of that one.
+        count: Number of simulated quantizers.
+        exact: Number of simulated quantizers that Q and DQ can express.
+        problem: Reason why the first one of the rest cannot be written as Q and DQ.
+        other: Name of the quantizer with ``problem``.
     """
 
     rules = (fixable("FAKE-QUANT", lambda r: r.exact), FindingRule("FAKE-QUANT"))
@@ -945,11 +950,11 @@ class FakeQuantizers(Refusal):
 
 
 class AtenNodes(Refusal):
-    """Operators of ATen that are no quantizers; the node is the first one.
+    """Nodes with operators of ATen other than quantizers; the node is the first one.
 
     Attributes:
-        operator: Operator of the first one.
-        more: Number of further ones.
+        operator: Operator of the first node.
+        more: Number of further nodes.
     """
 
     rules = (FindingRule("ATEN-FALLBACK"),)
@@ -960,14 +965,14 @@ class AtenNodes(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         more = f" (and {format_count(self.more, 'more node')})" if self.more else ""
         return (
-            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found no "
-            "ONNX operator and fell back. TensorRT's parser stops at it, and the prediction does "
-            "not see the convolutions inside."
+            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found "
+            "no ONNX operator and fell back. TensorRT's parser stops at this node, and the "
+            "prediction does not cover the convolutions inside."
         )
 
 
 class UnreadBfloat16(Refusal):
-    """Tensors of bfloat16 on a target whose parser does not read them; the node is the first one.
+    """bfloat16 tensors, which the target's parser does not read; the node is the first one.
 
     Attributes:
         tensor: The first such tensor.
@@ -978,7 +983,7 @@ class UnreadBfloat16(Refusal):
     tensor: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"'{self.tensor}' is bfloat16, which parsers before TensorRT 9.0 do not read."
+        return f"'{self.tensor}' is bfloat16, which TensorRT before 9.0 cannot import."
 
 
 class UnanalyzedSubgraphs(Refusal):
@@ -1020,7 +1025,7 @@ class RuntimeOperators(Refusal):
     Attributes:
         ops: Their operator types.
         count: Number of nodes.
-        packs_weights: Whether the first one has packed weights of few bits.
+        packs_weights: Whether the first node has packed weights of few bits (such as 4).
     """
 
     rules = (FindingRule("ORT-OPERATOR"),)
@@ -1061,13 +1066,13 @@ class FloatOperator(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} ({self.op}) has Q/DQ before it and runs in float: the pairs cost "
-            "precision and conversions, and save nothing."
+            f"{self.node} ({self.op}) has Q/DQ before it but runs in float: the pairs cost "
+            "precision and conversions, and save no time."
         )
 
 
 class PairScalesDiffer(Refusal):
-    """A DQ with another scale than the Q whose integers it reads; the node is the DQ.
+    """A Q and its DQ with different scales; the node is the DQ.
 
     Attributes:
         quantizer: The Q.
@@ -1100,13 +1105,14 @@ class LocalFunctions(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         count = format_count(len(self.functions), "function")
         return (
-            f"the model defines {count} of its own ({list_names(self.functions)}), which the "
-            "parser does not know. The prediction holds for the model with the functions inlined."
+            f"the model defines {count} of its own ({list_names(self.functions)}), which "
+            "TensorRT's parser cannot import. The prediction holds for the model with the "
+            "functions inlined."
         )
 
 
 class UnknownOperator(Refusal):
-    """A plugin or unknown operator; ``more`` other nodes have it too."""
+    """A plugin or unknown operator; ``more`` is the number of further nodes with it."""
 
     rules = (FindingRule("PLUGIN-OUTSIDE"),)
 
@@ -1115,8 +1121,8 @@ class UnknownOperator(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown "
-            f"operator, {self.op}: no Q or DQ moves past it or is fused into it."
+            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or "
+            f"unknown operator ({self.op}): no Q or DQ moves past this node or is fused into it."
         )
 
 
@@ -1214,8 +1220,8 @@ class Convolution3D(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} is a quantized 3D convolution: builds with these failed on 8.2.2 and "
-            f"8.2.5."
+            f"{self.node} is a quantized 3D convolution: builds with such layers failed on "
+            "TensorRT 8.2.2 and 8.2.5."
         )
 
 
@@ -1228,8 +1234,8 @@ class LargeKernel(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 "
-            f"kernel failed on 8.6."
+            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a "
+            "32x32 kernel failed on TensorRT 8.6."
         )
 
     def skip_reason(self) -> str:
@@ -1252,7 +1258,7 @@ class GroupedConvolution(Refusal):
 
 
 class AttentionHead(Refusal):
-    """A product of an attention with Q/DQ on both inputs, and a head size without a kernel.
+    """A quantized matrix product of an attention whose head size has no INT8 kernel.
 
     Attributes:
         size: Head size: products per score.
@@ -1273,7 +1279,7 @@ class ChannelNumbers(Refusal):
         inputs: Input channels.
         outputs: Output channels.
         odd: Those that are not multiples of 16.
-        small: Whether one is less than 16.
+        small: Whether one of both numbers is less than 16.
     """
 
     rules = (FindingRule("CH-SMALL", lambda r: r.small), FindingRule("CH-ALIGN"))
@@ -1297,7 +1303,7 @@ class DepthwiseSilu(Refusal):
     """A depthwise convolution with SiLU.
 
     Attributes:
-        last: Whether certainly no convolution follows.
+        last: Whether certainly no convolution is downstream.
     """
 
     rules = (FindingRule("DW-SILU"),)
@@ -1349,12 +1355,12 @@ class FloatEinsum(Refusal):
 
 
 class DecomposedNorm(Refusal):
-    """A decomposed LayerNorm, whose squares FP16 may not hold; the node squares.
+    """A decomposed LayerNorm whose squares may exceed FP16; the node computes the squares.
 
     Attributes:
         exact: Whether a LayerNormalization, which the target accepts, computes the same.
         opset: Opset of the model.
-        alone: Operator that squares, if no whole normalization was recognized.
+        alone: Operator that computes the squares, if no complete normalization was recognized.
     """
 
     rules = (fixable("NORM-PIECES"),)
@@ -1374,8 +1380,8 @@ class DecomposedNorm(Refusal):
                 "squares.",
             )
         text = (
-            f"{self.node} squares values in a decomposed normalization: in FP16 the square of 256 "
-            f"is already infinite."
+            f"{self.node} squares values in a decomposed normalization: in FP16, the square "
+            "of 256 is already infinite."
         )
         if self.exact:
             raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""
@@ -1390,10 +1396,10 @@ class DecomposedNorm(Refusal):
 
 
 class ConstantsInHalf(Refusal):
-    """Constants of arithmetic that FP16 cannot hold; the node reads the first.
+    """Arithmetic constants that FP16 cannot hold; the node reads the first constant.
 
     Attributes:
-        first: The first nodes that read one, with the value.
+        first: The first nodes that read such a constant, each with the value.
         large: Number of constants that are too large.
         small: Number of constants that become zero or FP16's smallest number.
         denormal: Number of other constants that are denormal in FP16.
@@ -1419,13 +1425,13 @@ class ConstantsInHalf(Refusal):
 
 
 class RemainingFloat(Refusal):
-    """Layers that read or write FP32, which strong types keep.
+    """Layers that read or write FP32, which a strongly typed network keeps.
 
     Attributes:
-        convolutions: Number of convolutions and matrix products that do.
-        total: Number of all.
+        convolutions: Number of convolutions and matrix products that read or write FP32.
+        total: Number of all convolutions and matrix products.
         first: The first such layer.
-        products: Number of matrix products that do.
+        products: Number of matrix products that read or write FP32.
     """
 
     rules = (fixable("FLOAT-FP32"),)

@@ -1,4 +1,4 @@
-"""Reasons about FP8: where a quantizer of FP8 behaves unlike one of INT8."""
+"""Reasons about FP8: cases in which FP8 quantizers behave differently from INT8 ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LargeFp8Kernel(Refusal, reason="fp8-kernel"):
 
     Attributes:
         kernel: Its kernel.
-        elements: Size of its output.
+        elements: Size of the convolution's output.
     """
 
     rules = (FindingRule("FP8-KERNEL"),)
@@ -78,8 +78,8 @@ class OutputTypeDiffers(Refusal, reason="output-type"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it quantizes to "
-            f"{self.types[1]}: it writes float, and the Q remains."
+            f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it "
+            f"quantizes to {self.types[1]}, so {self.node} writes float, and the Q remains."
         )
 
 
@@ -143,6 +143,6 @@ class SlowFp8Convolution(Refusal):
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         channels = f"{self.inputs} input and {self.outputs} output channels"
         if self.groups == 1:
-            return f"{self.node} has {channels}; FP8 kernels want multiples of 16, more than 16."
+            return f"{self.node} has {channels}; FP8 kernels need multiples of 16, and at least 32."
         form = "depthwise" if self.inputs == 1 else f"of {self.groups} groups"
         return f"{self.node} is {form}, for which TensorRT has no optimized FP8 kernel."

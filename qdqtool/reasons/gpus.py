@@ -1,4 +1,4 @@
-"""Reasons that the GPU table gives: limits of a GPU."""
+"""Reasons from the GPU table: limits of a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fact(*facts: GpuFact) -> Callable[[Any], bool]:
 
 
 _DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
-# {gpu}, {count} and {first} are filled in, and {0}, {1} ... are the values.
+# Placeholders are the fields {gpu}, {count} and {first}; {0}, {1} ... are the values.
 _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
     GpuFact.NO_FP8: "{gpu} has no FP8, so the FP8 layers ({count}, {first} first) do not build.",
@@ -53,13 +53,13 @@ _TEXTS: dict[GpuFact, str] = {
 
 
 class GpuLacks(Refusal):
-    """A limit of the GPU that the prediction meets.
+    """A limit of the GPU that affects a layer of the prediction.
 
     Attributes:
-        fact: Which fact of the GPU table.
+        fact: The fact of the GPU table.
         gpu: The GPU with its compute capability.
-        count: How many convolutions it concerns.
-        first: The first of them.
+        count: Number of convolutions that the limit affects.
+        first: The first of these convolutions.
         values: Other values that the message names.
     """
 

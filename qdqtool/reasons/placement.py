@@ -11,7 +11,7 @@ from qdqtool.types import Json, Refusal
 from qdqtool.util.records import record, replace_fields
 from qdqtool.util.text import format_count
 
-PLACEMENT = "placement"  # stands for the pass in these reasons
+PLACEMENT = "placement"  # pass name in these reasons
 _HEAD_OPTION = "(`head='none'` quantizes it)"
 
 
@@ -78,7 +78,7 @@ class PresetExclusion(Refusal):
 
 
 class CustomDomain(Refusal):
-    """An operator of a domain other than ONNX's."""
+    """An operator that is not in ONNX's own domain."""
 
     domain: str
 
@@ -130,10 +130,7 @@ class EinsumObstacle(StrEnum):
 
     VECTOR = "one operand is a vector"
     RANK = "the number of axes of its operands is unknown"
-    SUMMED = (
-        "the sizes that it sums over may differ (a size of 1 is repeated in an Einsum, not in a "
-        "MatMul)"
-    )
+    SUMMED = "the summed sizes may differ (an Einsum repeats a size of 1, a MatMul does not)"
     SIZES = "a Reshape would have more than one unknown size"
 
 
@@ -162,8 +159,8 @@ class SmallConvolution(Refusal):
     def skip_reason(self) -> str:
         kernel = "x".join(map(str, self.kernel))
         return (
-            f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): no "
-            "fast INT8 kernel expected (`include` quantizes it)"
+            f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): "
+            "no fast INT8 kernel expected (`include` quantizes it anyway)"
         )
 
 
@@ -173,21 +170,21 @@ class Fp8Obstacle(StrEnum):
     KERNEL = "the kernel has more than 32 elements, and TensorRT has no FP8 kernel for it"
     GROUPS = "FP8 kernels for grouped and depthwise convolutions are slow or missing"
     CHANNELS = "FP8 is slower than FP16 with so few input or output channels"
-    SINGLE_ROW = "a product with a single row reads its weights and computes little"
+    SINGLE_ROW = "a product with a single row is limited by reading weights, not by computation"
     DECONVOLUTION = "no build shows an FP8 ConvTranspose"
 
 
 class NoFastFp8(Refusal):
-    """A node that FP8 leaves float."""
+    """A node that remains float in an FP8 placement."""
 
     obstacle: Fp8Obstacle
 
     def skip_reason(self) -> str:
-        return f"{self.obstacle} (`include` quantizes it)"
+        return f"{self.obstacle} (`include` quantizes it anyway)"
 
 
 class SubgraphLayers(Refusal):
-    """Layers with weights in the body of an If, a Loop or a Scan; ``count`` of them."""
+    """Layers with weights in the body of an If, Loop or Scan; ``count`` is their number."""
 
     count: int
 
@@ -209,8 +206,8 @@ class FloatResult(Refusal):
 
     def skip_reason(self) -> str:
         if self.has_quantized_consumer:
-            return "another consumer reads its result as float, so it writes float anyway"
-        return "its result is not quantized next"
+            return "another consumer reads its result as float, so this Add writes float anyway"
+        return "its result has no quantized consumer"
 
 
 class FloatResidual(Refusal):
@@ -236,7 +233,7 @@ class NoQuantizedProducer(Refusal):
     """An averaging pooling without a quantized node before it."""
 
     def skip_reason(self) -> str:
-        return "no quantized node is before it"
+        return "its input does not come from a quantized node"
 
 
 class FloatInput(Refusal):
@@ -250,7 +247,7 @@ class FloatInput(Refusal):
 
 
 class QuantizerObstacle(StrEnum):
-    """Reason for which a network in training has no place for a node's quantizer."""
+    """Reason why no quantizer for a node can be inserted into a network for training."""
 
     WEIGHTED = (
         "a function call with weights (as F.linear), or a module called with keywords or "
@@ -297,7 +294,7 @@ class SkippedNode:
 
 
 class NothingToQuantize(ModelError):
-    """A network in which nothing is quantized.
+    """Error for a network in which no node can be quantized.
 
     Attributes:
         refusal: Most frequent reason, without a node. None if the network has nothing to quantize.
@@ -311,13 +308,14 @@ class NothingToQuantize(ModelError):
 def nothing_to_quantize(
     skipped: Iterable[SkippedNode], source: str, has_weights: bool = True, hidden: str = ""
 ) -> NothingToQuantize:
-    """Return the error for a network of which all nodes were skipped.
+    """Return the error for a network in which a placement skipped all nodes.
 
     Args:
         skipped: The skipped nodes.
         source: File of the model.
         has_weights: Whether the network has operators with weights.
-        hidden: Where its layers are hidden, and what to do. Empty if that is unknown.
+        hidden: Text on where the layers are hidden (such as subgraphs) and what to do; empty if
+            unknown.
     """
     reasons = Counter(_remove_names(s.refusal) for s in skipped).most_common(1)
     text = "nothing to quantize"

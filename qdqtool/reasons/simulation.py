@@ -51,7 +51,7 @@ from qdqtool.util.records import field_values, replace_fields
 
 
 def quantizers_with_own(r: RemainingConversion) -> list[TensorConsumer]:
-    """Return the Qs that read a requantized tensor, including that of the conversion."""
+    """Return the Qs that read a tensor, including the Q that is the conversion itself."""
     own = TensorConsumer(ConsumerKind.Q, r.node, "QuantizeLinear", r.path, r.scale)
     return [*quantizer_consumers(r.siblings), own]
 
@@ -71,22 +71,22 @@ def find_shared_pooling(r: OutputManyConsumers) -> PathStep | None:
 
 
 def find_float_sum(r: OutputManyConsumers) -> TensorConsumer | None:
-    """Return the residual sum that reads a result as float."""
+    """Return the first residual sum that reads a result as float, else None."""
     return next((x for x in float_consumers(r.consumers) if x.kind == ConsumerKind.SUM), None)
 
 
 def find_single_average(r: OutputNotQuantized) -> TensorConsumer | None:
-    """Return the averaging pooling that alone reads a result."""
+    """Return the averaging pooling that is the only consumer of a result, else None."""
     return r.consumers[0] if len(r.consumers) == 1 and r.consumers[0].op in AVERAGES else None
 
 
 def is_left_float(r: OutputNotQuantized) -> bool:
-    """Whether no layer with weights follows the consumers, because it was left float."""
+    """Return whether no consumer (except network outputs) has ``feeds_weighted``."""
     return all(x.kind == ConsumerKind.OUTPUT or not x.feeds_weighted for x in r.consumers)
 
 
 def is_before_normalization(r: OutputNotQuantized) -> bool:
-    """Whether a LayerNormalization alone reads the result."""
+    """Return whether a LayerNormalization is the only consumer of a result."""
     return len(r.consumers) == 1 and r.consumers[0].op == "LayerNormalization"
 
 
@@ -98,12 +98,12 @@ def _silu_is_last(r: OutputNotQuantized) -> bool:
 
 
 def quantizers_after_pooling(r: OutputManyConsumers) -> list[TensorConsumer]:
-    """Return the Qs after the shared pooling, with paths from its result."""
+    """Return the Qs after a pooling that all consumers share, with paths that begin after it."""
     return [replace_fields(q, path=q.path[1:]) for q in quantizer_consumers(r.consumers)]
 
 
 def _scale_rules(steps: Callable[[Any], PathStep | None]) -> tuple[FindingRule, ...]:
-    """Return the rules of different scales, by the operator between them."""
+    """Return the rules for different scales; the code depends on the operator in between."""
     return (
         fixable("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
         fixable("SPLIT-SCALE", lambda r: (s := steps(r)) is not None and s.op in CUTS),
@@ -181,7 +181,7 @@ def _scales(
 
 
 def _describe_remaining(cause: Cause, r: RemainingConversion) -> str:
-    """Return why a conversion remains: a finding, a refusal, or a node that cannot absorb it."""
+    """Return the reason for a remaining conversion as text, by finding, refusal or node."""
     origin = r.origin
     if r.precision not in (Precision.INT8, Precision.FP8, Precision.INT32) and origin.node:
         return f"{r.precision} is not covered by the prediction"
@@ -235,11 +235,11 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
 
     Attributes:
         tensor: The input's ONNX tensor.
-        producer: Node that writes it.
+        producer: Node that writes the tensor.
         op: The producer's operator, ``Input`` for a network input.
         weights_quantized: Whether the weights come from a DQ.
-        dq: The nearest DQ above, which cannot come down; empty where there is none.
-        blocker: The first operator between that a DQ cannot pass.
+        dq: The nearest DQ upstream, which cannot move down to the input; empty if there is none.
+        blocker: The first operator in between that a DQ cannot pass.
     """
 
     rules = (
@@ -290,7 +290,7 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
 
 
 class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
-    """The weights do not come from a DQ, though the data does."""
+    """The weights do not come from a DQ, although the data does."""
 
     rules = (fixable("W-NO-DQ"),)
 
@@ -326,7 +326,7 @@ class WeightsNotConstant(Refusal, reason="weights-not-constant"):
 
 
 class ScaleComputed(Refusal, reason="scale-computed"):
-    """A scale is computed at run time, and written to ``tensor``."""
+    """A scale is computed at run time; ``tensor`` is the scale."""
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
@@ -375,7 +375,7 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
 
     Attributes:
         dq: DQ of its data.
-        is_always_float: Whether it does so with an activation and a Q after it as well.
+        is_always_float: Whether it runs in float even with an activation and a Q after it.
         elements: Size of its result.
     """
 
@@ -389,7 +389,7 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
         text = f"{self.node} is a quantized 3D ConvTranspose: "
         if self.is_always_float:
             return (
-                f"{text}it runs in float on TensorRT 10, as in a user's engines of 10.13.",
+                (f"{text}it runs in float on TensorRT 10, as in engines of TensorRT 10.13."),
                 "Remove its Q/DQ, which only add conversions, or use a Resize and a 3D "
                 "convolution, which runs in INT8.",
             )
@@ -419,7 +419,7 @@ class ActivationPerChannel(Refusal, reason="activation-per-channel"):
 
 
 class NonzeroZeroPoint(Refusal, reason="zero-point"):
-    """A zero point is not 0; ``zero_points`` are the smallest and the largest."""
+    """A zero point is not 0; ``zero_points`` has the smallest and the largest one."""
 
     rules = (fixable("ZP-NONZERO"),)
 
@@ -437,12 +437,12 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
 
 
 class WeightsAxis(Refusal, reason="weights-axis"):
-    """The weights are quantized along an axis that is not that of the outputs.
+    """The weights are quantized along an axis other than that of the output channels.
 
     Attributes:
         dq: Q or DQ of the weights.
         axis: Axis of the scales.
-        expected: Axis of the outputs.
+        expected: Axis of the output channels.
         transposed: Whether they are weights of a ConvTranspose.
         written: Whether the node has the attribute.
         shape: Shape of the weights; empty if unknown.
@@ -461,9 +461,11 @@ class WeightsAxis(Refusal, reason="weights-axis"):
         shape = f" {list(self.shape)}" if self.shape else ""
         if self.transposed:
             return (
-                f"{self.node}: {self.dq} has several scales along axis {self.axis} of the "
-                f"weights{shape}: no version is known to "
-                "compute per-channel scales of a ConvTranspose correctly.",
+                (
+                    f"{self.node}: {self.dq} has several scales along axis {self.axis} of the "
+                    f"weights{shape}: no TensorRT version is known to compute a ConvTranspose "
+                    "with per-channel scales correctly."
+                ),
                 "Use one scale, the largest, for all its weights.",
             )
         written = (
@@ -481,7 +483,7 @@ class WeightsShared(Refusal, reason="weights-shared"):
     Attributes:
         weight: The constant.
         convolutions: The convolutions.
-        more: Number of further ones.
+        more: Number of convolutions that are not listed.
     """
 
     rules = (fixable("W-SHARED"),)
@@ -495,7 +497,8 @@ class WeightsShared(Refusal, reason="weights-shared"):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"weights '{self.weight}' are shared by "
-            f"{list_names(self.convolutions, more=self.more)}; TensorRT folds them into one."
+            f"{list_names(self.convolutions, more=self.more)}; TensorRT folds the weights into "
+            "only one of these layers."
         )
 
 
@@ -563,7 +566,7 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
 
 
 class OutputDifferentScales(Refusal, reason="output-different-scales"):
-    """Several Qs with different scales read the result, and nothing else."""
+    """Several Qs with different scales are the only consumers of the result."""
 
     rules = _scale_rules(lambda r: operator_between_quantizers(r.consumers))
 
@@ -581,7 +584,7 @@ class OutputDifferentScales(Refusal, reason="output-different-scales"):
 
 
 class OutputManyConsumers(Refusal, reason="output-many-consumers"):
-    """A Q and something that reads float read the result."""
+    """The result has a Q and a float consumer."""
 
     rules = (
         fixable("POOL-MIXED", find_shared_pooling),
@@ -625,7 +628,7 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
 
 
 class OutputScale(Refusal, reason="output-scale"):
-    """The Q after it cannot be fused: its scale is computed, or varies by channel."""
+    """The Q after a layer cannot be fused: its scale is computed, or varies by channel."""
 
     rules = (FindingRule("OUT-FLOAT"),)
 
@@ -656,7 +659,7 @@ class ResidualFloat(Refusal, reason="residual-float"):
         consumers: Consumers of the sum.
         elements: TensorSize of the sum.
         tensor: ONNX tensor of the other input.
-        quantizers: Qs that read that tensor.
+        quantizers: Qs that read the other input's tensor.
     """
 
     rules = (fixable("SKIP-FLOAT"),)
@@ -760,7 +763,7 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
 
 
 class ActivationJoined(Refusal, reason="activation-joined"):
-    """The convolution is followed by one kernel that has other inputs as well.
+    """The pointwise kernel after the convolution has further inputs.
 
     Attributes:
         pointwise: Nodes of the kernel.
@@ -856,7 +859,7 @@ class StemBeforePool(Refusal, reason="stem-before-pool"):
 
 
 class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
-    """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
+    """A BatchNormalization was decomposed: its parameters are not plain constants."""
 
     rules = (fixable("BN-UNFOLDED"),)
 
@@ -897,9 +900,10 @@ class NotCommuting(Refusal, reason="not-commuting"):
 
 
 class ManyConsumers(Refusal, reason="many-consumers"):
-    """The operator's result has other consumers than the Q.
+    """A Q or DQ cannot pass an operator because of other consumers.
 
-    Or the DQ has other consumers than the operator.
+    The operator's result has consumers other than the Q, or the DQ's result has consumers other
+    than the operator.
     """
 
     op: str
@@ -908,17 +912,18 @@ class ManyConsumers(Refusal, reason="many-consumers"):
 
 
 class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
-    """The Concat's result has other consumers than the Q."""
+    """A Q cannot pass a Concat whose result has consumers other than the Q."""
 
     consumers: tuple[TensorConsumer, ...]
 
 
 class ConcatScales(Refusal, reason="concat-scales"):
-    """The parts of a Concat are quantized with other scales than the Concat.
+    """The inputs of a Concat are quantized with other scales than its result.
 
     Attributes:
-        parts: Scale of each input, of its DQ or another Q on it; None if it has neither.
-        output_scale: Scale of the Q that moved to each of them.
+        parts: Scale of each input: that of its DQ, or of another Q on it. None for an input with
+            neither.
+        output_scale: Scale of the Q that moved from the result to each input.
         elements: TensorSize of the result.
     """
 
@@ -946,7 +951,7 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
     """An averaging pooling is quantized on one side only.
 
     Attributes:
-        quantized_input: Whether that side is its input.
+        quantized_input: Whether the quantized side is the input.
         origin: Producer of its input.
         consumers: Consumers of its result.
         elements: TensorSize of its result.
@@ -977,7 +982,7 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
 class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
     """An average that does not become a pooling, and runs in float.
 
-    It is not over height and width with keepdims=1.
+    The node does not average over height and width with keepdims=1.
 
     Attributes:
         dq: DQ before it; empty if there is none.
@@ -1033,7 +1038,7 @@ class OutsideRules(Refusal, reason="outside-rules"):
 
 
 class RemainingConversion(Refusal, reason="stays"):
-    """A Q or DQ that nothing absorbed: it is a conversion of the engine.
+    """A Q or DQ that no layer absorbed, so that it is a conversion of the engine.
 
     Attributes:
         name: The conversion's name in the engine (a copy before a Concat ends with
@@ -1041,20 +1046,21 @@ class RemainingConversion(Refusal, reason="stays"):
         quantize: Whether it is a Q.
         tensor: The ONNX tensor that it converts.
         scale: Its scale.
-        origin: Producer of that tensor.
-        siblings: Consumers of that tensor.
+        origin: Producer of the tensor before the conversion.
+        siblings: Consumers of the tensor before the conversion.
         consumers: Consumers of the converted tensor.
-        path: Operators that it moved past, the last first.
-        blocked: Refusal that kept it from moving on.
+        path: Operators that the Q or DQ moved past, the last one first.
+        blocked: Refusal that kept the Q or DQ from moving on; None if unknown.
         elements: Values converted in each run; None if shapes are unknown.
         convolutions: Layers with weights that have the converted tensor as their data.
-        pair: For a DQ the Q before it, for a conversion from INT8 to INT8 that of the first pair.
-        first_scale: For such a conversion the scale that it reads.
-        requantizes: Whether it is one.
+        pair: For a DQ, the Q before it. For a conversion from INT8 to INT8, the Q of the first
+            pair.
+        first_scale: For a conversion from INT8 to INT8, the scale of its input.
+        requantizes: Whether it converts from INT8 to INT8.
         precision: The quantized type.
         attention: Whether it quantizes the result of a Softmax for a MatMul of two computed
             tensors.
-        evidence: How well it is proven that it remains there.
+        evidence: Evidence that the conversion remains there.
     """
 
     rules: ClassVar[tuple[FindingRule, ...]] = (
@@ -1099,7 +1105,7 @@ class RemainingConversion(Refusal, reason="stays"):
 
 
 class ScalesAround(RemainingConversion):
-    """A conversion that is reported for the scales before and after it."""
+    """A remaining conversion that is reported because of the different scales around it."""
 
     rules = (
         fixable("DOUBLE-QDQ", lambda r: r.requantizes and not r.path),
@@ -1114,7 +1120,7 @@ class ScalesAround(RemainingConversion):
 
     @staticmethod
     def from_conversion(conversion: RemainingConversion) -> ScalesAround:
-        """Return the conversion as one that is reported for its scales."""
+        """Return a conversion as this class, with equal fields."""
         return ScalesAround(*field_values(conversion))
 
     def message(self, finding: Finding, cause: Cause) -> Message | str:

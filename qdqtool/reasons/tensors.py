@@ -12,7 +12,7 @@ from qdqtool.util.records import once, record
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None if unknown."""
 
-STEPS = 100  # of a path that are listed; networks have a dozen
+STEPS = 100  # maximum steps of a path that are listed; networks have a dozen
 
 
 @record
@@ -66,7 +66,7 @@ class OperatorPath:
         return OperatorPath(step, self)
 
     def latest_steps(self, most: int = STEPS) -> tuple[PathStep, ...]:
-        """Return at most ``most`` steps, the latest first."""
+        """Return the latest ``most`` steps, or all if there are fewer, the latest first."""
         steps: list[PathStep] = []
         path: OperatorPath | None = self
         while path is not None and path._step is not None and len(steps) < most:
@@ -75,7 +75,7 @@ class OperatorPath:
         return tuple(steps)
 
     def steps(self) -> tuple[PathStep, ...]:
-        """Return the steps in order; of a longer path the last :data:`STEPS`."""
+        """Return the steps in order, at most the last :data:`STEPS` ones."""
         return self.latest_steps()[::-1]
 
 
@@ -93,18 +93,18 @@ class ConsumerKind(StrEnum):
 
 @record
 class TensorConsumer:
-    """A consumer of a tensor, past the operators that a Q could pass.
+    """A consumer of a tensor, downstream of operators that a Q could pass.
 
     Attributes:
         kind: Its kind.
         node: The ONNX node; the tensor's name for a network output.
         op: Its operator.
-        path: Operators on the way to it, and for a Q those that it moved up past, the nearest to
-            the tensor first.
+        path: Operators between the tensor and the consumer, the nearest to the tensor first. For
+            a Q they include those that it moved up past.
         scale: A Q's scale.
         feeds_weighted: Whether a convolution (or other layer with weights) follows.
-        gains: Whether Q/DQ before it pays off: INT8 kernels exist for it, and its result is needed
-            in INT8.
+        gains: Whether Q/DQ before it pays off: it has INT8 kernels, and its result is needed in
+            INT8.
         shares: For a sum, whether each input comes from a DQ or is read by a Q, whose scale the sum
             can share.
     """
@@ -121,7 +121,7 @@ class TensorConsumer:
 
 @record
 class TensorOrigin:
-    """Producer of a tensor, past the operators that a Q could pass.
+    """Producer of a tensor, upstream of operators that a Q could pass.
 
     Attributes:
         tensor: The tensor before the first of them.
@@ -131,9 +131,10 @@ class TensorOrigin:
         path: The operators passed, the nearest to the first tensor first. A path ends after
             :data:`STEPS` operators.
         int8: Whether the layer computes in INT8.
-        boundary: The last node of that layer.
-        quantizer: For a tensor that comes from a DQ: the Q's node before it, else the DQ's.
-        scale: The scale of that.
+        boundary: The last ONNX node of the layer that produces the tensor.
+        quantizer: Node of the Q before a producing DQ; the DQ's own node if it has no Q, and empty
+            if the producer is no quantizer.
+        scale: Scale of the producing Q or DQ; None for other producers.
     """
 
     tensor: str
@@ -160,15 +161,19 @@ def quantizer_consumers(consumers: Sequence[TensorConsumer]) -> list[TensorConsu
 
 
 def find_shareable_quantizer(quantizers: Sequence[TensorConsumer]) -> TensorConsumer | None:
-    """Return the first Q that reads a tensor directly, with a known scale for the whole tensor.
+    """Return the first Q that reads a tensor directly and has one known scale, else None.
 
-    Another consumer of the tensor can use the output of its DQ.
+    Another consumer of the tensor can read the output of this Q's DQ.
     """
     return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
 
 
 def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
-    """Return the operator to name between different scales: a join first, then a cut."""
+    """Return the operator on a path to name as the cause of different scales.
+
+    The first Concat (or other join) is preferred, then the first Split or Slice, then the first
+    operator. None for an empty path.
+    """
     joins = (s for s in steps if s.op in JOINS)
     cuts = (s for s in steps if s.op in CUTS)
     return next(joins, None) or next(cuts, None) or (steps[0] if steps else None)
@@ -176,5 +181,5 @@ def operator_between(steps: Sequence[PathStep]) -> PathStep | None:
 
 @once
 def operator_between_quantizers(consumers: Sequence[TensorConsumer]) -> PathStep | None:
-    """Return the operator to name between the Qs that read one tensor."""
+    """Return the operator between the Qs of a tensor, as :func:`operator_between` does."""
     return operator_between([s for q in quantizer_consumers(consumers) for s in q.path])

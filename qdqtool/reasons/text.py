@@ -25,7 +25,7 @@ An empty fix stands for the general advice of the code, `NO_ACTION` for none.
 
 NO_ACTION = "no action needed"
 
-MIN_SCALE_RATIO = 0.25  # of smallest over largest; a common scale costs two bits at this ratio
+MIN_SCALE_RATIO = 0.25  # smallest over largest scale; a common scale costs two bits at this ratio
 
 
 def format_number(value: float | None) -> str:
@@ -45,7 +45,10 @@ def format_scale(scale: Scale) -> str:
 
 
 def list_names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
-    """Return ``a, b, c and 4 more``; ``more`` names are not among the items."""
+    """Return ``a, b, c and 4 more``, without duplicates.
+
+    ``more`` is the number of names that are not among the items.
+    """
     unique = list(dict.fromkeys(items))
     shown = ", ".join(unique[:limit])
     further = max(len(unique) - limit, 0) + more
@@ -53,7 +56,7 @@ def list_names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
 
 
 def format_size(size: TensorSize | None) -> str:
-    """Return `` (64x80x80)``; empty if the size is unknown."""
+    """Return a size as `` (64x80x80)`` with a space before it; empty if unknown."""
     return f" ({size.shape})" if size is not None and size.shape else ""
 
 
@@ -63,7 +66,7 @@ def format_node(name: str, op: str) -> str:
 
 
 def format_step(step: PathStep) -> str:
-    """Return ``name (Op)`` of an operator on a path."""
+    """Return the node of a path step as ``name (Op)``."""
     return format_node(step.node, step.op)
 
 
@@ -80,9 +83,10 @@ def consumer_names(consumers: Sequence[TensorConsumer]) -> list[str]:
 
 
 def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> str:
-    """Return a clause with the float consumers of a tensor.
+    """Return a clause such as ``/add (Add) reads it as float`` about a tensor's consumers.
 
-    ``it`` is empty in a clause that begins with ``which``.
+    If only Qs read the tensor, the clause names them. ``it`` is the object of the verb; it is
+    empty for a clause that begins with ``which``.
     """
     if not consumers:
         return f"nothing reads{it}"
@@ -104,7 +108,7 @@ def describe_consumers(consumers: Sequence[TensorConsumer], it: str = " it") -> 
 
 
 def describe_unread_consumers(consumers: Sequence[TensorConsumer]) -> str:
-    """Return a text in parentheses if consumers were not analyzed, else an empty string."""
+    """Return a remark about consumers that were not analyzed; empty if all were."""
     more = getattr(consumers, "more", "")
     return f" (and others after {more}, which were not analyzed)" if more else ""
 
