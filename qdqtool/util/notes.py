@@ -19,8 +19,7 @@ class Note(str):
     """A note or a warning of a result.
 
     Attributes:
-        code: Identifier of the note, such as ``"resumed"``. Empty if the text comes from a file or a
-            user.
+        code: Identifier of the note, such as ``"resumed"``. Empty for texts of files and users.
         values: Values in the text, by name.
     """
 
