@@ -138,8 +138,8 @@ class ExtractionJob:
         if missing:
             self.invariants = self.invariants.without(missing)
             self._describe_cut = lambda rename: Note(
-                "with these hops the part does not reproduce "
-                f"{describe_missing(missing, rename)}; increase `hops`, or leave it out",
+                f"`hops`: the part is too small to reproduce {describe_missing(missing, rename)}; "
+                "increase `hops`, or leave `hops` out",
                 code="not-shown",
             )
 
@@ -276,8 +276,8 @@ class ExtractionJob:
             stack.callback(builder_check.close)
             if builder_check.whole.is_as_predicted and not self._has_invariants:
                 raise QdqtoolError(
-                    f"builds with {options.builder} as predicted, so that there is nothing to "
-                    "extract; give `finding` or `node` as well",
+                    f"the build with {options.builder} matches the prediction, so there is no "
+                    "fault to extract; give `finding` or `node` as well",
                     self.model.path or "model",
                     code="builds-as-predicted",
                     parameter="builder",
@@ -317,8 +317,8 @@ class ExtractionJob:
         if self.check is not None and self.check.is_ambiguous:
             self.notes.append(
                 Note(
-                    "only the exit code was checked, not the output of the command; `says` checks "
-                    "a text as well",
+                    "only the exit code was checked, not the output of the command; give `says` "
+                    "to check for a text as well",
                     code="exit-code-alone",
                 )
             )
@@ -342,7 +342,7 @@ class ExtractionJob:
         if self.is_interrupted:
             self.notes.append(
                 Note(
-                    f"interrupted after {tries} tries; more may make it smaller",
+                    f"interrupted after {tries} tries; more tries may make the part smaller",
                     code="interrupted",
                     tries=tries,
                 )
@@ -350,7 +350,7 @@ class ExtractionJob:
         if shrinker.exhausted and tries >= limit:
             self.notes.append(
                 Note(
-                    f"stopped after {tries} tries; a higher `limit` may make it smaller",
+                    f"stopped after {tries} tries; a higher `limit` may make the part smaller",
                     code="stopped",
                     tries=tries,
                 )
@@ -358,8 +358,8 @@ class ExtractionJob:
         elif shrinker.exhausted:
             self.notes.append(
                 Note(
-                    f"stopped after {tries} tries, a minute or two for a model that is large or "
-                    "has many nodes; set `limit` to continue",
+                    f"stopped after {tries} tries, because the model is large; set `limit` to "
+                    "allow more tries",
                     code="stopped-early",
                     tries=tries,
                 )
@@ -368,15 +368,15 @@ class ExtractionJob:
     def _raise_nothing_left(self, options: ShrinkOptions) -> None:
         if self.check is None:
             raise QdqtoolError(
-                "minimizing removed every node, because the prediction depends on none; leave out "
-                "`minimize`",
+                "minimizing removed every node, because the predicted result depends on none of "
+                "the nodes; leave out `minimize`",
                 code="nothing-left",
                 parameter="minimize",
             )
         raise QdqtoolError(
-            f"{self.check.describe()}, for a model without nodes as well: that does not depend on "
-            "the model; give a check that comes out otherwise when the fault is gone, or a text "
-            "that it prints (`says`)",
+            f"the outcome ({self.check.describe()}) is the same for a model without nodes, so it "
+            "does not depend on the model; give a check whose exit code changes when the fault "
+            "is gone, or a text that the check prints (`says`)",
             code="check-ignores-model",
             parameter="check" if options.builder is None else "builder",
         )

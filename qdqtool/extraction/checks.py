@@ -262,14 +262,14 @@ class CommandCheck:
             if code is None:
                 raise QdqtoolError(
                     f"`check`: '{self._arguments[0]}' did not end within {timeout:g} s on the "
-                    "whole model; give it more with `check_timeout`",
+                    "whole model; increase `check_timeout`",
                     code="timeout",
                     parameter="check",
                 )
             if not self._has_printed_text():
                 raise QdqtoolError(
-                    f"`says`: the command does not say '{says}' of the whole model (exit code "
-                    f"{code}); correct the text, or leave it out",
+                    f"`says`: the command does not print '{says}' for the whole model (exit code "
+                    f"{code}); correct the text, or leave `says` out",
                     code="text-not-printed",
                     parameter="says",
                 )
@@ -352,11 +352,13 @@ def _split_command(command: str) -> list[str]:
         arguments = shlex.split(command)
     except ValueError as error:
         raise QdqtoolError(
-            f"`check`: cannot be split into words: {error}", code="wrong-format", parameter="check"
+            f"`check`: cannot be split into words: {error}; correct the quotes",
+            code="wrong-format",
+            parameter="check",
         ) from None
     if not arguments:
         raise QdqtoolError(
-            "`check`: is empty; give a command that exits otherwise when the fault is gone",
+            "`check`: is empty; give a command whose exit code changes when the fault is gone",
             code="empty",
             parameter="check",
         )

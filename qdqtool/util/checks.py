@@ -35,7 +35,7 @@ def check_not_text(parameter: str, value: object) -> None:
     """
     if isinstance(value, (str, bytes)):
         raise QdqtoolError(
-            f"`{parameter}={value!r}`: is a single text; give a list",
+            f"`{parameter}={value!r}` is a string; give a list of strings",
             code="wrong-type",
             parameter=parameter,
         )
