@@ -1,4 +1,4 @@
-"""Parts of a verification: facts of the build, counts of agreement, and mismatches.
+"""Parts of a verification's result: facts of the build, counts, and mismatches.
 
 ``as_json()`` returns the published fields.
 """
@@ -46,12 +46,12 @@ class BuildSource(StrEnum):
 
     @property
     def is_log(self) -> bool:
-        """Whether it is text that a builder printed."""
+        """Whether the source is the log of a builder, not a listing or a profile."""
         return self in (BuildSource.TRTEXEC_LOG, BuildSource.LOG)
 
 
 class _SubscriptableRecord:
-    """Record whose fields can be subscripted, because version 0.1 returned dictionaries."""
+    """Record that also allows ``record["field"]``: version 0.1 returned dictionaries."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class ConversionCounts(_SubscriptableRecord):
     """Numbers of Q and DQ that remain in the engine.
 
     Attributes:
-        predicted: None if it depends on unknown scales.
+        predicted: Predicted number; None if it depends on unknown scales.
     """
 
     predicted: int | None = None

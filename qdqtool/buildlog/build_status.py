@@ -22,12 +22,12 @@ from qdqtool.types import Precision
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 _PRECISIONS = frozenset(("fp32", "fp16", "bf16", "int8", "fp8", "int4"))
 _PRECISION_FLAGS = frozenset(("fp16", "bf16", "int8", "fp8", "int4", "best", "stronglyTyped"))
-# Truncations of the parse section that leave the rest of a log complete.
+# Gaps in the parse section do not affect the engine listing.
 _HARMLESS = (Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST))
-_MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names of weights and numbers
+_MYELIN_CONSTANT = re.compile(r"__mye\d[\w.]*")  # Myelin's names for constants
 _SKIPPED_TACTIC = "Skipping tactic"
-LATEST_SPELLING = "8.6"  # TensorRT 10 spells its listings alike, and is more likely today
-# Kernels that 8.x keeps inside one Myelin layer.
+LATEST_SPELLING = "8.6"  # listings of TensorRT 8.6 and 10 look alike
+# Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
 IMPLICIT_INT8 = (
     "an implicit-INT8 build: a calibration table or dynamic ranges chose what runs in INT8, "
@@ -61,7 +61,7 @@ def set_build_status(build: Build) -> None:
 
 
 def _note_skipped_tactics(build: Build) -> None:
-    """Turn errors of skipped tactics into notes: TensorRT found other tactics."""
+    """Lower errors about skipped tactics to notes, because the build passed anyway."""
     for message in build.messages:
         if message.level == "E" and _SKIPPED_TACTIC in message.text:
             message.level = NOTE
@@ -109,7 +109,7 @@ def _find_listing_gap(build: Build) -> Gap | None:
 
 
 def find_truncations(build: Build) -> list[Gap]:
-    """Return the gaps that lost content, without sections that nobody requested."""
+    """Return the gaps where content is lost, without sections that were not requested."""
     return [
         gap
         for gap in build.gaps
@@ -120,9 +120,9 @@ def find_truncations(build: Build) -> list[Gap]:
 def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
     """Return a gap if layers are missing from the listing, else None.
 
-    In every listing seen, each input of a layer is an output of another one, a weight, or an input
-    of the network. Nothing is checked if the inputs of the network are unknown, or if a log states
-    the number of layers.
+    In a complete listing, each input of a layer is a weight, an input of the network, or an output
+    of another layer (true for all listings examined). Return None without a check if the network's
+    inputs are unknown, or if a log states the number of layers.
 
     Args:
         build: Build with the listing.
@@ -137,7 +137,7 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
     for tensor, consumer in consumers.items():
         if tensor not in sources and not _MYELIN_CONSTANT.fullmatch(tensor):
             return Gap(Section.LISTING, GapKind.UNWRITTEN, name=consumer[:80], tensor=tensor[:80])
-    # In a log, other programs may print among the bindings.
+    # The bindings in a log may include lines of other programs, so check only JSON listings.
     if build.listing != ListingSource.LAYER_JSON:
         return None
     idle = [name for name in build.bindings if name not in outputs and name not in consumers]
@@ -145,7 +145,7 @@ def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
 
 
 def _mark_qdq(build: Build) -> None:
-    """Set the origin of Q and DQ layers that another section of the log shows."""
+    """Set the origin ``QDQ`` of layers that another section of the log names as Q or DQ."""
     conversions = {event.subject for event in build.trace if event.pass_name == "QDQToCopy"}
     nodes = {node.name for node in build.parse.nodes if node.op in _QUANTIZERS} - {""}
     for layer in build.layers:
@@ -154,16 +154,16 @@ def _mark_qdq(build: Build) -> None:
 
 
 def _is_optimizer_finished(build: Build) -> bool:
-    """Return whether the log has the time of the optimizer, or later sections."""
+    """Return whether the optimizer finished: its time or a later section is in the log."""
     return bool(build.layers or build.placement or build.tactics.timed) or any(
         name.startswith(("Graph construction", "Graph optimization")) for name in build.seconds
     )
 
 
 def _expected_layers(build: Build) -> int | None:
-    """Return the number of layers of a complete listing.
+    """Return the number of layers that a complete listing has, as the log states it.
 
-    It is unknown for listings that show the kernels of Myelin.
+    None if the build is not a log, states no number, or has its listing from a JSON file.
     """
     if not build.source.is_log or build.listing == ListingSource.LAYER_JSON:
         return None
@@ -207,11 +207,11 @@ def _has_separate_format(tensor: BuiltTensor) -> bool:
 
 
 def is_implicit_int8(build: Build) -> bool:
-    """Return whether a build has INT8 layers or lacks ranges, and shows no Q or DQ.
+    """Return whether the INT8 of a build comes from a calibration table instead of Q/DQ.
 
-    With Q/DQ, the Q of its weights is in the name of every INT8 convolution (``weights + Q +
-    Conv``), and in the parse section. In a listing alone, a Q with a name of the user's own is not
-    recognized.
+    True if the build shows no Q or DQ, and has INT8 convolutions or warns of missing ranges. With
+    Q/DQ, each INT8 convolution's name contains the Q of its weights (``weights + Q + Conv``), and
+    the parse section lists it. In a listing alone, a Q with a custom name is not recognized.
     """
     if build.is_rtx or _shows_quantizers(build):
         return False
@@ -220,15 +220,15 @@ def is_implicit_int8(build: Build) -> bool:
     return any(
         layer.is_convolution
         and layer.input_precision == Precision.INT8
-        and layer.type[:1].isupper()  # not a kernel of Myelin
+        and layer.type[:1].isupper()  # kernels of Myelin have lowercase types
         for layer in build.layers
     )
 
 
 def is_float_build(build: Build) -> bool:
-    """Return whether a complete listing has no INT8 and no Q or DQ.
+    """Return whether a build is complete and has neither INT8 nor Q/DQ.
 
-    False for a listing with kernels of Myelin, which do not show them.
+    False for a listing with Myelin layers or kernels, because these do not show Q and DQ.
     """
     if not build.complete or build.is_rtx or _shows_quantizers(build):
         return False

@@ -22,7 +22,7 @@ from qdqtool.types import Json, Precision
 from qdqtool.util.records import to_json_fields
 from qdqtool.util.text import keep_end
 
-_MAX_MACS = 1 << 80  # larger numbers are damage
+_MAX_MACS = 1 << 80  # a larger number means a damaged file
 _MAX_WEIGHTS = 1 << 48
 _PRODUCTS = ("conv", "gemm", "matmul")
 ENGINE_SCHEMA = "qdqtool/engine/1"
@@ -30,7 +30,9 @@ ENGINE_SCHEMA = "qdqtool/engine/1"
 
 @dataclass(slots=True)
 class LayerCost:
-    """Layer of an engine and its cost. Bytes are None for dynamic shapes.
+    """Layer of an engine and its cost.
+
+    Bytes are None if a shape is unknown or dynamic.
 
     Attributes:
         index: Position of the layer in the engine.
@@ -59,19 +61,19 @@ class LayerCost:
 
     @property
     def precision(self) -> Precision:
-        """Precision of the first input, or of the output of a layer without inputs."""
+        """Precision of the first input; of the first output if the layer has no inputs."""
         return self.layer.input_precision if self.layer.inputs else self.layer.output_precision
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes of inputs, weights and outputs."""
+        """Bytes of inputs, weights and outputs; None if some are unknown."""
         if self.input_bytes is None or self.output_bytes is None or self.weight_bytes is None:
             return None
         return self.input_bytes + self.weight_bytes + self.output_bytes
 
     @property
     def times_expected(self) -> float | None:
-        """Measured time divided by the usual time of such a layer."""
+        """Measured time divided by the expected time; None if one of them is unknown."""
         return self.ms / self.expected_ms if self.ms is not None and self.expected_ms else None
 
     @property
@@ -97,7 +99,7 @@ class LayerCost:
 
 @dataclass(slots=True)
 class LayerTotals:
-    """Sums over some layers.
+    """Sums over a group of layers.
 
     Attributes:
         unknown: Number of layers whose bytes or MACs are unknown.
@@ -136,7 +138,7 @@ class EngineReport:
 
     Attributes:
         unmatched: Names in the profile that no layer has.
-        gpu: GPU of the expected times, None without them.
+        gpu: GPU of the expected times, None if there are no expected times.
     """
 
     build: Build
@@ -160,7 +162,11 @@ class EngineReport:
         return sum(row.ms or 0.0 for row in self.rows)
 
     def totals(self, key: str) -> dict[str, LayerTotals]:
-        """Return sums by ``precision``, ``type`` or ``kind``, the most expensive first."""
+        """Return sums over layers grouped by `key`, the most expensive group first.
+
+        Args:
+            key: ``precision``, ``type`` or ``kind``.
+        """
         table: dict[str, LayerTotals] = defaultdict(LayerTotals)
         for row in self.rows:
             table[_GROUPS[key](row)].add(row)
@@ -188,7 +194,7 @@ class EngineReport:
         return sorted(self.rows, key=lambda row: (-(getattr(row, name) or 0.0), row.index))
 
     def as_json(self) -> Json:
-        """Return the answer of ``qdqtool engine``."""
+        """Return the JSON output of ``qdqtool engine``."""
         totals = {
             key: {group: total.as_json() for group, total in self.totals(key).items()}
             for key in _GROUPS
@@ -252,7 +258,7 @@ def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | 
         count, precision = listed
         return math.ceil(count * (precision.width or 4.0))
     if layer.constants and _has_weights(layer):
-        # Tensors of one dimension are biases.
+        # Skip biases, which have one dimension.
         return _count_bytes(c for c in layer.constants if c.shape is not None and len(c.shape) > 1)
     if parsed_weights is not None:
         return math.ceil(parsed_weights * (layer.input_precision.width or 4.0))
@@ -260,7 +266,7 @@ def _count_weight_bytes(layer: BuiltLayer, parsed_weights: int | None) -> int | 
 
 
 def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
-    for key in ("Weights", "ConvWeights"):  # the second for a fused pooling
+    for key in ("Weights", "ConvWeights"):  # ConvWeights: a convolution fused with a pooling
         weights = layer.extras.get(key)
         if isinstance(weights, dict):
             count = weights.get("Count")
@@ -270,7 +276,7 @@ def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
 
 
 def _count_parsed_weights(nodes: list[ParsedNode]) -> int | None:
-    """Return the number of weights of nodes in the parse section, None if one is unknown."""
+    """Return the total number of weights of parsed nodes; None if a shape is unknown."""
     total = 0
     for node in nodes:
         weights = node.inputs[1] if len(node.inputs) > 1 else None
@@ -318,7 +324,7 @@ def _count_convolution_macs(
     if positions is not None:
         return target[0] * positions * weights
     if "pool" in layer.type.lower():
-        # The output of the convolution, before the pooling in the same layer, is not listed.
+        # The listing lacks the shape between the convolution and the pooling fused after it.
         return None
     return math.prod(target) // max(1, target[1]) * weights
 
@@ -342,7 +348,10 @@ def _count_convolution_weights(
 
 
 def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
-    """Return the output positions of the convolution in a fused convolution and pooling."""
+    """Return height x width of a convolution's output before the pooling fused after it.
+
+    None if the layer has no such fields.
+    """
     kernel, stride = int_list(extras.get("ConvKernel"), 1), int_list(extras.get("ConvStride"), 1)
     before = int_list(extras.get("ConvPrePadding"), 0)
     after = int_list(extras.get("ConvPostPadding"), 0)
@@ -354,11 +363,11 @@ def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -
     )
 
 
-# Names of layers and tensors for people
+# Display names of layers and tensors
 
 
 def layer_title(row: LayerCost) -> str:
-    """Return a short name: the convolution of a fused layer, else its last node."""
+    """Return a short display name: the layer's main node, or the purpose of a copy or Q/DQ."""
     name = row.layer.parse_name()
     if name.kind.startswith("reformat"):
         return f"reformat {keep_end(name.of, 26)}"
@@ -375,9 +384,12 @@ def layer_title(row: LayerCost) -> str:
 
 
 def main_node(row: LayerCost) -> str:
-    """Return the ONNX node that multiplies in a layer, else the last node, else its name."""
+    """Return the name of the ONNX node that multiplies in a layer.
+
+    Without such a node, return the last node of the layer, or else the layer's name.
+    """
     groups = row.layer.parse_name().alternatives
-    # Of layers merged side by side the first one's nodes.
+    # If several layers are merged, use the nodes of the first.
     names = row.layer.onnx_names if len(groups) < 2 else []
     names = names or next(iter(groups), []) or [row.layer.name]
     nodes = [n for n in reversed(names) if not n.endswith("weight") and "uantizeLinear" not in n]

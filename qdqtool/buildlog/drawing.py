@@ -17,8 +17,8 @@ from qdqtool.util.text import as_line, as_text, keep_end
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
 BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
-# Makes labels readable over lines. A text of its own, because viewers without paint-order would
-# draw it over the label.
+# White outline that makes labels readable over lines. It is a separate text below the label,
+# because viewers without paint-order would draw the outline of one text over its letters.
 _HALO = 'fill="none" stroke="white" stroke-width="3" aria-hidden="true"'
 # Colors of boxes, as in NVIDIA's engine pictures: INT8 green, FP16 orange, FP32 red.
 FILL = {
@@ -55,7 +55,7 @@ class DrawingBox(LayoutBox):
 
     Attributes:
         key: Identifier in DOT.
-        role: One of `INPUT`, `OUTPUT` and `LAYER`.
+        role: `INPUT` or `OUTPUT` (of the network), or `LAYER`.
         lines: Lines of the label, the title first.
         tip: Full name.
         precision: Precision, which decides the color.
@@ -91,7 +91,7 @@ class EngineDrawing:
 
 
 def draw_engine(report: EngineReport) -> EngineDrawing:
-    """Create the graph of an engine: boxes are layers, arrows are tensors of a consumer."""
+    """Create the graph of an engine: boxes are layers, arrows are tensors between them."""
     drawing = EngineDrawing(_format_title(report))
     boxes = drawing.boxes
     # A tensor has several producers if a concatenation became one buffer.
@@ -195,8 +195,9 @@ def format_svg(drawing: EngineDrawing) -> str:
         box.w, box.h = BOX_WIDTH, 14 + LINE_HEIGHT * len([text for text in box.lines if text])
     width, height, excess = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
     if excess:
-        raise QdqtoolError(f"{excess}; `dot` writes them as text", code="drawing-too-large")
-    width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))  # in a font of 16 pixels
+        raise QdqtoolError(f"{excess}; write DOT text instead (`dot`)", code="drawing-too-large")
+    # 9.5 pixels: average character of a 16-pixel font.
+    width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif">',
@@ -270,5 +271,5 @@ def _draw_title_and_legend(drawing: EngineDrawing) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Return the text as XML allows it: no control characters, and signs escaped."""
+    """Return a text for XML: without control characters, and with ``& < >`` escaped."""
     return escape(as_line(text))

@@ -19,22 +19,24 @@ A = TypeVar("A")
 B = TypeVar("B")
 V = TypeVar("V", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
-NUMBERED_NAME = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
+# Such as Conv_12 or onnx::Conv_193, without a module path.
+NUMBERED_NAME = re.compile(r"^[^/.]*\d$")
 _MAX_CELLS = 4_000_000
-_MIN_SHARE_BY_NAME = 0.3  # of the smaller engine's layers, or names are not trusted
+# Names are ignored if they pair less than this share of the smaller engine's layers.
+_MIN_SHARE_BY_NAME = 0.3
 _FAMILIES = ("pool", "resize", "softmax", "reformat", "pointwise")
 
 
 @dataclass(slots=True)
 class LayerPair:
-    """Layers of two engines that compute the same. Either may be missing."""
+    """Corresponding layers of two engines; one of them may be missing."""
 
     first: LayerCost | None
     second: LayerCost | None
 
     @property
     def change_ms(self) -> float | None:
-        """Additional milliseconds of the second engine, None if a layer has no time."""
+        """Milliseconds of the second layer minus those of the first; None if one is unknown."""
         change = 0.0
         for cost, sign in ((self.first, -1), (self.second, 1)):
             if cost is not None:
@@ -88,7 +90,7 @@ class EngineComparison:
         }
 
     def as_json(self) -> Json:
-        """Return the answer of ``qdqtool engine --compare``."""
+        """Return the JSON output of ``qdqtool engine --compare``."""
         return {
             "schema": "qdqtool/engine-comparison/1",
             "first": {"build": self.first.build.as_json(), "total_ms": self.first.total_ms},
@@ -103,7 +105,11 @@ class EngineComparison:
 
 
 def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparison:
-    """Pair the layers of two engines: by names, then by shapes in order, then unique ones."""
+    """Pair the layers of two engines.
+
+    Layers are paired by names, then in order by shapes, then convolutions whose kernel and shapes
+    are unique in both engines.
+    """
     partners = _pair_by_names(first, second)
     if len(partners) < _MIN_SHARE_BY_NAME * min(len(first.rows), len(second.rows)):
         partners = {}
@@ -159,7 +165,10 @@ def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
 
 
 def _index_names(report: EngineReport) -> dict[str, int]:
-    """Return the layer of each name and node. A node of several layers is left out."""
+    """Return the index of the layer that each node name belongs to.
+
+    Names that belong to several layers are left out.
+    """
     index: dict[str, int] = {}
     ambiguous: set[str] = set()
     for row in report.rows:
@@ -173,11 +182,11 @@ def _index_names(report: EngineReport) -> dict[str, int]:
 
 
 class _LayerSignature(NamedTuple):
-    """Work of a layer without precision and batch.
+    """Properties of a layer that do not depend on precision and batch size.
 
     Attributes:
         family: Kind of the layer.
-        sizes: Channels, kernel and maps.
+        sizes: Input channels, kernel and output channels; a size may be unknown.
         shapes: Shapes of the first input and output without the batch.
         inputs: Number of inputs.
     """
@@ -201,7 +210,7 @@ def _find_signature(row: LayerCost) -> _LayerSignature:
 
 
 def _find_family(row: LayerCost) -> str:
-    # A profile has only names.
+    # Without a listing, a layer has only a name.
     kind = row.layer.type.lower() or main_node(row).lower()
     if row.layer.is_convolution or (not row.layer.type and "conv" in kind):
         return "convolution"
@@ -231,7 +240,7 @@ def _contradicts(first: _LayerSignature, second: _LayerSignature) -> bool:
 
 
 def _has_work(row: LayerCost) -> bool:
-    """Return whether a layer computes something. Layers that move data have no partner."""
+    """Return whether a layer computes, so that it should have a partner."""
     is_move = row.layer.kind in (LayerRole.CONVERSION, LayerRole.REFORMAT)
     return not is_move and row.layer.type != "NoOp"
 
@@ -243,7 +252,7 @@ def _rate_similarity(first: _LayerSignature, second: _LayerSignature) -> int:
     same = [a == b for a, b in zip(first.shapes, second.shapes, strict=True)]
     if not any(same):
         return 0
-    # A residual Add is fused into both or into neither.
+    # An equal number of inputs tells whether a residual Add is fused into both layers.
     return 2 + 3 * all(same) + (first.inputs == second.inputs)
 
 
@@ -273,14 +282,15 @@ def _group_convolutions(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]
 def align(
     left: Sequence[tuple[A, V]], right: Sequence[tuple[B, W]], rate: Callable[[V, W], int]
 ) -> list[tuple[A, B]]:
-    """Pair items in the same order on both sides with the largest total similarity.
+    """Pair items of two sequences in order, so that the total similarity is largest.
 
-    Dynamic programming; returns no pairs if the sequences are too long for it.
+    Uses dynamic programming. Returns no pairs if the sequences are too long.
 
     Args:
         left: Items, each with the value that decides its similarity.
         right: Items of the other side.
-        rate: Function that returns the similarity of two values. Called once for equal values.
+        rate: Function that returns the similarity of two values; 0: never paired. It is called
+        once for each pair of distinct values.
     """
     if len(left) * len(right) > _MAX_CELLS:
         return []

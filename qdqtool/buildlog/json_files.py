@@ -42,7 +42,7 @@ _TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_TARGETS = 16
 _MAX_BINDINGS = 10_000
 _MAX_LAYERS = 200_000
-MAX_LISTED_TENSORS = 500_000  # of all layers: as many tensors with fields as fit into 20 MB of JSON
+MAX_LISTED_TENSORS = 500_000  # over all layers; 20 MB of JSON has no room for more
 
 
 def read_json(data: bytes, path: str) -> Build:
@@ -53,7 +53,7 @@ def read_json(data: bytes, path: str) -> Build:
         path: Name of the file in messages.
 
     Raises:
-        BuildLogError: It is neither, or too much of it is damaged.
+        BuildLogError: The file is neither, or too damaged.
     """
     documents, is_complete = _load_documents(data.decode("utf-8", "replace"), path)
     build = Build(source=BuildSource.LAYER_JSON)
@@ -67,7 +67,8 @@ def read_json(data: bytes, path: str) -> Build:
         _add_layers(build, content, path)
     else:
         raise BuildLogError(
-            "a JSON that is neither a layer listing nor a profile of TensorRT",
+            "neither a layer listing nor a profile of TensorRT; give the file of "
+            "--exportLayerInfo or --exportProfile",
             path,
             code="wrong-format",
         )
@@ -100,7 +101,10 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
             return [parse_json(candidate, strict=False)], True
         except RecursionError:
             raise BuildLogError(
-                "a JSON nested too deeply to be TensorRT's", path, code="nested-too-deeply"
+                "nested more deeply than any JSON file of TensorRT; give the file of "
+                "--exportLayerInfo or --exportProfile",
+                path,
+                code="nested-too-deeply",
             ) from None
         except TooManyValues as too_many:
             raise BuildLogError(
@@ -128,9 +132,9 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
 
 
 def _split_documents(text: str) -> tuple[list[Any], bool] | None:
-    """Return the documents in a text of several JSON values, and whether the text is complete.
+    """Return the documents in consecutive JSON values, and whether the text is complete.
 
-    A sequence of layers is one document. None if the values are not from TensorRT.
+    Consecutive layers form one document. None unless all values are layers, listings or profiles.
     """
     items, end = _decode_values(text, 0)
     is_complete = end == len(text)
@@ -144,7 +148,10 @@ def _split_documents(text: str) -> tuple[list[Any], bool] | None:
 
 
 def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
-    """Return the last listing, else the last profile. Add the last profile to a listing."""
+    """Return the document to read: the last listing, or else the last profile.
+
+    If there are both, add the last profile to the build. A note says how many were found.
+    """
     listings = [document for document in documents if isinstance(document, dict)]
     profiles = [document for document in documents if isinstance(document, list)]
     count = len(documents)
@@ -168,9 +175,10 @@ def _choose_document(build: Build, documents: list[Any], path: str) -> Any:
 
 
 def _salvage(text: str) -> Any:
-    """Return the readable part of a truncated or damaged file, None if there is none.
+    """Return the readable part of a truncated or damaged file; None if nothing is readable.
 
-    It is the complete rows of a profile, or the layers before the damage.
+    The result has the form of a profile with all complete rows, or of a listing with the layers
+    before the damage.
     """
     rows = [row for row in map(_parse_profile_row, text.splitlines()) if row is not None]
     if rows:
@@ -191,7 +199,7 @@ def _find_layer_list(text: str) -> int:
 
 
 def _decode_values(text: str, start: int) -> tuple[list[Any], int]:
-    """Return the consecutive values from a position on, and the end of the last complete one."""
+    """Decode consecutive JSON values from `start`; also return the end of the last one."""
     decoder = json.JSONDecoder(strict=False)
     items: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
@@ -209,7 +217,7 @@ def _skip_separators(text: str, position: int) -> int:
 
 
 def _parse_profile_row(line: str) -> dict[str, Any] | None:
-    """Parse a complete row of a profile. TensorRT does not escape the name in it."""
+    """Parse a row of a profile, whose name TensorRT does not escape; None if incomplete."""
     start = line.find(_ROW_BEGINS)
     name_end = line.rfind('", "timeMs" : ')
     match = _ROW.match(line, name_end) if 0 <= start < name_end else None
@@ -235,7 +243,8 @@ def _is_layer(item: Any) -> bool:
 def _add_listing(build: Build, content: dict[str, Any], path: str) -> None:
     if not _is_listing(content):
         raise BuildLogError(
-            "a JSON without 'Layers': no layer listing and no profile of TensorRT",
+            "has no 'Layers', so it is neither a layer listing nor a profile of TensorRT; give "
+            "the file of --exportLayerInfo or --exportProfile",
             path,
             code="no-layer-list",
         )
@@ -264,7 +273,7 @@ def _parse_targets(listed: Any) -> tuple[int, ...]:
 def _add_layers(build: Build, listed: Any, path: str) -> None:
     if not isinstance(listed, list):
         raise BuildLogError(
-            "'Layers' is not a list; not a listing of TensorRT", path, code="wrong-type"
+            "'Layers' is not a list; give the file of --exportLayerInfo", path, code="wrong-type"
         )
     tensors = 0
     for item in listed[:_MAX_LAYERS]:
@@ -273,7 +282,8 @@ def _add_layers(build: Build, listed: Any, path: str) -> None:
             continue
         if not isinstance(item, dict) or ("Name" not in item and "LayerType" not in item):
             raise BuildLogError(
-                f"layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT",
+                f"layer {len(build.layers)} of the list is neither a name nor a layer object; "
+                "export the listing again",
                 path,
                 code="wrong-layer",
             )
@@ -283,7 +293,7 @@ def _add_layers(build: Build, listed: Any, path: str) -> None:
         if tensors > MAX_LISTED_TENSORS:
             raise BuildLogError(
                 f"lists more than {MAX_LISTED_TENSORS:,} tensors up to layer "
-                f"{len(build.layers) - 1}; no engine has as many",
+                f"{len(build.layers) - 1}, more than any engine has; export the listing again",
                 path,
                 code="too-many-tensors",
             )

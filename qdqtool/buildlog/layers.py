@@ -44,13 +44,13 @@ _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
 _METADATA = re.compile(r"\[ONNX Layer: ")
 _SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
 _MAX_PAIRS = 200
-_SHORT = 200  # characters of texts that a log repeats
+_SHORT = 200  # texts up to this many characters are cached, because logs repeat them
 _MAX_RANK = 64
-MAX_TENSORS = 4096  # of one layer; real ones have at most some hundreds
+MAX_TENSORS = 4096  # maximum per layer; real layers have at most some hundreds
 
 
 def find_precision(text: str) -> Precision:
-    """Return the data type in a format description, UNKNOWN if there is none.
+    """Return the data type that a format description names; UNKNOWN if it names none.
 
     Examples: ``Thirty-two wide channel vectorized row major Int8 format``, ``Row major linear
     FP32``, ``Half``, ``INT8``.
@@ -67,7 +67,7 @@ def _find_precision(text: str) -> Precision:
 
 
 def find_vector_width(text: str) -> int:
-    """Return the channels per element of the layout in a format description."""
+    """Return the number of channels per vector in a format description; 1 if not vectorized."""
     return _find_vector_width(text[:200])
 
 
@@ -80,7 +80,8 @@ def _find_vector_width(text: str) -> int:
 def parse_dims(text: str) -> tuple[Shape, int]:
     """Parse ``1,64:32,552,968`` into dimensions and vector width.
 
-    Negative (dynamic) dimensions become None.
+    Negative (dynamic) dimensions become None. The vector width is 1 for a layout that is not
+    vectorized.
     """
     return _parse_dims(text) if len(text) <= _SHORT else _parse_dims.__wrapped__(text)
 
@@ -111,7 +112,10 @@ def _as_dimension(size: Any) -> int | None:
 
 
 def int_list(value: Any, least: int | None = None) -> list[int] | None:
-    """Return a listed field if it is a non-empty list of integers of at least `least`."""
+    """Return a copy of `value` if it is a list of one or more integers, else None.
+
+    None also if an integer is less than `least` or absurdly large.
+    """
     low = -MAX_DIMENSION if least is None else least
     if not isinstance(value, list) or not value or len(value) > _MAX_RANK:
         return None
@@ -168,7 +172,7 @@ def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
         if not rest.startswith(f", {key}: ["):
             continue
         start = len(f", {key}: [")
-        # The "]" that closes the list is the first after a "}", or the next of an empty list.
+        # The list ends at the first "]" after a "}". An empty list ends at once.
         closing = start - 1 if rest.startswith("]", start) else rest.find("}]", start)
         end = closing + 1 if closing >= 0 else len(rest)
         fields[key] = list(_parse_tensors(rest[start:end]))

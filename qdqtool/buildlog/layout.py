@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from qdqtool.util import limits
 
-_PASSING_WIDTH = 0.45  # of a column, for an edge that passes
+_PASSING_WIDTH = 0.45  # width that a passing edge needs, as a share of a column
 _Link = tuple[str, str]
 
 
@@ -71,16 +71,16 @@ def _compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int
     last = max(ranks.values(), default=0)
     for key in keys:
         if not incoming[key]:
-            # An input or constant is right above its first consumer, a box without edges below all.
+            # An input or constant goes right above its first consumer, a box without edges last.
             first = min((ranks[target] for target in outgoing[key]), default=last + 2)
             ranks[key] = max(0, first - 1)
     return ranks
 
 
 def _describe_excess(ranks: dict[str, int], links: Sequence[_Link]) -> str:
-    """Return why a graph is too large for a layout, an empty string if it is not.
+    """Return why a graph is too large for a layout; empty if it is small enough.
 
-    The time is quadratic in the size of a row, and an edge is in every row that it passes.
+    The layout takes time quadratic in the size of a row. Each edge counts in every row it passes.
     """
     if len(ranks) > limits.DRAWN_LAYERS:
         return f"{len(ranks)} layers are too many for a picture, the limit is {limits.DRAWN_LAYERS}"
@@ -114,7 +114,8 @@ def lay_out(
         head: Pixels to leave free above the first row.
 
     Returns:
-        Width and height of the drawing in pixels, and why it is too large. Then nothing is set.
+        Width and height of the drawing in pixels, and an empty text. If the graph is too large: 0,
+        0 and the reason; boxes and edges are unchanged.
     """
     keys = [f"B{i}" for i in range(len(boxes))]
     links = [(keys[edge.source], keys[edge.target]) for edge in edges]
@@ -149,7 +150,7 @@ def lay_out(
 
 
 def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
-    """Spread the ends of edges over the edges of boxes, ordered by their other ends."""
+    """Spread the ends of edges along the sides of boxes, in the order of their other ends."""
     for end, other, position in (("source", "target", 0), ("target", "source", -1)):
         groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:
@@ -167,7 +168,10 @@ def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> No
 def _insert_vertices(
     ranks: dict[str, int], links: Sequence[_Link]
 ) -> tuple[dict[str, int], list[list[str]]]:
-    """Return the ranks with those of invisible vertices, and the vertices of each edge."""
+    """Add invisible vertices for edges over several ranks.
+
+    Returns the ranks of boxes and vertices, and the names of the vertices of each edge.
+    """
     all_ranks = dict(ranks)
     passing: list[list[str]] = []
     for number, (source, target) in enumerate(links):
@@ -187,20 +191,21 @@ def _link_vertices(links: Sequence[_Link], passing: list[list[str]]) -> list[_Li
 
 
 def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, float]:
-    """Return the column of each linked box and vertex: parts of the graph side by side."""
+    """Return the column of each box and vertex with edges; unconnected parts are adjacent."""
     from fast_sugiyama import from_edges
 
     if not links:
         return {}
     names = list(dict.fromkeys(itertools.chain.from_iterable(links)))
-    # The layout depends on hashes, and those of strings change.
+    # The layout depends on hashes. Hashes of strings differ between runs, those of numbers do not.
     numbers = {name: number for number, name in enumerate(names)}
     starts = {source for source, _ in links} - {target for _, target in links}
     has_one_start = len({ranks[name] for name in starts}) == 1
     parts = from_edges(
         [(numbers[source], numbers[target]) for source, target in links],
         vertex_spacing=4,
-        # Minimal edges take quadratic time. From one rank on, every ranking gives them.
+        # "minimize" (shortest edges) takes quadratic time. If all edges start from one rank, "up"
+        # gives the same result.
         ranking_type="up" if has_one_start else "minimize",
         crossing_minimization="barycenter",
     )
@@ -217,7 +222,7 @@ def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, flo
 def _convert_to_pixels(
     columns: dict[str, float], ranks: dict[str, int], width: float, gap: float, margin: float
 ) -> dict[str, float]:
-    """Return the center of each column in pixels, so that boxes of a rank do not overlap."""
+    """Return the x center of each box and vertex in pixels; those of a rank do not overlap."""
     pitch = width + gap
     centers: dict[str, float] = {}
     ends: dict[int, float] = defaultdict(lambda: float("-inf"))  # right end of each rank so far

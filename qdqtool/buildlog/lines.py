@@ -1,4 +1,4 @@
-"""Readers of single lines: memory, performance, profile, parser, messages, chatter."""
+"""Readers of single log lines: memory, performance, profile, parser, messages, filler."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _LATENCY = re.compile(r"([\w-]{1,20}(?: [\w-]{1,20}){0,4}): (min = .*)")
 _NAME = re.compile(r"[\w()%.]{1,30}")
 _VALUE = re.compile(r" = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
 _MAX_METRICS = 50
-_MAX_TENSORS = 20_000  # of one node
+_MAX_TENSORS = 20_000  # maximum for one node
 _MAX_ROWS = 100_000
 
 
 def read_memory(memory: MemoryUse, text: str) -> bool:
-    """Store a line about memory. Return whether it is one."""
+    """Store a line about memory; return False if the line is about something else."""
     if not text.startswith(_ABOUT_MEMORY):
         return False
     if match := _TOTAL.fullmatch(text):
         name = match[1].lower().replace(" ", "_")
-        # Printed before and after block assignment: the last value is the engine's.
+        # TensorRT prints the value before and after block assignment. The last one holds.
         if name in _MEMORY_FIELDS:
             setattr(memory, name, int(match[2]))
     elif match := _PEAK.fullmatch(text):
@@ -67,7 +67,7 @@ def read_memory(memory: MemoryUse, text: str) -> bool:
 
 
 def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
-    """Store a line of the performance summary. Return whether it is one."""
+    """Store a line of the performance summary; return False for any other line."""
     if text.startswith("T") and (match := _METRIC.fullmatch(text)):
         value = parse_number(match[2])
         if value is not None:
@@ -85,7 +85,7 @@ def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
 def _find_values(text: str) -> Iterator[tuple[str, str]]:
     """Yield names and values of ``min = 1.5 ms, percentile(99%) = 2 ms``.
 
-    A name is read from its end, so that a long one takes no longer.
+    Names are searched backwards from " = ", so that the time stays linear in the text.
     """
     end, start = 0, text.find(" = ")
     while start >= 0:
@@ -98,12 +98,12 @@ def _find_values(text: str) -> Iterator[tuple[str, str]]:
 
 
 def is_profile_head(text: str) -> bool:
-    """Return whether a line is the head of the profile table, in the spelling of any version."""
+    """Return whether a line is the header of a profile table, of any TensorRT version."""
     return "Layer" in text and ("Time (ms)" in text or "Time(ms)" in text) and "Avg" in text
 
 
 def read_profile_row(build: Build, text: str) -> bool:
-    """Store a row of the profile table, or its head. Return whether it is one.
+    """Store a row or the header of the profile table; return False for any other line.
 
     The name is first up to TensorRT 8.5, and last from 8.6 on. The columns are total, average,
     median (from 8.4 on) and percent, as the head says.
@@ -144,7 +144,10 @@ def _split_row(text: str, order: str, count: int) -> list[str]:
 
 
 def _guess_columns(columns: dict[str, str], text: str) -> bool:
-    """Set the columns of a row without head: three or four numbers after or before the name."""
+    """Set the columns of a table without header from its row; return False if it is no row.
+
+    A row has three or four numbers before or after the name.
+    """
     for count in (4, 3):
         for order in ("first", "last"):
             numbers = _split_row(text, order, count)[1:]
@@ -189,7 +192,7 @@ _HEADER = {
     "Producer version": "version",
     **dict.fromkeys(("ONNX IR version", "Domain", "Model version", "Doc string", "IR version"), ""),
 }
-_DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other words are those of ONNX
+_DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other types are spelled as in ONNX
 _INITIALIZER = "Importing initializer: "
 
 
@@ -226,7 +229,7 @@ class ParseReader:
         }
 
     def read(self, text: str, line: int) -> bool:
-        """Store a line of the parser. Return whether it is one."""
+        """Store a line of the parser; return False for any other line."""
         first = text.split(" ", 1)[0]
         if first not in PARSER_WORDS:
             return (
@@ -365,7 +368,7 @@ def _parse_dimension(text: str) -> int | None:
     return dimension if dimension < MAX_DIMENSION else None
 
 
-# Lines without content, and messages
+# Lines without information, and messages
 
 _BEGINNINGS = tuple(row["beginning"] for row in read_rows(Path(__file__).with_name("chatter.tsv")))
 _SHORTEST = min(map(len, _BEGINNINGS))
@@ -395,7 +398,7 @@ _UNMISTAKABLE = (
 
 
 def is_chatter(text: str) -> bool:
-    """Return whether a line of TensorRT has no content to keep, or is a comment of a person."""
+    """Return whether a line holds no information, or is a comment or translation."""
     if text.startswith(_BY_LETTERS.get(text[:_SHORTEST], ())) or text.endswith(" to plan file."):
         return True
     # TensorRT prints ASCII: an unknown line in another script is a translation or a comment.
@@ -403,9 +406,9 @@ def is_chatter(text: str) -> bool:
 
 
 def is_tensorrt_only(text: str) -> bool:
-    """Return whether only TensorRT prints a line of chatter.
+    """Return whether a line without information certainly comes from TensorRT.
 
-    Most beginnings of three words or more are unmistakable.
+    True for most known beginnings of three words or more.
     """
     return text.startswith(_UNMISTAKABLE)
 
@@ -433,7 +436,7 @@ class MessageCollector:
         self._last: LogMessage | None = None
 
     def add(self, level: str, text: str, line: int) -> None:
-        """Add a warning or error."""
+        """Add a warning or error; count it if it is a repetition."""
         key = (level, text[:500])
         message = self._messages.get(key)
         if message is None:
@@ -445,9 +448,9 @@ class MessageCollector:
         self._last = message
 
     def continue_message(self, text: str, line: int) -> bool:
-        """Add an unstamped line to the message before it. Return whether there is one.
+        """Append a line without timestamp to the open message; return False without one.
 
-        The first line of an exception is a message.
+        The first line of an exception starts a message of its own.
         """
         if _EXCEPTION.match(text):
             self.add("E", text, line)
@@ -459,5 +462,5 @@ class MessageCollector:
         return True
 
     def end(self) -> None:
-        """Close the last message: the next lines do not belong to it."""
+        """Close the open message, so that the next lines are not appended to it."""
         self._last = None

@@ -20,13 +20,14 @@ from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
 _LEVEL = rb"(?:VERBOSE|GRAPH|DEBUG|INFO|WARNING|INTERNAL_ERROR|ERROR|CRITICAL)"
-# Torch-TensorRT's loggers of TensorRT's messages: of its dynamo front end (a logger of Python's
-# logging module, whose format the user may choose), and of its TorchScript front end (C++).
+# How Torch-TensorRT prints TensorRT's messages: its dynamo front end uses Python's logging, with a
+# format of the user; its TorchScript front end uses C++.
 _TORCH = (
     rb"(?:torch_tensorrt ?\[[^\]]{0,60}\]"
     rb"|\[(?:TRT|Torch-TensorRT[^\]]{0,60}|TRTorch[^\]]{0,60}|TensorRT Conversion Context)\])"
 )
-_JOINT = rb"(?::\w{1,60}\.py:\d{1,6} {1,4}| [-|] |: | :|:|- | )"  # between the fields of a format
+# Separators between the fields of a logging format.
+_JOINT = rb"(?::\w{1,60}\.py:\d{1,6} {1,4}| [-|] |: | :|:|- | )"
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
     rb"(?:"
@@ -84,33 +85,35 @@ def split_prefix(line: bytes) -> tuple[str, bytes, bytes]:
     return _LETTERS[level], match["stamp"] or b"", line[match.end() :]
 
 
-_TENSORRT_START = re.compile(  # a prefix of TensorRT, or a line that it prints without one
+_TENSORRT_START = re.compile(  # beginning of a TensorRT line, with or without TensorRT's prefix
     rb"(?:^|(?<=[\s|:>\]]))(?:"
     + _BY_TENSORRT
     + rb"|&&&& |Layer\(|Name: |Running: |Swapping |Removing |Eliminating |"
     rb"Parsing node: |Searching for input: |QDQ graph |\[GpuLayer\] )"
 )
 _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
-_MAX_PREFIX = 200  # bytes of the prefix of a container
-_SAMPLE = 2000  # lines
-_MIN_SHARE = 0.8  # of the sampled lines must have the prefix
-_PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")  # Kubernetes' runtimes cut lines at 16 kB
+_MAX_PREFIX = 200  # maximum bytes of a container's prefix
+_SAMPLE = 2000  # lines that are examined to detect the prefix
+_MIN_SHARE = 0.8  # minimum share of the sampled lines with the prefix
+# P: part of a line, F: its end. Kubernetes cuts lines at 16 kB.
+_PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")
 
 
 class LogPrefixStripper:
     """Remover of the prefixes of containers, CI services and journals: time, service, pod.
 
-    A prefix is recognized by its form without words and numbers: most lines of TensorRT have it
-    before TensorRT's own prefix, and most lines of the log begin with it.
+    The form of a prefix is its text with placeholders for words and numbers. A prefix is removed if
+    its form is the commonest before TensorRT's own prefix, and most lines of the log begin with it.
     """
 
     def __init__(self) -> None:
         self._form: re.Pattern[bytes] | None = None
         self._decided = False
-        self._incomplete: dict[bytes, bytes] = {}  # first pieces of lines, by stream
+        # Collected parts of an unfinished line, by stream.
+        self._incomplete: dict[bytes, bytes] = {}
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines without the prefix, which is detected from the first lines of TensorRT."""
+        """Return lines without the prefix; the first TensorRT lines decide on its form."""
         for start in range(0, len(lines), _SAMPLE):
             if self._decided:
                 break
@@ -128,7 +131,7 @@ class LogPrefixStripper:
         return stripped
 
     def _join_pieces(self, prefix: bytes, text: bytes) -> bytes:
-        """Add a text to the earlier pieces of its line. Return an empty line if it continues."""
+        """Return the complete line that a text ends, or an empty line if more parts follow."""
         piece = _PIECE.search(prefix)
         if piece is None:
             return text
@@ -160,7 +163,7 @@ class LogPrefixStripper:
 
 
 def _add_level(prefix: bytes, text: bytes) -> bytes:
-    """Return a text without a level of its own with the level in the prefix of a formatter."""
+    """Return a text with the severity level of the prefix, unless it has a level itself."""
     level, own = _LEVEL_WORD.search(prefix), _PREFIX.match(text)
     if level is None or not text or (own is not None and own.lastgroup is not None):
         return text
@@ -169,7 +172,10 @@ def _add_level(prefix: bytes, text: bytes) -> bytes:
 
 
 def _prefix_pattern(head: bytes) -> bytes:
-    """Return a pattern that matches prefixes with other words and numbers; empty for blanks."""
+    """Return a pattern for prefixes that differ only in words and numbers.
+
+    Empty for a prefix of spaces.
+    """
     if not head.strip():
         return b""
     pattern = b""
@@ -188,7 +194,7 @@ def is_marked(line: bytes) -> bool:
 
 
 def parse_stamp(stamp: bytes) -> int | None:
-    """Convert a ``[MM/DD/YYYY-HH:MM:SS]`` stamp to seconds since the start of the month."""
+    """Convert ``[MM/DD/YYYY-HH:MM:SS]`` to seconds since the month began; None if invalid."""
     parts = (stamp[4:6], stamp[12:14], stamp[15:17], stamp[18:20])
     try:
         day, hours, minutes, seconds = map(int, parts)
@@ -208,7 +214,7 @@ _TIMING = re.compile(
     rb"|(?P<other>Setting workspace to |Block size \d|Fast skip Tactic|Optimizer Reformat|"
     rb"Deleting timing cache|Skipped printing|Iteration:|\d+ tactics? |Splitting [A-Z]))"
 )
-# First bytes of timing lines, except those that begin with any word.
+# First bytes of timing lines, except timing lines that may begin with any word.
 _TIMING_STARTS = frozenset(b"%c" % sign for sign in b"\x1b[VTF-*=>ASBODI0123456789")
 _AFTER_ANY_WORD = b" has no valid tactics for"
 _SET_TACTIC = b" Set Tactic Name: "
@@ -227,7 +233,7 @@ _MAX_REASONS = 100
 _MAX_UNEXPLAINED = 100_000
 _MAX_TUNED = 50_000
 _MAX_NAME = 4000
-_MAX_INNER_LINES = 8  # lines of other threads that are printed into one line
+_MAX_INNER_LINES = 8  # maximum number of other threads' messages inside one line
 
 
 class LogReader:
@@ -253,7 +259,7 @@ class LogReader:
         }
 
     def feed(self, lines: Iterable[bytes]) -> None:
-        """Read the next lines, which have no line ends."""
+        """Read the next lines, given without line ends."""
         if self._stopped:
             return
         counts, sections, match_timing = self.build.lines, self.sections, _TIMING.match
@@ -267,7 +273,7 @@ class LogReader:
                 continue
             match = match_timing(line)
             if match is not None and match.lastgroup == "tactic":
-                # Most lines are of this kind, and a call of `_feed_line` for each is slow.
+                # Fast path: most lines are of this kind.
                 counts.timing += 1
                 self.build.tactics.timed += 1
                 if self._tuned is not None:
@@ -275,14 +281,14 @@ class LogReader:
                 continue
             self._feed_line(line, number, match)
             if counts.unexplained > _MAX_UNEXPLAINED:
-                # A log has far fewer lines that TensorRT did not write.
+                # So many unknown lines mean that the file is not a TensorRT log.
                 self._stopped = True
                 gap = Gap(Section.ALL, GapKind.BEYOND_LINE, number)
                 self.build.gaps.append(gap)
                 self.build.notes.append(
                     Note(
-                        f"{gap} was not read, because {_MAX_UNEXPLAINED:,} lines before it were "
-                        "not recognized",
+                        f"{gap} was not read, because the {_MAX_UNEXPLAINED:,} lines before this "
+                        "part were not recognized",
                         code="not-understood",
                     )
                 )
@@ -315,7 +321,7 @@ class LogReader:
             self._read_line(line, number)
 
     def _read_line(self, line: bytes, number: int) -> None:
-        """Read a line, and the stamped lines that other threads printed into it."""
+        """Read a line, and any messages that other threads printed in the middle of it."""
         original, line = line, clean_line(line)
         for _ in range(_MAX_INNER_LINES):
             level, _stamp, message = split_prefix(line)
@@ -334,7 +340,7 @@ class LogReader:
         if not is_whole and (message[:1] in _TIMING_STARTS or _AFTER_ANY_WORD in message):
             match = _TIMING.match(message)
         if match is not None:
-            # A timing line after a prefix that the expression does not know.
+            # A timing line with a prefix that the expression on whole lines does not match.
             self.build.lines.timing += 1
             self._read_timing(match.lastgroup or "", message, match.end())
             return
@@ -403,9 +409,9 @@ class LogReader:
             self.build.lines.marked += 1
 
     def _read_refusal(self, line: bytes, _end: int) -> None:
-        """Read why a tactic was skipped, or which runner has no tactic for which layer.
+        """Count a skipped tactic by reason, or a missing tactic by runner and layer.
 
-        A line that names no layer is about the one that is being timed.
+        A line without a layer name is about the layer that is being timed.
         """
         tactics = self.build.tactics
         tactics.skipped += 1
@@ -429,7 +435,7 @@ class LogReader:
         self._switch_layer(self._add_tuned_layer(table, name), line)
 
     def _switch_layer(self, tuned: TunedLayer | None, line: bytes) -> None:
-        """Add the time since the last switch to the layer that was being tuned."""
+        """Start timing another layer; add the elapsed seconds to the layer timed so far."""
         stamp = line[:21]
         if stamp != self._stamp and line[:1] == b"[":
             now = parse_stamp(stamp)
@@ -442,12 +448,15 @@ class LogReader:
 
 
 def _find_refusal(line: bytes) -> tuple[str, str] | None:
-    """Return runner and layer (empty if not named) of a line about missing tactics."""
+    """Return runner and layer of a line about missing tactics; None for any other line.
+
+    The layer is empty if the line does not name it.
+    """
     limit = _MAX_NAME + 200
     skipping = _SKIPPING.search(line, 0, limit)
     word, position = None, line.find(_NO_TACTICS, 0, limit)
     while position >= 0:
-        # The word before it, read from its end.
+        # Search the word before the phrase backwards, in limited time.
         word = _WORD.match(line[max(0, position - 80) : position][::-1])
         if word is not None:
             break
@@ -462,7 +471,7 @@ def _decode(text: bytes) -> str:
 
 
 def _strip_last(text: bytes, sign: bytes) -> bytes:
-    """Remove the last occurrence of a sign and all after it, unless nothing is before it."""
+    """Return the text before the last occurrence of a sign; all of it if that is empty."""
     return text.rpartition(sign)[0] or text
 
 

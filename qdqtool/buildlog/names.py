@@ -23,11 +23,12 @@ _BRACKET = re.compile(r"[()\[\]{}]")
 _CLONE = "_clone_"
 SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
-_MAX_LENGTH = 20_000  # the longest merges seen have some hundred characters per node
+# Longer names are not parsed; merged layers have some hundred characters per node.
+_MAX_LENGTH = 20_000
 
 
 class NameSet(frozenset[str]):
-    """Names of nodes, initializers and parser layers that may be parts of a fused name."""
+    """Set of known names that may be parts of a fused name: nodes, initializers, layers."""
 
     def names_with(self, separator: str) -> tuple[str, ...]:
         """Return the names that contain a separator such as `` + ``. Results are cached."""
@@ -50,8 +51,8 @@ class FusedName:
             ``index``); ``reformat-network`` (of the network's input or output ``of``); ``copy`` (of
             the tensor ``of``); ``foreign`` (Myelin, ``components`` are the first and the last
             node); ``myelin`` (a kernel inside Myelin); ``station`` (host synchronization).
-        alternatives: Components of each layer merged with ``||``, pointwise members expanded. One
-            list if nothing was merged.
+        alternatives: Components of each layer merged with ``||``, with the members of ``PWN(...)``
+            as separate components. One list if nothing was merged.
         of: See ``kind``.
         index: See ``kind``.
     """
@@ -64,7 +65,7 @@ class FusedName:
 
     @property
     def components(self) -> list[str]:
-        """Everything the layer absorbed, in order, over all alternatives."""
+        """Components of all merged layers in one list, in order."""
         return [part for group in self.alternatives for part in group]
 
     @property
@@ -80,7 +81,7 @@ class FusedName:
 
 def is_copy(name: str) -> bool:
     """Return whether a layer of this name only moves data."""
-    # Most names need no parsing.
+    # Parse only names that may qualify, because parsing is slow.
     return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parse_layer_name(
         name
     ).is_copy
@@ -92,7 +93,7 @@ def base_name(component: str) -> str:
 
 
 def _strip_clones(name: str) -> str:
-    """Remove ``_clone_1_clone_2`` from the end of a name. Reads from the end."""
+    """Remove ``_clone_1_clone_2`` from the end of a name, in linear time."""
     if _CLONE not in name:
         return name
     end = len(name)
@@ -122,7 +123,7 @@ def parse_layer_name(name: str, known_names: NameSet = NO_NAMES) -> FusedName:
 
 
 def _parse_special_name(name: str, known_names: NameSet) -> FusedName | None:
-    """Parse the name of a layer that is not a fusion of nodes: copies, Myelin, stations."""
+    """Parse the name of a copy, a Myelin layer or a synchronization; None for any other."""
     if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
@@ -160,7 +161,7 @@ def _parse_components(text: str, known_names: NameSet, depth: int) -> list[str]:
 
 
 def _pointwise_members(part: str) -> str | None:
-    """Return the text inside ``PWN(...)`` if that bracket closes at the very end."""
+    """Return the text inside ``PWN(...)``; None unless that bracket closes at the very end."""
     if not (part.startswith("PWN(") and part.endswith(")")):
         return None
     depths = itertools.accumulate((sign == "(") - (sign == ")") for sign in part[3:-1])
@@ -170,14 +171,15 @@ def _pointwise_members(part: str) -> str | None:
 def split_outside_brackets(text: str, joint: str, known_names: NameSet = NO_NAMES) -> list[str]:
     """Split a text at `joint` outside brackets. Known names are never split.
 
-    If the brackets of the text do not match (a node name has a single one), every joint counts.
+    If the brackets of the text do not match (a node name may contain a single bracket), split at
+    every joint.
     """
     if joint not in text:
         return [text]
     pieces = _split(text, joint)
     if not known_names or (len(pieces) == 1 and text in known_names):
         return pieces
-    # Splitting at every joint would break a known name that contains one.
+    # Known names that contain the joint must stay whole.
     names = known_names.names_with(joint)
     if not any(name in text for name in names):
         return pieces
@@ -203,7 +205,7 @@ def _split(text: str, joint: str) -> list[str]:
 
 
 def _join_names(tokens: list[str], known_names: NameSet, joint: str, longest: int) -> list[str]:
-    """Join neighboring tokens that form a known name or close each other's brackets.
+    """Rejoin neighboring tokens that form a known name or share a pair of brackets.
 
     `longest` is the largest number of tokens in a known name.
     """
@@ -219,7 +221,7 @@ def _join_names(tokens: list[str], known_names: NameSet, joint: str, longest: in
 
 
 def _find_known_width(tokens: list[str], known_names: NameSet, joint: str) -> int:
-    """Return the number of first tokens in the longest known name of two or more, else 0."""
+    """Return how many leading tokens (two or more) form the longest known name; else 0."""
     for width in range(len(tokens), 1, -1):
         if joint.join(tokens[:width]) in known_names:
             return width

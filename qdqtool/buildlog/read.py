@@ -65,7 +65,8 @@ def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
                     BinaryIO, stack.enter_context(open_input(source, error=BuildLogError))
                 )
             is_piped = False
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
+            # A stream in memory has no descriptor.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
                 is_piped = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
             unpacked = _unpack(stream, name)
             yield _recode(_limit_size(unpacked, name) if is_piped else unpacked)
@@ -78,10 +79,12 @@ def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
 def _open_standard_input() -> BinaryIO:
     if sys.stdin is None:
         raise BuildLogError(
-            "standard input is closed; give a file, or pipe the log in", code="input-closed"
+            "standard input is closed; give a file, or pipe the log into the command",
+            code="input-closed",
         )
     stream = sys.stdin.buffer
-    with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
+    # A stdin replaced by a program has no descriptor.
+    with contextlib.suppress(OSError, ValueError):
         record_input(stream.fileno())
     return stream
 
@@ -93,9 +96,8 @@ def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
         lines += block.count(b"\n")
         if size > limits.PIPED_LOG or lines > limits.PIPED_LINES:
             raise BuildLogError(
-                f"a pipe gives more than {limits.format_bytes(limits.PIPED_LOG)} or "
-                f"{limits.PIPED_LINES:,} lines, the limit; write the log into a file, and give "
-                "that",
+                f"the piped log exceeds the limit of {limits.format_bytes(limits.PIPED_LOG)} or "
+                f"{limits.PIPED_LINES:,} lines; save the log as a file, and give the file",
                 name,
                 code="file-too-large",
             )
@@ -108,7 +110,8 @@ def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
         head += more
     if compression.find_magic(head):
         limit = limits.LOG
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
+        # A stream in memory has no descriptor.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             size = os.fstat(stream.fileno()).st_size
             limit = min(limit, limits.max_unpacked_size(size, limits.UNPACKED_LOG_RATIO))
         read = functools.partial(_read_bytes, stream)
@@ -123,9 +126,9 @@ def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _read_bytes(stream: BinaryIO, size: int) -> bytes:
-    """Return the next bytes, none at the end.
+    """Return up to `size` bytes; empty at the end.
 
-    Another process may have made standard input non-blocking: then wait for the bytes.
+    If another process made standard input non-blocking, wait until bytes are available.
     """
     read: Callable[[int], bytes | None] = stream.read
     try:
@@ -141,7 +144,10 @@ def _read_bytes(stream: BinaryIO, size: int) -> bytes:
 
 
 def _recode(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Convert UTF-16 with a byte-order mark, which PowerShell's ``>`` writes, to UTF-8."""
+    """Convert UTF-16 with a byte-order mark (as PowerShell's ``>`` writes) to UTF-8.
+
+    Other text passes unchanged, without a UTF-8 byte-order mark.
+    """
     first = next(blocks, b"")
     encoding = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}.get(first[:2])
     if encoding is None:
@@ -158,7 +164,7 @@ def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
 
     Carriage returns are kept.
     """
-    pieces: list[bytes] = []  # of the last line so far
+    pieces: list[bytes] = []  # beginning of an unfinished line
     size = 0
     for block in blocks:
         if b"\n" not in block:
@@ -177,7 +183,7 @@ def split_lines(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
         yield [b"".join(pieces)]
 
 
-# Fields that merged builds take from the first build that has them.
+# Fields that `merge` copies from the other build if they are empty.
 _FIRST_VALUE_FIELDS = (
     "tensorrt",
     "targets",
@@ -199,7 +205,7 @@ _FIRST_VALUE_FIELDS = (
 
 
 def merge(build: Build, other: Build) -> None:
-    """Add everything to a build that only another file of it has.
+    """Add to `build` in place what it lacks and another file of the same build has.
 
     Raises:
         BuildLogError: The files are of different builds.
@@ -236,7 +242,10 @@ def _merge_profiles(build: Build, other: Build) -> None:
 
 
 def _merge_listings(build: Build, other: Build) -> None:
-    """Keep the more detailed listing, with the line numbers of the other one."""
+    """Make the more detailed listing the main one, and keep the other as second listing.
+
+    Layers without a line number get that of the other listing.
+    """
     best, second = build, other
     if _rate_listing(other.layers) > _rate_listing(build.layers):
         best, second = other, build
@@ -258,14 +267,16 @@ def _check_same(build: Build, other: Build) -> None:
     names = f"{' + '.join(build.files)} and {' + '.join(other.files)}"
     if build.tensorrt and other.tensorrt and build.tensorrt != other.tensorrt:
         raise BuildLogError(
-            f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}",
+            f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}. "
+            "Give files of the same build",
             code="different-versions",
         )
     first, second = _layer_names(build), _layer_names(other)
     smaller, common = min(len(first), len(second)), len(first & second)
     if smaller >= 3 and 2 * common < smaller:
         raise BuildLogError(
-            f"{names} are of different builds: {common} of {smaller} layer names in common",
+            f"{names} are of different builds: only {common} of {smaller} layer names occur in "
+            "both. Give files of the same build",
             code="different-builds",
         )
 
@@ -306,7 +317,7 @@ def _read_source(source: LogSource) -> Build:
             head += block
             if len(head) >= 4096 and head.strip():
                 break
-            if len(head) > BLOCK:  # only white space so far
+            if len(head) > BLOCK:  # nothing but white space in the first block
                 blank_lines += head.count(b"\n")
                 head = b""
         if not head.strip():
@@ -326,7 +337,7 @@ def _read_source(source: LogSource) -> Build:
 
 
 def _looks_like_json(head: bytes) -> bool:
-    # A timestamp begins with a bracket too, but is followed by a digit, V, T or the like.
+    # A log's timestamp begins with a bracket too, but a digit or letter follows.
     start = head.lstrip()[:200]
     if start[:1] == b"{":
         return not start.startswith(b"{ForeignNode")
@@ -339,7 +350,7 @@ def _read_all(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
         size += len(block)
         if size > MAX_JSON:
             raise BuildLogError(
-                f"a JSON of over {MAX_JSON >> 20} MiB cannot be a listing or a profile",
+                f"exceeds {MAX_JSON >> 20} MiB, the limit for a layer listing or a profile",
                 name,
                 code="file-too-large",
             )

@@ -45,7 +45,7 @@ _TYPES = {
     "DOUBLE": TensorProto.DOUBLE,
 }
 _MAX_RANK = 10
-_MAX_STRIDES = 64  # strides tried below the one that divides the sizes: a log may state any size
+_MAX_STRIDES = 64  # limits the tries, because a damaged log may state any size
 
 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
@@ -79,7 +79,7 @@ class _GraphRebuilder:
     """Builder of a model from a parse section.
 
     Attributes:
-        prints_int64_as_int32: Whether the log is from TensorRT before 10.
+        prints_int64_as_int32: Whether the log prints INT64 tensors as INT32 (TensorRT before 10).
         tensors: Tensors of known shape, and outputs of nodes, by name.
         outputs: Names of the outputs of nodes.
         inputs: Names of the inputs of nodes.
@@ -176,7 +176,7 @@ class _GraphRebuilder:
         return node.attributes
 
     def _quantization_axis(self, node: ParsedNode) -> dict[str, int]:
-        """Return the axis attribute of a Q or DQ, nothing for one scale per tensor."""
+        """Return the axis attribute of a Q or DQ; empty for one scale per tensor."""
         data, scale = (*node.inputs, None, None)[:2]
         if data is None or data.shape is None or scale is None:
             return {}
@@ -206,12 +206,12 @@ class _GraphRebuilder:
         tensor = self.tensors.get(name)
         shape = [size or 0 for size in tensor.shape or ()] if tensor is not None else []
         dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
-        # numpy multiplies the other dimensions even if one of them is 0.
+        # numpy checks the product of the other dimensions even if one of them is 0.
         self._constant_bytes += math.prod(size or 1 for size in shape) * dtype.itemsize
         path = ", ".join(self.build.files) or "the log"
         if len(shape) > limits.RANK:
             raise BuildLogError(
-                f"'{name[:80]}' has {len(shape)} dimensions; the limit is {limits.RANK}",
+                f"tensor '{name[:80]}' has {len(shape)} dimensions; the limit is {limits.RANK}",
                 path,
                 code="too-many-dimensions",
                 node=name,
@@ -254,7 +254,10 @@ class _GraphRebuilder:
         ]
 
     def _collect_listed_fields(self) -> dict[str, dict[str, Any]]:
-        """Return the fields of the engine layer that absorbed each node, without merged layers."""
+        """Return the listed fields of each node's engine layer, by node name.
+
+        Layers merged with ``||`` are left out, because their fields describe several nodes.
+        """
         known_names = self.build.parse.names
         table: dict[str, dict[str, Any]] = {}
         for layer in self.build.layers:
@@ -281,8 +284,9 @@ class _GraphRebuilder:
         if scales := ops[_Q] + ops[_DQ]:
             notes.append(
                 Note(
-                    f"scales of {scales} Q and DQ: not in the log; invented, and equal only where "
-                    "the log shows that TensorRT merged Qs or where they read one constant",
+                    f"scales of {scales} Q and DQ: not in the log, so placeholders were written. "
+                    "Two scales are equal only if TensorRT merged the Qs or both nodes read the "
+                    "same constant",
                     code="scales-lack",
                     count=scales,
                 )
@@ -327,7 +331,7 @@ class _GraphRebuilder:
         if not self.build.parse.opset:
             notes.append(Note("opset: not in the log; 13 was used", code="opset-lacks"))
         gaps = [gap for gap in self.build.gaps if gap.section == Section.PARSE]
-        return notes + [Note(f"the log: {gap}", code="log-lacks") for gap in gaps]
+        return notes + [Note(f"the log is incomplete: {gap}", code="log-lacks") for gap in gaps]
 
 
 def _type_of(tensor: ParsedTensor | None) -> int:
@@ -342,7 +346,7 @@ def _value_info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProt
 
 
 def _invent_scales(build: Build) -> dict[str, float]:
-    """Return a value for each scale tensor, equal for scales that are equal in the log."""
+    """Invent a value for each scale tensor; equal only if the log shows equal scales."""
     quantizers = [node for node in build.parse.nodes if node.op in _QUANTIZERS]
     scale_of_node = {
         node.name: tensors[1].name
@@ -368,7 +372,7 @@ def _invent_scales(build: Build) -> dict[str, float]:
 
 
 def _find_equal_scales(build: Build, quantizers: list[ParsedNode]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of nodes with equal scales: a Q and its DQ, and Qs that TensorRT merged."""
+    """Yield names of Q and DQ with equal scales: a Q and its DQ, or two merged by TensorRT."""
     producers = {
         t.name: node.name for node in quantizers if node.op == _Q for t in _present(node.outputs)
     }
@@ -388,8 +392,8 @@ def _find_equal_scales(build: Build, quantizers: list[ParsedNode]) -> Iterator[t
 class InferredAttributes:
     """Attributes and constant inputs of a node.
 
-    Printed attributes are exact. Inferred ones may differ from those of the model: a 3x3 kernel
-    with stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map alike.
+    Printed attributes are exact. Inferred attributes may differ from the model's. For example,
+    both a 3x3 kernel with stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map.
 
     Attributes:
         parsed: The node as the parser printed it.
@@ -494,7 +498,10 @@ def _read_window(node: InferredAttributes, fields: dict[str, Any]) -> None:
 
 
 def _guess_kernel(source: int, target: int) -> int:
-    """Return a usual size of a pooling window: 5 (SPPF), 3 to halve the map, else the stride."""
+    """Return the likely size of a pooling window.
+
+    5 if the size does not change (SPPF), 3 if it is halved, else the stride.
+    """
     if target == source:
         return 5
     if target == (source + 1) // 2:
@@ -505,7 +512,7 @@ def _guess_kernel(source: int, target: int) -> int:
 def _fit_window(source: int, target: int, kernel: int) -> tuple[int, int, int]:
     """Return stride, padding before and padding after that turn `source` into `target`.
 
-    Usual values come first.
+    Among several solutions, return the most usual one. If none fits, return the nearest.
     """
     usual = (kernel - 1) // 2
     nearest = max(1, round(source / max(1, target)))
@@ -545,7 +552,7 @@ def _infer_conv_transpose(node: InferredAttributes) -> None:
 def _infer_pool(node: InferredAttributes) -> None:
     fields = node.listed
     if "PoolingWindowSize" in fields:
-        # The pooling of a layer with a convolution.
+        # Fields of a pooling that is fused with a convolution.
         fields = {
             key.removeprefix("Pooling"): value
             for key, value in fields.items()
@@ -594,9 +601,9 @@ def _infer_reduce(node: InferredAttributes) -> None:
 
 
 def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
-    """Return the axes of `long` that are missing from `short`.
+    """Return the axes of `long` that a Squeeze removes to give `short`; empty if none fit.
 
-    Axes of size 1 are dropped before others, and later axes before earlier ones.
+    Prefer to drop axes of size 1, and later axes over earlier ones.
     """
     count = len(long) - len(short)
     if not 0 < count <= len(long) <= _MAX_RANK:

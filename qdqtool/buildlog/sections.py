@@ -45,7 +45,7 @@ _VERSION = re.compile(r"TensorRT version: \s*(\d{1,3}(?:\.\d{1,4}){1,4})(?: |\s*
 _NUMBERS = frozenset("0123456789.eE+- \tnaif")
 _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
-_BLOCK_STARTS = {  # start of a line to the block that it opens
+_BLOCK_STARTS = {  # beginning of a line: name of the block that the line opens
     "Bindings:": "bindings",
     "I/O Tensors:": "io",
     "SYMBOLIC CHECKS": "dump",
@@ -53,12 +53,12 @@ _BLOCK_STARTS = {  # start of a line to the block that it opens
     "Input Tensors:": "values",
 }
 _BLOCK_TITLES = {"Device Information": "device", "Trace details": "trace"}
-UNSTAMPED = ("bindings", "io", "metadata")  # blocks of lines without stamps, ended by an empty line
+UNSTAMPED = ("bindings", "io", "metadata")  # blocks without timestamps; an empty line ends them
 _MAX_RECORDS = 300_000
-_MAX_CHARACTERS = 24 << 20  # of all records: limits the memory that a hostile log can take
+_MAX_CHARACTERS = 24 << 20  # total of all records, so that a hostile log cannot exhaust the memory
 _MAX_BINDINGS = 10_000
 _MAX_BLOCKS = 20
-_MAX_OPTIONS = 200  # of one block
+_MAX_OPTIONS = 200  # maximum for one block
 _MAX_DEVICE_FIELDS = 100
 _MAX_SECONDS = 100
 
@@ -68,7 +68,7 @@ class SectionReader:
 
     Attributes:
         build: Build to fill.
-        block: Name of the open block, empty if there is none.
+        block: Name of the open block of lines; empty outside of blocks.
     """
 
     def __init__(self, build: Build) -> None:
@@ -115,7 +115,7 @@ class SectionReader:
             self._word_readers[start.split(" ", 1)[0]] = reader
 
     def read(self, level: str, text: str, line: int) -> None:
-        """Read a message.
+        """Read one log message, and count it if no reader recognizes it.
 
         Args:
             level: V, I, W, E, or an empty string for a line without a prefix.
@@ -131,7 +131,7 @@ class SectionReader:
             self._messages.add(level, text, line)
         elif not (
             self._read_message(level, text, line)
-            # Polygraphy indents the lines of a step.
+            # Polygraphy indents messages.
             or (level and text[:1] == " " and self._read_message(level, text.lstrip(), line))
             or (not level and self._messages.continue_message(text, line))
         ):
@@ -164,7 +164,7 @@ class SectionReader:
         if word not in lines.PARSER_WORDS and self._read_event(text, line):
             return True
         if self.build.milestones and text.startswith(_PARSE_BEGINS):
-            # Another network is parsed after a run of the optimizer.
+            # The parser runs again after the optimizer: the log contains another network.
             self._begin_again(parse=True)
         return self.parse.read(text, line)
 
@@ -172,7 +172,7 @@ class SectionReader:
         layer = layers.parse_engine_line(text, line)
         if layer is None:
             return False
-        # TensorRT lists no line twice, but an excerpt may quote one twice.
+        # TensorRT prints each line once, but an excerpt may quote a line twice.
         if hash(text) not in self._line_hashes and self._keep(text):
             self._line_hashes.add(hash(text))
             self._lines_listing.append(layer)
@@ -355,9 +355,9 @@ class SectionReader:
         return text.startswith("TensorRT version: ")
 
     def _begin_again(self, parse: bool = False) -> None:
-        """Start another build, because the last one in a log counts.
+        """Drop the build read so far: if a log contains several builds, the last one counts.
 
-        `parse` says whether it is of another network.
+        `parse` says whether the next build is of another network, so drop the parse section too.
         """
         self.build.begin_again()
         if parse:
@@ -411,7 +411,7 @@ class SectionReader:
         return True
 
     def _keep(self, text: str) -> bool:
-        """Return whether there is room for another record. If not, add a note once."""
+        """Return whether the memory limit allows another record; note the first refusal."""
         self._records += 1
         self._characters += len(text)
         if self._records <= _MAX_RECORDS and self._characters <= _MAX_CHARACTERS:
@@ -420,8 +420,8 @@ class SectionReader:
             self._full = True
             self.build.notes.append(
                 Note(
-                    f"the log is too long: only its first {_MAX_RECORDS:,} records were read, "
-                    "later ones were only counted",
+                    f"the log is too long: the first {_MAX_RECORDS:,} records were read, later "
+                    "records were only counted",
                     code="too-long",
                     records=_MAX_RECORDS,
                 )
@@ -430,7 +430,7 @@ class SectionReader:
         return False
 
     def finish(self) -> None:
-        """Select the listing, and set the status of the build."""
+        """Choose the main listing and set the status of the build, after the last line."""
         build = self.build
         if self._info_listing and len(self._info_listing) >= len(self._lines_listing):
             build.layers, build.listing = self._info_listing, ListingSource.LAYER_INFO

@@ -32,7 +32,7 @@ _REPLACED_FLAGS = (
     "--nvtxMode",
     "--saveEngine",
 )
-# Of TensorRT before 11.
+# Flags of trtexec before TensorRT 11.
 _PROFILE_RUN_FLAGS = ("--separateProfileRun",)
 _PRECISION_FLAGS = ("--int8", "--fp16", "--best", "--bf16", "--fp8", "--int4")
 _INT8_FLAGS = ("--int8", "--fp16")
@@ -87,7 +87,7 @@ def summarize(build: Build) -> Json:
         "command": build.command or None,
         "precision": sorted(flags),
         "implicit_int8": is_implicit_int8(build),
-        # With the flag for INT8 and without 16-bit floats, all other layers run in FP32.
+        # With --int8 and without a 16-bit flag, layers that are not INT8 run in FP32.
         "float_remainder_fp32": "int8" in flags
         and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
         "model": _summarize_model(build),
@@ -131,7 +131,7 @@ def _summarize_message(message: LogMessage) -> Json:
 
 
 def describe_contents(build: Build) -> list[str]:
-    """Return the numbers of records of each kind, which say what an excerpt is."""
+    """Describe how many records of each kind were read, such as of an excerpt."""
     tactics, parse, lines = build.tactics, build.parse, build.lines
     records = (
         (len(parse.nodes), "node", "of the parse section"),
@@ -169,7 +169,7 @@ def describe_contents(build: Build) -> list[str]:
 
 
 def summarize_passes(build: Build) -> list[Json]:
-    """Return name, first line, and numbers of lines of each optimizer pass."""
+    """Return JSON for each optimizer pass: name, first line, and numbers of lines."""
     first_lines: dict[str, int] = {}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for event in build.trace:
@@ -201,13 +201,13 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
     if not matches:
         listed = ", ".join(sorted(filter(None, names))) or "none: the log has no optimizer lines"
         raise BuildLogError(
-            f"{name}: no such pass in this log; it has {listed}",
+            f"{name}: no such pass in this log; choose from {listed}",
             code="unknown-choice",
             parameter="name",
         )
     if len(matches) > 1:
         raise BuildLogError(
-            f"{name}: more than one pass in this log; it has {', '.join(sorted(matches))}",
+            f"{name}: matches several passes of this log; choose from {', '.join(sorted(matches))}",
             code="ambiguous",
             parameter="name",
         )
@@ -219,7 +219,7 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
 
 
 def _match_names(names: list[str], name: str) -> list[str]:
-    """Return the best matches of a name: the same, in another case, or with that beginning."""
+    """Return names equal to `name`; else equal in any case; else names that begin with it."""
     lower = name.lower()
     if name in names:
         return [name]

@@ -21,7 +21,7 @@ from qdqtool.util.records import to_json_fields
 Shape = tuple[int | None, ...]
 """Dimensions as printed (NCHW for images). None is a dynamic one, which TensorRT prints as -1."""
 
-MAX_DIMENSION = 1 << 40  # a larger one is damage and counts as unknown
+MAX_DIMENSION = 1 << 40  # a larger dimension means a damaged file and counts as unknown
 
 
 def static_shape(shape: Shape | None) -> list[int] | None:
@@ -59,7 +59,7 @@ class GapKind(StrEnum):
 
     @property
     def is_unread(self) -> bool:
-        """Whether the reader stopped there. The build itself does not show such a gap."""
+        """Whether the gap exists because the reader stopped, not because the file lacks content."""
         return self in (GapKind.CUT_FILE, GapKind.BEYOND_LINE, GapKind.BEYOND_RECORDS)
 
     @property
@@ -143,7 +143,7 @@ class ParseSection:
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """Number of layers after a step of the optimizer (``After tensor merging: 82 layers``)."""
+    """Line with the number of layers after a step (``After tensor merging: 82 layers``)."""
 
     name: str
     layers: int
@@ -249,13 +249,13 @@ class ProfileRow:
 
     @property
     def ms(self) -> float:
-        """Median, which one slow execution does not change; the average without a median."""
+        """Median milliseconds, or the average before TensorRT 8.4 (no median)."""
         return self.median_ms or self.average_ms
 
 
 @dataclass(slots=True)
 class MemoryUse:
-    """Memory as the builder reports it, in bytes unless a name says MiB. None if not printed."""
+    """Memory use that the builder prints: bytes, or MiB if a name says so; None if missing."""
 
     host_persistent: int | None = None
     device_persistent: int | None = None
@@ -284,7 +284,7 @@ class LineCounts:
     unexplained: int = 0
 
 
-REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp does nothing at run time
+REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # NoOp: no work at run time
 _MAX_ELEMENTS = 1 << 50
 
 
@@ -408,10 +408,10 @@ class BuiltLayer:
 
     @property
     def is_qdq(self) -> bool:
-        """Whether it is a Q or DQ of the model that remains, or a DQ with the Q after it."""
+        """Whether it is a remaining Q or DQ, or a DQ merged with the Q after it."""
         if self.origin:
             return self.origin == "QDQ"
-        # Most layers need no parsing of their names, which takes longer.
+        # Parse the name only if needed, because parsing is slow.
         if (
             self.type not in ("Reformat", "Scale", "Quantize", "Dequantize", "Copy", "")
             or "uantizeLinear" not in self.name
@@ -443,7 +443,9 @@ class BuiltLayer:
 
 @dataclass(slots=True)
 class Build:
-    """One TensorRT build, read from one or several files. The last one if a file has several.
+    """One TensorRT build, read from one or several files.
+
+    If a file contains several builds, this is the last one.
 
     Attributes:
         source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (only
@@ -599,7 +601,7 @@ class Build:
 
     @property
     def conversions(self) -> list[BuiltLayer]:
-        """Layers that change a data type: remaining Q and DQ, and reformats between types."""
+        """Layers that only change a data type: remaining Q and DQ, and reformats between types."""
         return [layer for layer in self.layers if layer.kind == LayerRole.CONVERSION]
 
     @property

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from calibration.options import ImageFunction, Preprocess
     from qdqtool.accuracy.agreement import NetworkAgreement
 
-_MIN_SAME_NETWORK = 0.9  # likeness from which the result has no note about it
-_IR_VERSION = b"\x08"  # first field of an ONNX file
+_MIN_SAME_NETWORK = 0.9  # a lower likeness of two graphs adds a note to the result
+_IR_VERSION = b"\x08"  # first byte of most ONNX files: the key of the field ir_version
 CompareInput: TypeAlias = (
     ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 )
@@ -153,7 +153,8 @@ def _compare(
         return _compare_models(first, second, target, gpu)
     if gpu is not None:
         raise QdqtoolError(
-            "`gpu` is for two models; a build has the times that were measured",
+            "`gpu`: estimates times of two models only, because a build has measured times; leave "
+            "`gpu` out",
             code="option-without-effect",
             parameter="gpu",
         )
@@ -169,11 +170,12 @@ def _check_models(first: Model | EngineReport, second: Model | EngineReport) -> 
     """Check that both sides can run on images.
 
     Raises:
-        QdqtoolError: One is a build.
+        QdqtoolError: A side is a build.
     """
     if not (isinstance(first, Model) and isinstance(second, Model)):
         raise QdqtoolError(
-            "`data`: images are for two models; a build cannot run here",
+            "`data`: images can compare two models only, because a build cannot run here; leave "
+            "`data` out",
             code="option-without-effect",
             parameter="data",
         )
@@ -222,7 +224,10 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
 
 
 def distinct_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
-    """Return names for two sets of files, with as many folders as make them different."""
+    """Return display names for two sets of files.
+
+    Each name has as many parent folders as the two sets need to look different.
+    """
 
     def join_names(paths: Sequence[str], parts: int) -> str:
         return ", ".join(os.sep.join(path.split(os.sep)[-parts:]) for path in paths)
@@ -254,7 +259,7 @@ def _compare_models(
         result.notes.append(
             Note(
                 f"only {matching.likeness:.0%} of the layers have a counterpart with the same "
-                "neighbors: these are two versions of a network, or two networks",
+                "neighbors: the models are different versions of a network, or different networks",
                 code="few-alike",
                 likeness=matching.likeness,
             )
@@ -279,7 +284,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} has {describe_obstacles(findings)}: nothing to compare",
+                f"{side.title} has {describe_obstacles(findings)}, so the comparison is impossible",
                 code="unsupported",
             )
     reason = "no layer in common"
@@ -292,7 +297,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
 
 
 def _compare_nodes(a: ModelSide, b: ModelSide, matching: NodeMatching) -> list[NodeChange]:
-    """Compare the nodes with weights or with Q/DQ, in the order of the first model."""
+    """Return a change for each node with weights or Q/DQ, in the order of the first model."""
     assert b.prediction is not None
     explainer = _ChangeExplainer(b.prediction)
     nodes = a.view.model.nodes
@@ -321,11 +326,11 @@ def _one_sided_change(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
 
 
 class _ChangeExplainer:
-    """Explains changes by the findings of a prediction.
+    """Adds reasons and descriptions to changes, from the findings of a prediction.
 
     Args:
         prediction: Prediction of the model, or of the second of two models.
-        fallback: Reason of a loss that the prediction does not contain.
+        fallback: Reason for a lost INT8 that the prediction does not explain. None: unknown.
         verbs: Verbs for the outputs of A and B.
     """
 
@@ -336,8 +341,8 @@ class _ChangeExplainer:
         verbs: tuple[str, str] = ("wrote", "writes"),
     ) -> None:
         self._fallback, self._verbs = fallback, verbs
-        # A finding explains a convolution that the prediction has in float. A finding about the
-        # output does not explain the type in which it computes.
+        # A finding explains a lost INT8 only if the prediction also computes in float, and a lost
+        # INT8 output only if the prediction does not go from INT8 to INT8.
         self._int8 = {c.name for c in prediction.convolutions if c.is_quantized}
         self._int8_to_int8 = {
             c.name for c in prediction.convolutions if c.quantized_in_quantized_out
@@ -349,7 +354,7 @@ class _ChangeExplainer:
                 self._findings.setdefault(name, finding)
 
     def explain(self, node: NodeChange) -> NodeChange:
-        """Set the reason and the description of a change, and return it."""
+        """Set `lost`, `finding` and `why` of a change in place, and return the change."""
         name, message = node.b.name if node.b is not None else "", ""
         is_lost = ChangeKind.LOST_INT8 in node.changes
         is_output_lost = ChangeKind.LOST_INT8_OUTPUT in node.changes
@@ -379,7 +384,7 @@ class _ChangeExplainer:
 
 def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
     profiles = [not r.build.layers and bool(r.build.profile_rows) for r in (first, second)]
-    if any(profiles):  # both have only names and times
+    if any(profiles):  # profiles of layer names and times only
         first, second = (analyze(add_profile_layers(r.build)) for r in (first, second))
     for report in (first, second):
         _check_listing(report.build)
@@ -417,16 +422,16 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
 
 
 def _check_listing(build: Build) -> None:
-    """Reject a build without data types, unless it has times."""
+    """Reject a build without layers, or with neither data types nor times."""
     if build.names_only and not build.profile_rows:
         raise BuildLogError(
-            "layer names without precisions; build with --profilingVerbosity=detailed",
+            "lists layer names without precisions; build again with --profilingVerbosity=detailed",
             build.display_name,
             code="no-precisions",
         )
     if not build.layers:
         raise BuildLogError(
-            "no engine listing; give a layer JSON or a verbose build log",
+            "has no engine listing; give a layer JSON or a verbose build log",
             build.display_name,
             code="no-layer-listing",
         )
@@ -449,8 +454,8 @@ def _compare_with_build(
     realized, matched_by = map_nodes(side.view, prediction, build)
     if not realized and prediction.convolutions:
         raise BuildLogError(
-            "shows no data type of any of the model's convolutions; "
-            "build with --profilingVerbosity=detailed",
+            "lists no data type for any convolution of the model; build again with "
+            "--profilingVerbosity=detailed",
             titles[1],
             code="no-precisions",
         )
@@ -488,7 +493,7 @@ def _compare_with_build(
 
 
 def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSummary:
-    """Return the totals of a build, with the parts that it lacks according to its model."""
+    """Return the totals of a build; record missing parts of its listing as gaps."""
     engine, build = summarize_build(report, title), report.build
     if not build.layers:
         engine.gaps.append(NO_LISTING)
@@ -500,9 +505,10 @@ def _summarize_engine(report: EngineReport, title: str, model: Model) -> SideSum
 
 
 def _predicted_conversions(prediction: Prediction, built: int | None) -> int | None:
-    """Return the predicted number; of a range, the number nearest to the build's.
+    """Return the predicted number of conversions; None if unknown.
 
-    The number is a range if it is unknown what Myelin fuses.
+    If the fusions of Myelin are unknown, the prediction is a range. Then return the number in
+    this range that is nearest to that of the build.
     """
     if built is None or prediction.conversions is None or not prediction.regions:
         return prediction.conversions
@@ -517,7 +523,10 @@ def _choose_assumptions(
     realized: dict[int, NodeSide],
     conversions: int | None,
 ) -> tuple[Prediction, list[Note]]:
-    """Return the prediction whose assumptions fit the build best, and a note about them."""
+    """Return the prediction whose assumed value fits the build best.
+
+    The list has a note if that value is not the default, else it is empty.
+    """
     best, notes = prediction, []
     fewest = _count_differences(best, realized, conversions)
     for assumption in prediction.assumptions:
@@ -534,7 +543,11 @@ def _choose_assumptions(
 def _count_differences(
     prediction: Prediction, realized: dict[int, NodeSide], conversions: int | None
 ) -> int:
-    """Count the INT8 convolutions with another output, and the difference in conversions."""
+    """Return the number of convolutions with another output type than built.
+
+    Only convolutions quantized on both sides count. The difference in the number of conversions
+    is added.
+    """
     count = 0
     if conversions is not None and prediction.conversions is not None:
         count = abs(conversions - prediction.conversions)

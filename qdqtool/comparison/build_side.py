@@ -36,7 +36,7 @@ from qdqtool.verification.layer_mapping import (
 
 
 def summarize_build(report: EngineReport, name: str) -> SideSummary:
-    """Return the totals of a build, by its own layers; ``name`` stands for its files."""
+    """Return the totals of a build, counted over its own layers; ``name`` is the title."""
     build, ms = report.build, _execution_time(report)
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     int8 = [layer for layer in layers if compute_precision(layer) in BYTES]
@@ -63,7 +63,7 @@ def summarize_build(report: EngineReport, name: str) -> SideSummary:
 
 
 def _execution_time(report: EngineReport) -> float | None:
-    """Return the time that trtexec prints for one execution, otherwise the sum of the profile."""
+    """Return milliseconds per execution: trtexec's time, else the sum of the profile."""
     build = report.build
     if build.gpu_ms is not None or report.has_times:
         return build.gpu_ms if build.gpu_ms is not None else report.total_ms
@@ -71,7 +71,10 @@ def _execution_time(report: EngineReport) -> float | None:
 
 
 def add_profile_layers(build: Build) -> Build:
-    """Return a build with the layers of its profile if it lists none; they have no data types."""
+    """Return a build whose layers come from its profile if it lists none.
+
+    Such layers have names but no data types.
+    """
     if build.layers or not build.profile_rows:
         return build
     layers = [BuiltLayer(row.name) for row in build.profile_rows]
@@ -142,10 +145,10 @@ def _map_convolutions(
 
 
 def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
-    """Return whether the names in the build are those of the model.
+    """Return whether the node names in the build can be trusted to be those of the model.
 
-    If the model's names are numbered, all of them have to be there, because numbered names of
-    another export may be equal by chance.
+    False if a name stands for different nodes. Numbered names of another export may be equal by
+    chance. So if the model's names are numbered, the build must contain all of them.
     """
     if find_name_conflicts(view, build, mapper):
         return False
@@ -157,7 +160,13 @@ def _are_names_equal(view: View, build: Build, mapper: NodeMapper) -> bool:
 
 
 def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
-    """Match nodes with layers by the names of weights, then by kernel and channels in order."""
+    """Match nodes with layers by names of weights, else in order by kernel and channels.
+
+    Returns the sides as built, by node index.
+
+    Raises:
+        BuildLogError: Too few match: the build is of another network.
+    """
     layers = [layer for layer in build.layers if is_multiplication_layer(layer)]
     nodes = [
         n for n in view.nodes_with_weights if n.output in view.varying and view.weights(n).folded
@@ -180,7 +189,7 @@ def _match_shapes(view: View, build: Build) -> dict[int, NodeSide]:
 def _match_weight_names(
     view: View, nodes: list[Node], layers: list[BuiltLayer]
 ) -> list[tuple[Node, BuiltLayer]]:
-    """Match nodes with the layers that name their weights; shared weights identify no node."""
+    """Pair nodes with the layers whose names contain the weights; skip shared weights."""
     initializers = NameSet(view.model.initializers)
     by_weights: dict[str, BuiltLayer] = {}
     for layer in layers:
@@ -202,12 +211,12 @@ def _weights_shape(view: View, node: Node) -> tuple[Shape, int | None]:
 
 
 def _layer_shape(layer: BuiltLayer) -> tuple[Shape | None, str]:
-    """Return the shape of the output and the kernel, which is empty if unknown."""
+    """Return the output shape (None if unlisted) and the kernel as text (empty if unlisted)."""
     return layer.outputs[0].shape if layer.outputs else None, str(layer.extras.get("Kernel") or "")
 
 
 def _compare_shapes(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) -> int:
-    """Return 2 if output channels and kernel of weights and layer agree, otherwise 0."""
+    """Return a similarity for :func:`align`: 2 if output channels and kernel agree, else 0."""
     (shape, axis), (output, kernel) = weights, layer
     if output is None or axis is None or axis >= len(shape) or shape[axis] not in output:
         return 0
@@ -217,15 +226,16 @@ def _compare_shapes(weights: tuple[Shape, int | None], layer: tuple[Shape | None
 def _different_network_error(view: View, build: Build) -> BuildLogError:
     named, total = count_named_convolutions(view.model, build)
     return BuildLogError(
-        f"a build of another network than {view.model.path or 'the model given'}: it "
-        f"names {named} of its {total} convolutions, and shapes and order do not fit either",
+        f"the build is not of {view.model.path or 'the model'}: the build names {named} of the "
+        f"model's {total} convolutions, and their shapes and order do not match either. Give a "
+        "build of this model",
         build.display_name,
         code="different-models",
     )
 
 
 def pair_layers(engines: EngineComparison) -> list[NodeChange]:
-    """Return the convolutions of two engines side by side."""
+    """Return a change for each pair of convolutions or matrix products of two engines."""
     changes = []
     for pair in engines.pairs:
         if not any(c and is_multiplication_layer(c.layer) for c in (pair.first, pair.second)):

@@ -22,12 +22,16 @@ from qdqtool.ir.qdq import is_qdq
 from qdqtool.patterns.view import View
 
 _MAX_ROUNDS = 24
-_MIN_ORDERED_ROUND = 4  # first round whose classes of several nodes are paired in order
-_MAX_NEIGHBORS = 32  # anchors stored for each tensor; a Concat of a thousand needs no more
-_MIN_EQUAL_NAMES = 0.8  # share of equal names among pairs found by structure for names to be used
-_MIN_COMMON_NAMES = 0.5  # the same if structure finds no pair: share of names in both graphs
-_MAX_SEQUENCE = 3000  # unpaired nodes that are still aligned in order
-# Likeness of two graphs of one network: exports of one network have 1.0, YOLOv8n and YOLO11n 0.2.
+_MIN_ORDERED_ROUND = 4  # earlier rounds only pair colors with a single node on each side
+# Maximum number of anchors stored per tensor: limits the cost of very wide Concats.
+_MAX_NEIGHBORS = 32
+# Names are used if at least this share of the pairs found by structure has equal names.
+_MIN_EQUAL_NAMES = 0.8
+# The same without any pair: share of the smaller graph's names in both graphs.
+_MIN_COMMON_NAMES = 0.5
+_MAX_SEQUENCE = 3000  # more unpaired nodes are not aligned in order: quadratic cost
+# Minimum likeness of two graphs of one network. Exports of one network have 1.0; YOLOv8n and
+# YOLO11n have 0.2.
 MIN_LIKENESS = 0.6
 _PRODUCTS = ("Gemm", "MatMul")
 _UNPAIRED = -(10**6)  # color of an anchor without a partner
@@ -35,9 +39,10 @@ _UNPAIRED = -(10**6)  # color of an anchor without a partner
 
 @dataclass(slots=True)
 class NodeMatching:
-    """Partners of the nodes of the first graph, by their index.
+    """Pairs of corresponding nodes of two graphs.
 
     Attributes:
+        pairs: Node of the second graph by the index of its partner in the first graph.
         by: ``names`` if most pairs have the same name, otherwise ``structure``.
         likeness: Share of the smaller graph's anchors that have a partner with the same neighbors.
     """
@@ -56,14 +61,14 @@ def is_same_network(first: View, second: View, matching: NodeMatching) -> bool:
 
 @dataclass(slots=True)
 class AnchorGraph:
-    """A graph of anchors, the nodes with weights, without its Q and DQ.
+    """Nodes with weights ("anchors") of a graph, and which anchors are neighbors.
 
     Attributes:
-        anchors: Nodes with weights, in order.
+        anchors: Nodes with constant weights, in the order of the view.
         signatures: Operator, shape of the weights, strides and groups of each anchor.
-        above: Nearest anchors upstream of each node, by node index; inputs of the network are
-            negative.
-        below: Nearest anchors downstream of each node, by node index.
+        above: Indices of the nearest anchors upstream of each node, by node index. Input i of the
+            network has the index -1 - i.
+        below: Indices of the nearest anchors downstream of each node, by node index.
     """
 
     view: View
@@ -129,7 +134,7 @@ def _signature(view: View, node: Node) -> Hashable:
 
 
 def _spatial_attribute(node: Node, name: str, axes: int) -> tuple[int, ...]:
-    """Return an attribute of each spatial axis; its default is 1."""
+    """Return an attribute with one integer per spatial axis; all 1 if it is not set."""
     value = node.attributes.get(name)
     return tuple(value) if isinstance(value, list) else (1,) * axes
 
@@ -162,7 +167,10 @@ def match(first_view: View, second_view: View) -> NodeMatching:
 
 
 def _likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> float:
-    """Return the share of anchors whose neighbors are partners of the partner's neighbors."""
+    """Return the share of the smaller graph's anchors with a partner in the same place.
+
+    The place is the same if neighbors on both sides are partners too.
+    """
     smaller = min(len(first.anchors), len(second.anchors))
     if not smaller:
         return 1.0
@@ -174,7 +182,7 @@ def _likeness(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int])
 
 
 def _have_partners(ours: frozenset[int], theirs: frozenset[int], pairs: Mapping[int, int]) -> bool:
-    """Return whether two sets of neighbors have a pair in common, or are both empty."""
+    """Return whether a neighbor in `ours` has its partner in `theirs`, or both are empty."""
     return (not ours and not theirs) or bool(
         {pairs.get(i, i if i < 0 else None) for i in ours} & theirs
     )
@@ -185,7 +193,10 @@ Colors = tuple[dict[int, int], dict[int, int]]
 
 
 def _refine_colors(first: AnchorGraph, second: AnchorGraph) -> list[Colors]:
-    """Return the colors after each round; equal colors mean equal structure."""
+    """Return the colors after each round of refinement.
+
+    Nodes with equal colors have equal surroundings up to a distance that grows with each round.
+    """
     numbers: dict[Hashable, int] = {}
 
     def number(key: Hashable) -> int:
@@ -219,7 +230,7 @@ def _refine_colors(first: AnchorGraph, second: AnchorGraph) -> list[Colors]:
 def _find_unpaired_classes(
     colors: Colors, pairs: dict[int, int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Return the unpaired nodes of each color that is as frequent in both graphs."""
+    """Return the unpaired nodes of each color that occurs equally often in both graphs."""
     classes: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, paired in enumerate((set(pairs), set(pairs.values()))):
         for index, color in colors[side].items():
@@ -241,7 +252,7 @@ def _pair_classes(
     pairs: dict[int, int],
     use_names: bool,
 ) -> None:
-    """Pair the nodes of each color: equal names first, if names are used, then in order."""
+    """Add pairs of nodes with one color: by equal names if `use_names`, the rest in order."""
     for left, right in _find_unpaired_classes(colors, pairs):
         names = {second.name(j): j for j in right} if use_names else {}
         by_name: dict[int, int] = {}
@@ -256,10 +267,10 @@ def _pair_classes(
 
 
 def _names_agree(first: AnchorGraph, second: AnchorGraph, pairs: Mapping[int, int]) -> bool:
-    """Return whether equal names mean equal nodes.
+    """Return whether equal names stand for equal nodes in both graphs.
 
-    They are checked against the pairs of the structure, or without such pairs against the
-    signatures.
+    The names are checked against the pairs found by structure. Without such pairs, they are
+    checked against the signatures of the anchors.
     """
     indices = {n.name: n.index for n in second.anchors}
     if pairs:
@@ -303,7 +314,10 @@ def _pair_in_order(first: AnchorGraph, second: AnchorGraph, pairs: dict[int, int
 def _pair_nodes_without_weights(
     first: AnchorGraph, second: AnchorGraph, result: NodeMatching, use_names: bool
 ) -> None:
-    """Pair by name, if names are used, or by operator and neighboring anchors."""
+    """Add pairs of nodes without weights: by name if `use_names`, else by surroundings.
+
+    Surroundings are the operator and the neighboring anchors.
+    """
     left, right = _nodes_without_weights(first), _nodes_without_weights(second)
     partners = {i: n.index for i, n in result.pairs.items()}
     keys = {n.index: _neighbor_key(first, n, partners) for n in left}
@@ -340,7 +354,10 @@ def _nodes_without_weights(graph: AnchorGraph) -> Sequence[Node]:
 
 
 def _neighbor_key(graph: AnchorGraph, node: Node, partners: Mapping[int, int] | None) -> Hashable:
-    """Return operator and neighboring anchors of a node, as indices of the second graph."""
+    """Return a key of a node's operator and neighboring anchors.
+
+    `partners` translates the indices of the anchors to those of the second graph.
+    """
     sides = (graph.above[node.index], graph.below[node.index])
     if partners is None:
         return node.op, *sides

@@ -15,7 +15,7 @@ from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
 from qdqtool.patterns.view import View
 from qdqtool.types import Precision, Prediction
 
-# Operators that only move values, between a DQ and the node that it quantizes.
+# Maximum number of operators that only move values between a DQ and its consumer.
 _MAX_MOVES = 8
 
 
@@ -82,7 +82,7 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
     if has_constant_weights:
         weights = view.weights(node)
         side.weights = weights.dq is not None
-        # The axis of a matrix product follows from the storage of its weights.
+        # The axis of a matrix product only depends on whether its weights are stored transposed.
         with_axis = operator_of(node).kind != LayerKind.MATRIX_MULTIPLY
         side.weights_scale = read_scales(view, weights.first_quantizer, with_axis)
     for position, tensor in enumerate(node.inputs):
@@ -97,7 +97,10 @@ def _read_node(view: View, node: Node, is_weighted: bool) -> NodeSide:
 
 
 def _find_dequantizer(view: View, tensor: str) -> Node | None:
-    """Return the DQ upstream of an input, past operators that only move values."""
+    """Return the DQ upstream of a tensor, before any operators that only move values.
+
+    None if another operator or no operator produces the values.
+    """
     producer = view.model.producer(tensor)
     for _ in range(_MAX_MOVES):
         if producer is None or not (rearranges(producer) or producer.op in RESIZES):
@@ -134,7 +137,7 @@ def summarize_model(side: ModelSide) -> SideSummary:
     )
     if prediction is None:
         return summary
-    # Not from the prediction, which counts convolutions that are quantized to UINT8 as INT8.
+    # The prediction counts convolutions with UINT8 as INT8, so count the nodes instead.
     summary.count_int8(side.nodes.values())
     summary.convolutions = len(prediction.convolutions)
     summary.products = prediction.summary()["matrix_products"]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
 NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)
 _OUTPUTS = (Precision.INT8, Precision.FP8)
-_LARGEST = {Precision.FP8: 448.0}  # of a number format; 127 for INT8
-_MAX_RELATIVE_ERROR = 1e-5  # of equal scales: exporters write float32 through text
+_LARGEST = {Precision.FP8: 448.0}  # largest magnitude of a format; others: 127
+_MAX_RELATIVE_ERROR = 1e-5  # scales this close are equal: some exporters print float32 as text
 
 
 class ChangeKind(StrEnum):
@@ -91,7 +91,7 @@ class QuantizerScales:
 
     @property
     def ranges(self) -> npt.NDArray[np.float64]:
-        """Largest magnitudes that the scales represent, which formats have in common."""
+        """Largest magnitude that each scale can represent, comparable between INT8 and FP8."""
         return self.values * _LARGEST.get(self.type, 127.0)
 
     @property
@@ -376,7 +376,10 @@ class Comparison(SavableResult):
 
     @property
     def open_outputs(self) -> int:
-        """Number of convolutions, INT8 on both sides, whose output type one side does not show."""
+        """Number of convolutions whose output type one side does not show.
+
+        Only convolutions that are INT8 or FP8 on both sides count.
+        """
         unknown = (None, Precision.UNKNOWN)
         count = 0
         for node in self.nodes:
@@ -386,7 +389,7 @@ class Comparison(SavableResult):
 
     @property
     def partial(self) -> str:
-        """Reason why a part was not compared; empty if everything was."""
+        """Reason why the comparison is incomplete; empty if everything was compared."""
         for side in (self.a, self.b):
             if side.missing:
                 return f"{side.title} is incomplete"
@@ -508,7 +511,7 @@ def _loss_reason(a: NodeSide, b: NodeSide) -> LossReason:
 
 
 def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[ChangeKind]:
-    """Return lost and gained pairs, unless a change of the data type implies them."""
+    """Return whether Q/DQ pairs were lost or gained; empty if INT8 was lost or gained."""
     if ChangeKind.LOST_INT8 in kinds or ChangeKind.GAINED_INT8 in kinds:
         return []
     changes = []
@@ -521,7 +524,7 @@ def _qdq_changes(a: NodeSide, b: NodeSide, kinds: list[ChangeKind]) -> list[Chan
 
 
 def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[ChangeKind]:
-    """Compare the scales of every quantized input, and store the largest difference."""
+    """Return the kinds of scale changes, and store the largest one in `change`."""
     pairs = [(a.scale, b.scale)] if a.data and b.data else []
     pairs += [(s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales]
     different = [pair for pair in pairs if scales_differ(*pair)]
@@ -537,7 +540,10 @@ def _compare_scales(a: NodeSide, b: NodeSide, change: NodeChange) -> list[Change
 
 
 def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
-    """Return whether two quantizers give different values, or only one scale is known."""
+    """Return whether two quantizers differ; True also if only one scale is known.
+
+    INT8 and FP8 scales of the same range do not differ.
+    """
     if a is None or b is None:
         return a is not b
     if (a.count, a.axis, a.zero) != (b.count, b.axis, b.zero):
@@ -551,10 +557,10 @@ def scales_differ(a: QuantizerScales | None, b: QuantizerScales | None) -> bool:
 
 
 def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float | None:
-    """Return second over first scale of the channel that differs most; None if not valid.
+    """Return the ratio of second to first scale, at the channel where it is largest.
 
-    INT8 and FP8 are compared by their ranges. One scale for all channels is compared with the
-    largest scale of the channels.
+    None if a scale is missing or invalid. INT8 and FP8 are compared by their ranges. If only one
+    side has a scale per channel, the largest scales of both sides are compared.
     """
     if a is None or b is None or not (a.valid and b.valid):
         return None
@@ -565,6 +571,6 @@ def scale_factor(a: QuantizerScales | None, b: QuantizerScales | None) -> float 
 
 
 def _scale_distance(pair: tuple[QuantizerScales | None, QuantizerScales | None]) -> float:
-    """Return how many times the larger scale is the smaller one; infinite without a factor."""
+    """Return the ratio of the larger to the smaller scale; infinite if it is unknown."""
     factor = scale_factor(*pair)
     return max(factor, 1.0 / factor) if factor else math.inf

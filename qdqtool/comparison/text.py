@@ -22,7 +22,7 @@ from qdqtool.util.text import format_count, format_layer_counts
 if TYPE_CHECKING:
     from qdqtool.accuracy.agreement import NetworkAgreement
 
-# Operators of a model, and kinds of layers of a build.
+# Matrix products: operators of a model, and layer types of a build.
 _PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")
 FLOAT_BUILD = "the build has no Q/DQ: it was built from a float model"
 _LOSS_REASONS = {
@@ -41,9 +41,9 @@ _CHANGES = {
 }
 _ONE_SIDED = (ChangeKind.ONLY_IN_A, ChangeKind.ONLY_IN_B)
 _UNKNOWN = "unknown"
-_MIN_IMAGES = 100  # the interval of an agreement near .97 is about .03 wide then
+_MIN_IMAGES = 100  # with this many images, the interval of an agreement near .97 is about .03 wide
 _MIN_TIMES = 0.1  # relative change from which a factor is printed as "times 2"
-_MIN_SPEED_CHANGE = 0.005  # relative change of the time that is named
+_MIN_SPEED_CHANGE = 0.005  # a smaller relative change of the time prints "as fast"
 _ROUNDING = 1e-3  # relative changes below this come from scales rounded to FP16
 
 
@@ -76,8 +76,8 @@ def describe_images(agreement: NetworkAgreement) -> list[Note]:
         count = len(agreement.unread)
         notes.append(
             Note(
-                f"{format_count(count, 'image')} could not be read and left out; the first, "
-                f"{name}: {reason}",
+                f"{format_count(count, 'image')} could not be read and were left out; the first "
+                f"is {name}: {reason}",
                 code="unread-images",
                 count=count,
                 file=name,
@@ -86,16 +86,16 @@ def describe_images(agreement: NetworkAgreement) -> list[Note]:
     if agreement.measure.value is None:
         notes.append(
             Note(
-                "no agreement: A finds nothing on these images. Give images like those of the "
-                "deployment, and check the preprocessing.",
+                "no agreement: model A detects nothing on these images. Give images like those of "
+                "the deployment, and check the preprocessing.",
                 code="nothing-detected",
             )
         )
     elif agreement.images < _MIN_IMAGES:
         notes.append(
             Note(
-                f"{format_count(agreement.images, 'image')} can tell large differences only; give "
-                f"{_MIN_IMAGES} or more",
+                f"{format_count(agreement.images, 'image')} show large differences only; give "
+                f"{_MIN_IMAGES} or more images",
                 code="few-images",
                 images=agreement.images,
                 enough=_MIN_IMAGES,
@@ -112,7 +112,7 @@ def _describe_obstacles(comparison: Comparison) -> list[str]:
 
 
 def _describe_format(comparison: Comparison) -> str:
-    """Return ``in FP8 instead of INT8`` for the layers whose format changed."""
+    """Return ``in FP8 instead of INT8``, or a general text if formats changed both ways."""
     sides = [(n.a, n.b) for n in comparison.where(ChangeKind.FORMAT)]
     pairs = {(_name_format(a), _name_format(b)) for a, b in sides}
     if len(pairs) != 1:
@@ -126,7 +126,10 @@ def _name_format(side: NodeSide | None) -> str:
 
 
 def _describe_realized_int8(comparison: Comparison) -> list[str]:
-    """Count the quantized convolutions of a model that run in INT8 in its build."""
+    """Describe how many quantized convolutions of a model run in INT8 or FP8 in its build.
+
+    Empty unless the comparison is of a model and a build.
+    """
     a, b = comparison.a, comparison.b
     if {a.kind, b.kind} != {"model", "build"}:
         return []
@@ -144,7 +147,7 @@ def _describe_realized_int8(comparison: Comparison) -> list[str]:
 
 
 def _count_changes(comparison: Comparison, texts: dict[ChangeKind, str]) -> list[str]:
-    """Return the number of layers with each change, in words."""
+    """Return a text such as ``3 convolutions <text>`` for each change that occurs."""
     nodes = {kind: comparison.where(kind) for kind in texts}
     return [f"{_count_layers(nodes[kind])} {text}" for kind, text in texts.items() if nodes[kind]]
 
@@ -209,7 +212,7 @@ def _describe_all_scales(comparison: Comparison) -> list[str]:
 
 
 def _describe_factors(factors: list[float | None]) -> str:
-    """Describe the factors if they are small or equal."""
+    """Describe scale factors if all are equal or close to 1; else return an empty text."""
     valid = [f for f in factors if f is not None]
     if len(valid) < len(factors):
         return ""

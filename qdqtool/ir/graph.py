@@ -311,7 +311,7 @@ class Model:
             if name:
                 if name in producers:
                     raise ModelError(
-                        f"tensor '{name}' is made by two nodes ('{producers[name].name}' and "
+                        f"tensor '{name}' has two producers ('{producers[name].name}' and "
                         f"'{node.name}'); the file is damaged, export it again",
                         self.path or "model",
                         code="duplicate",
@@ -342,7 +342,8 @@ class Model:
             ordered = {node.index for node in order}
             stuck = next(node for node in self.nodes if node.index not in ordered)
             raise ModelError(
-                f"the graph has a cycle through node '{stuck.name}'",
+                f"the graph has a cycle through node '{stuck.name}'; the file is damaged, export "
+                "it again",
                 self.path or "model",
                 code="cycle",
                 node=stuck.name,

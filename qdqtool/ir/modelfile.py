@@ -48,7 +48,7 @@ def check_form(proto: onnx.ModelProto, path: str) -> None:
     for number in (opset.version for opset in proto.opset_import):
         if number not in _OPSET_VERSIONS:
             raise ModelError(
-                f"no operator set has the version {number}; the file is damaged",
+                f"operator set version {number} does not exist; the file is damaged",
                 path,
                 code="wrong-opset",
             )
@@ -73,8 +73,9 @@ def _check_attribute_references(node: onnx.NodeProto, path: str) -> None:
     for attribute in node.attribute:
         if attribute.ref_attr_name:
             raise ModelError(
-                f"node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
-                "from a function, and is in none; the file is damaged",
+                f"attribute '{attribute.name}' of node '{node.name}' ({node.op_type}) refers to "
+                "an attribute of a function, but the node is not in a function; the file is "
+                "damaged",
                 path,
                 code="node-damaged",
                 node=node.name,
@@ -137,7 +138,7 @@ def _collect_tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     if not external.are_possible_dims(tensor.dims):
         raise ModelError(
             f"tensor '{cut_middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} "
-            "dimensions, and more elements than there can be",
+            "dimensions and an impossible number of elements",
             code="tensor-damaged",
             node=str(tensor.name),
         )

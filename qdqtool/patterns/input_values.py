@@ -50,8 +50,8 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
         )
         return [
             Note(
-                f"preprocessing: the network normalizes input '{tensor}' itself and takes pixels "
-                f"from 0 to {highest}, but the images were prepared as {used['name']} "
+                f"preprocessing: the network normalizes input '{tensor}' itself and expects "
+                f"pixels from 0 to {highest}, but the images were prepared as {used['name']} "
                 f"({low:.3g} to {high:.3g}): {advice}",
                 code="own-normalization",
                 tensor=tensor,

@@ -137,8 +137,8 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
     return [
         Note(
             f"preprocessing: {used}, but {kind}. The ranges fit only images that are prepared as "
-            "in the deployment: give its preprocessing, such as "
-            f"{example}; docs/insert.md has the list)",
+            f"in the deployment: give the preprocessing of the deployment, such as {example} "
+            "(docs/insert.md lists all)",
             code="default-preprocess",
             kind=kind,
         )

@@ -1,4 +1,4 @@
-"""Time estimates: GPUs as data, work of each layer, a physical model, calibration.
+"""Time estimates: table of GPUs, work of each layer, time model, calibration.
 
 Imports only packages below it; it does not know the command line or formats.
 """

@@ -23,10 +23,11 @@ from qdqtool.util.notes import Note
 
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 _MEMORY = re.compile(r"\b(\d{1,4})GB\b")
-_MEMORY_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)  # GB of boards
-# A bandwidth that differs from the table's by more than this factor is an error of the log.
+# In GB, as boards are sold.
+_MEMORY_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+# If the log's bandwidth differs from the table's by more than this factor, the table's is used.
 _MAX_BANDWIDTH_FACTOR = 2.0
-_TRANSFERS_PER_CLOCK = 2  # of the memory, for the clock that drivers print
+_TRANSFERS_PER_CLOCK = 2  # the memory transfers twice per printed clock
 _CLOCK_TOLERANCE = 0.97
 
 
@@ -54,18 +55,18 @@ class DeviceFacts:
 
     @property
     def bandwidth(self) -> float | None:
-        """Memory bandwidth in GB/s."""
+        """Memory bandwidth in GB/s; None if bus width or memory clock is unknown."""
         if self.bus is None or self.memory_clock is None:
             return None
         return self.bus / 8 * self.memory_clock * _TRANSFERS_PER_CLOCK * 1e-3
 
 
 def parse_device(name: str, facts: Mapping[str, str]) -> DeviceFacts:
-    """Return the device information of trtexec.
+    """Parse the device information that trtexec prints.
 
     Args:
         name: Name of the GPU.
-        facts: Lines of the log, such as ``SMs`` to ``80``.
+        facts: Values by name as printed, such as ``{"SMs": "80"}``.
     """
     lines = {key.lower().removeprefix("application "): text for key, text in facts.items()}
     cc = lines.get("compute capability", "")
@@ -109,9 +110,9 @@ def find_device_gpu(device: DeviceFacts, clock: float | None = None) -> Gpu:
 
 
 def _board_distance(board: Gpu, device: DeviceFacts) -> tuple[bool, bool, int, float]:
-    """Return how much a board differs from the log.
+    """Return a key for sorting boards by how well they fit the log, the best first.
 
-    Boards switch SMs off and lower clocks, never the opposite.
+    A device may have fewer SMs than the board in the table (some are switched off), not more.
     """
     size = _MEMORY.search(board.name)
     sms, clock = device.sms or board.sms, device.clock or board.clock
@@ -126,7 +127,8 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
     if sms != board.sms:
         notes.append(
             Note(
-                f"the log states {sms} SMs, the {board.name} has {board.sms}: {sms} used",
+                f"the log states {sms} SMs, but the {board.name} has {board.sms}: {sms} SMs were "
+                "used",
                 code="sms-of-log",
                 sms=sms,
                 board=board.name,
@@ -135,13 +137,13 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
         )
     log_clock = device.clock
     if board.is_jetson and log_clock and device.memory_clock:
-        # A Jetson's driver prints a clock of the GPU there: 1.275 GHz of both on an AGX Orin.
+        # A Jetson's driver prints a GPU clock as memory clock: 1.275 GHz for both on an AGX Orin.
         if device.memory_clock < _CLOCK_TOLERANCE * log_clock:
             notes.append(
                 Note(
-                    f"the log prints {log_clock:.0f} MHz and {device.memory_clock:.0f} MHz; a "
-                    "Jetson prints the GPU's clock as the memory's, so the lower one is used; set "
-                    "`clock` if you know it",
+                    f"the log prints the clocks {log_clock:.0f} MHz and {device.memory_clock:.0f} "
+                    "MHz; the second is a clock of the GPU on a Jetson, so the lower clock was "
+                    "used. Set `clock` if you know the GPU's clock",
                     code="clock-of-log",
                     memory_clock=device.memory_clock,
                 )
@@ -164,7 +166,7 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
 
 
 def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
-    """Return a GPU that is in no table.
+    """Return a GPU that is not in the table.
 
     It has the rates of its compute capability, and the L2 of the board nearest in size.
     """
@@ -177,18 +179,18 @@ def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
     if bandwidth is None and nearest is not None:
         bandwidth = nearest.bandwidth * sms / nearest.sms
         note = Note(
-            f"the log does not state the memory bandwidth: that of the {nearest.name} used, scaled "
-            "to the number of SMs",
+            f"the log does not state the memory bandwidth: the bandwidth of the {nearest.name} "
+            "was used, scaled by the number of SMs",
             code="bandwidth-guessed",
         )
         notes = (*notes, note)
     if actual_clock is None or bandwidth is None:
-        # This raises for an unknown GPU. It returns if the table lists the name with another
-        # compute capability. Then the error below applies.
+        # Raises for a name that the table lacks. If the table has the name with another compute
+        # capability, continue to the error below.
         gpus.find_gpu(device.name)
         raise QdqtoolError(
-            f"'{device.name}' of compute capability {device.cc} is not known, and the log states "
-            "no clock or memory of it; `gpu` names it",
+            f"GPU '{device.name}' of compute capability {device.cc} is unknown, and the log does "
+            "not state its clock or memory; give `gpu`",
             code="unknown-choice",
             parameter="gpu",
         )
@@ -266,7 +268,7 @@ def _work_kind(layer: BuiltLayer) -> str:
     return next((kind for word, kind in _KINDS if word in name), work.UNKNOWN)
 
 
-# Kind of work by a word of the layer's type.
+# Kind of work by a word that the layer's type contains.
 _KINDS = (
     ("gemm", work.CONV),
     ("matrixmultiply", work.CONV),
@@ -327,14 +329,17 @@ def _convolution_work(cost: LayerCost, base: LayerWork) -> LayerWork | None:
 
 
 def _first_shape(tensors: list[BuiltTensor]) -> list[int] | None:
-    """Return the shape of the first tensor as [N, C, ...]; None if unknown."""
+    """Return the shape of the first tensor; [1, N, C, H, W] becomes [N, C, H, W].
+
+    None if unknown.
+    """
     shape = static_shape(tensors[0].shape) if tensors else None
     return shape[1:] if shape is not None and len(shape) == 5 and shape[0] == 1 else shape
 
 
 # Bytes from L2 to one SM per clock (Volta, Ampere and Ada tuning guides).
 _L2_PEAK = 64.0
-_MIN_KERNEL_MS = 1e-3  # the shortest kernels take about a microsecond
+_MIN_KERNEL_MS = 1e-3  # about a microsecond, as the shortest kernels take
 
 
 def find_build_gpu(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
@@ -342,8 +347,8 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
 
     Args:
         build: The build.
-        name: GPU that the user names. The log's figures are used if they can be that GPU's,
-            else the table's.
+        name: GPU that the user names. Figures come from the log if they fit this GPU, otherwise
+            from the table.
         clock: SM clock in MHz, instead of the log's.
 
     Raises:
@@ -368,14 +373,14 @@ def find_build_gpu(build: Build, name: str | None = None, clock: float | None = 
 
 
 def _can_be(device: DeviceFacts, board: Gpu) -> bool:
-    """Whether the figures of a log can be those of a board."""
+    """Return whether the log's compute capability and number of SMs fit a board."""
     if not device.sms or device.cc not in (None, board.cc):
         return False
     return device.sms == board.sms or (board.is_jetson and device.sms < board.sms)
 
 
 def explain_unknown_gpu(build: Build) -> str:
-    """Return why a build's GPU is unknown; empty if it is known, or if the build names none."""
+    """Return why a build's GPU is unknown; empty if it is known or not named."""
     try:
         if build.device is not None:
             find_device_gpu(parse_device(build.device, build.gpu))
@@ -385,7 +390,7 @@ def explain_unknown_gpu(build: Build) -> str:
 
 
 def check_build_gpu(build: Build, gpu: Gpu) -> list[Note]:
-    """Return a note if a build's log is of another device than the user's GPU."""
+    """Return a note if the device in a build's log contradicts `gpu`; else an empty list."""
     device = parse_device(build.device or "the device", build.gpu)
     differences = []
     if device.cc not in (None, gpu.cc):
@@ -396,17 +401,17 @@ def check_build_gpu(build: Build, gpu: Gpu) -> list[Note]:
         return []
     return [
         Note(
-            f"the log contradicts {gpu.name}: {device.name} has {' and '.join(differences)}; set "
-            "`gpu` to the GPU of the log, or leave it out",
+            f"`gpu`: {gpu.name} is not the GPU of the log: {device.name} has "
+            f"{' and '.join(differences)}; give the GPU of the log, or leave `gpu` out",
             code="contradicted",
         )
     ]
 
 
 def add_expected_times(report: EngineReport, gpu: Gpu) -> None:
-    """Write expected and best milliseconds into the layers of known shapes.
+    """Set expected and best milliseconds of layers of known work, and `report.gpu`.
 
-    Expected milliseconds are those that a profile would show.
+    Expected milliseconds include the time that profiling adds to each layer.
     """
     rows, works = [], []
     for row in report.rows:
@@ -425,7 +430,8 @@ def add_expected_times(report: EngineReport, gpu: Gpu) -> None:
 def _profile_overhead_ms(report: EngineReport) -> float:
     """Return the milliseconds that a profile added to each layer.
 
-    Measured if the log has the time without the profile as well.
+    It follows from the total time without profiling if the log has it. Otherwise it is the usual
+    overhead.
     """
     usual = load_constants().overhead_us * 1e-3
     total = report.build.gpu_ms
@@ -438,8 +444,8 @@ def _profile_overhead_ms(report: EngineReport) -> float:
 def _peak_ms(w: LayerWork, gpu: Gpu) -> float:
     """Return the milliseconds that a layer takes at the peak rates of the GPU.
 
-    The larger one of products at the dense rate and bytes at the bandwidth counts.
-    Data that fits the L2 need not come from memory, but passes between the L2 and the SMs.
+    This is the largest of: products at the dense rate, bytes at the memory bandwidth, and bytes at
+    the L2 bandwidth. Bytes that fit into the L2 do not count for the memory.
     """
     compute = w.macs / gpu.mac_rate(w.precision) if w.kind in (work.CONV, work.DECONV) else 0.0
     memory = max(0.0, w.bytes_moved - gpu.l2 * 1e6) / (gpu.bandwidth * 1e9)

@@ -53,12 +53,13 @@ if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
 
 Array = npt.NDArray[np.float64]
-# Factor on the range if all shapes are unknown; it counts by the share of such layers.
+# The range is widened by 1 + this number x the share of layers whose shapes are unknown.
 _UNKNOWN_SPREAD = 1.5
-UNMEASURED_SPREAD = 1.15  # assumed factor on the range of an architecture without measurements
-_NOTE_SPREAD = 1.15  # factor on the range of a GPU with assumptions
-_REPEATED_SPREAD = 1.05  # range of a network that was measured itself: another run of it
-# Newest target whose builder chooses the float types, and whose simulation names layers.
+# Assumed factor that widens the range if no GPU of the architecture was measured.
+UNMEASURED_SPREAD = 1.15
+_NOTE_SPREAD = 1.15  # factor that widens the range if the GPU's figures rest on assumptions
+_REPEATED_SPREAD = 1.05  # range if the same network was measured: the variation between runs
+# Newest weakly typed target whose simulation names layers.
 _WEAKLY_TYPED = max(
     (t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version
 )
@@ -71,30 +72,29 @@ class TimeEstimate:
     Attributes:
         gpu: The GPU, as the user runs it.
         total_ms: Milliseconds of one run, end to end on the GPU (trtexec's GPU Compute Time).
-        low_ms: With ``high_ms`` the range that holds 80 % of measured times.
-        high_ms: Upper end of the range.
+        low_ms: Lower end of the range that contains 80 % of measured times.
+        high_ms: Upper end of that range.
         conversions_ms: Part of the total that converts data types (remaining Q and DQ).
         layers: Milliseconds of each predicted layer as a profile would show them, in the
             prediction's order.
         kernels: Every kernel, the slowest first.
-        float_time: The same network without Q/DQ, in FP16 if the GPU is fast in it. None if it
-            was not simulated.
-        best: The network with Q/DQ where ``insert`` would put them. None if unknown.
-        best_fp8: The same in FP8, for a float network on a GPU with FP8. None if unknown.
-        batch: Factor on the model's own batch.
-        calibration: Correction in the times.
+        float_time: The network without Q/DQ, in the faster float type. None if not simulated.
+        best: The network with INT8 Q/DQ where ``insert`` would put them. None if unknown.
+        best_fp8: The same with FP8, only for a float network on a GPU with FP8. None otherwise.
+        batch: Requested batch size over the model's own.
+        calibration: Correction by a measurement that the times include. None without one.
         unknown: Names of layers whose shapes are unknown.
         notes: Notes about the figures.
         float_type: Type of floats: FP16 or FP32.
         is_float: Whether the network has no Q/DQ.
-        requested_batch: Batch that the caller named. None: the model's own.
+        requested_batch: Batch size that the caller requested. None: the model's own.
         fixes: Savings of automatic fixes by kind, the largest first.
-        workload: Work that the time was estimated for. Its layers are in the prediction's order
-            if those have names.
+        workload: Work of all layers and kernels. Layers are in the prediction's order, unless the
+            target does not name layers.
         layouts_ms: Part of the total that changes memory layouts, but no types.
-        layouts: Number of kernels that do that.
+        layouts: Number of kernels that change memory layouts.
         conversions: Number of kernels that convert data types.
-        launch_ms: Time that the kernels would take if they computed and moved nothing.
+        launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
     """
@@ -127,12 +127,15 @@ class TimeEstimate:
 
     @property
     def layer_count(self) -> int:
-        """Number of layers and other kernels, at least 1."""
+        """Number of layers and extra kernels, at least 1."""
         return max(1, len(self.workload.all_work) if self.workload else 1)
 
     @property
     def gain(self) -> float | None:
-        """Time of the float network over this time; None for a float network or if unknown."""
+        """Speed gain: time of the float network over this time.
+
+        None if this is a float network, or if the float network was not simulated.
+        """
         if self.float_time is None or self.is_float or not self.total_ms:
             return None
         return self.float_time.total_ms / self.total_ms
@@ -144,21 +147,21 @@ class TimeEstimate:
 
     @property
     def best_range(self) -> SpeedGain | None:
-        """Gain of the network with Q/DQ where ``insert`` would put them, with its range."""
+        """Gain with the INT8 pairs of ``insert``, with its range; None if unknown."""
         return None if self.best is None else self._add_range(self.best.gain, Precision.INT8)
 
     @property
     def best_fp8_range(self) -> SpeedGain | None:
-        """Gain of the network with the FP8 pairs of ``insert``, with its range."""
+        """Gain with the FP8 pairs of ``insert``, with its range; None if unknown."""
         if self.best_fp8 is None:
             return None
         return self._add_range(self.best_fp8.gain, Precision.FP8)
 
     @property
     def faster_range(self) -> SpeedGain | None:
-        """Gain of the faster one of INT8 and FP8 for a float network, with its range.
+        """The larger of `best_range` (INT8) and `best_fp8_range`; None if both are unknown.
 
-        INT8 if FP8 is not faster by 2 percent, because INT8 needs no strongly typed build.
+        FP8 has to be faster by more than 2 percent, because it needs a strongly typed build.
         """
         int8, fp8 = self.best_range, self.best_fp8_range
         if fp8 is not None and (int8 is None or fp8.value > MIN_GAIN * int8.value):
@@ -167,7 +170,10 @@ class TimeEstimate:
 
     @property
     def fastest(self) -> Precision | None:
-        """The fastest type of a float network: INT8, FP8 or its float type; None if unknown."""
+        """The fastest type for a float network: INT8, FP8 or its float type.
+
+        None if unknown, or if the network has Q/DQ.
+        """
         gain = self.faster_range
         if gain is None or not self.is_float:
             return None
@@ -224,8 +230,8 @@ class _TimedEngine:
         gpu: The GPU.
         prediction: Prediction with engine layers.
         workload: Work of the layers and extra kernels.
-        kernel_ms: Milliseconds of each, of shape [all work].
-        counts: Number of kernels of each, of shape [all work]; 0 if it takes no time.
+        kernel_ms: Milliseconds of each work, without gaps; shape [all work].
+        counts: Number of kernels of each work, 0 if it takes no time; shape [all work].
     """
 
     gpu: Gpu
@@ -243,7 +249,7 @@ class _TimedEngine:
     ) -> Array:
         """Return milliseconds in a running engine, of shape [all work].
 
-        A correction from a profile has the times of kernels; no gaps are added to it.
+        No gaps are added with a correction from a profile, which consists of kernel times.
 
         Args:
             correction: Correction of the times.
@@ -256,7 +262,10 @@ class _TimedEngine:
         return correction.apply(ms, self.counts) if correction else ms
 
     def idle_ms(self, gpu: Gpu) -> Array:
-        """Return milliseconds if the kernels computed and moved nothing, of shape [all work]."""
+        """Return the milliseconds of kernels that neither compute nor move data.
+
+        Shape [all work].
+        """
         idle = [
             LayerWork(work.NOTHING if w.kind == work.NOTHING else work.POINTWISE, steps=w.steps)
             for w in self.workload.all_work
@@ -303,7 +312,8 @@ def estimate(
         simulated = simulate_without_alternatives(resolved_model, _target_with_layers(target))
         notes.append(
             Note(
-                f"{target.display_name} has no INT8 on {gpu.name}: this is the time without Q/DQ",
+                f"{target.display_name} has no INT8 on {gpu.name}: the times are those of the "
+                "model without Q/DQ",
                 code="without-qdq",
             )
         )
@@ -315,9 +325,9 @@ def estimate(
     if gpu.fuses_conversions and not is_float:
         notes.append(
             Note(
-                f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: "
-                "conversions next to kernels that map or copy values count as part of them, as "
-                "seen in one engine",
+                f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: a "
+                "conversion next to an elementwise or copy kernel is counted as part of that "
+                "kernel (seen in one engine)",
                 code="in-myelin",
             )
         )
@@ -347,11 +357,11 @@ def estimate(
 
 
 def _slow_int8_note(gpu: Gpu) -> Note:
-    """Return the note about a GPU on which INT8 is no faster than FP16."""
+    """Return the note about a GPU that computes INT8 no faster than its float type."""
     int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
     return Note(
         f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
-        "TOPS): INT8 saves memory traffic alone",
+        "TOPS): INT8 saves only memory traffic",
         code="int8-not-faster",
         int8_tops=int8,
         float_tops=half,
@@ -362,20 +372,28 @@ def _slow_int8_note(gpu: Gpu) -> Note:
 
 
 def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
-    """Return the factor on the model's own batch, and add a note if it is not 1."""
+    """Return the requested batch over the model's own; add a note if they differ.
+
+    Raises:
+        QdqtoolError: The inputs have no common batch dimension.
+    """
     if batch is None:
         return 1.0
     first_dimensions = {shape[0] for shape in map(model.shape, model.inputs) if shape}
     own = first_dimensions.pop() if len(first_dimensions) == 1 else None
     if not own:
         raise QdqtoolError(
-            f"`batch` {batch}: the model's inputs have no common first dimension to scale",
+            f"`batch` {batch}: the model's inputs have no common batch size, so times cannot be "
+            "scaled; leave `batch` out",
             code="no-common-batch",
             parameter="batch",
         )
     if own != batch:
         notes.append(
-            Note(f"the model's batch is {own}; times scaled to {batch}", code="batch-scaled")
+            Note(
+                f"the model's batch is {own}; times were scaled to a batch of {batch}",
+                code="batch-scaled",
+            )
         )
     return batch / own
 
@@ -383,7 +401,7 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
 def _summarize(
     engine: _TimedEngine, gpu: Gpu, correction: TimeCalibration | None, ms: Array
 ) -> TimeEstimate:
-    """Return the sums of an engine's milliseconds, of shape [all work]."""
+    """Return an estimate with the totals of `ms`, the milliseconds of shape [all work]."""
     workload, layers = engine.workload, engine.prediction.layers
     conversions = [i for i, layer in enumerate(layers) if layer.type == "Conversion" and ms[i] > 0]
     changes = [
@@ -405,7 +423,7 @@ def _summarize(
 
 
 def _profile_ms(engine: _TimedEngine, correction: TimeCalibration | None) -> Array:
-    """Return milliseconds as a profile shows them, of shape [all work]."""
+    """Return milliseconds with the overhead of profiling; shape [all work]."""
     overhead_us = load_constants().overhead_us
     if correction and correction.overhead_us:
         overhead_us = correction.overhead_us
@@ -413,7 +431,7 @@ def _profile_ms(engine: _TimedEngine, correction: TimeCalibration | None) -> Arr
 
 
 def _write_layer_times(prediction: Prediction, workload: EngineWorkload, profile_ms: Array) -> None:
-    """Write into each layer its milliseconds, and the changes of layout before it."""
+    """Set the milliseconds of each predicted layer, and the layout changes before it."""
     times = [round(ms, 5) for ms in profile_ms.tolist()]
     layers = {}
     for layer, ms in zip(prediction.layers, times, strict=False):
@@ -450,7 +468,7 @@ def _add_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pred
 
 
 def _target_with_layers(target: Target) -> Target:
-    """Return the target; for TensorRT-RTX a strongly typed one that names layers."""
+    """Return the target, or in place of TensorRT-RTX a strongly typed classic TensorRT."""
     return strongly_typed(_WEAKLY_TYPED) if target.is_rtx else target
 
 
@@ -474,10 +492,10 @@ def _time_engine(
 
 
 def _float_choices(model: Model, target: Target, float_type: Precision) -> tuple[Precision, ...]:
-    """Return the types that floats can have.
+    """Return the float types to try for an engine.
 
-    A strongly typed network has those of the file. A builder that may use FP16 takes FP32 if that
-    is faster: then INT8 convolutions do not write FP16 that needs a change of layout.
+    A strongly typed network has the float type of the file. A builder that may use FP16 may still
+    choose FP32: INT8 convolutions that write FP32 need no change of layout.
     """
     if target.strongly_typed:
         return (_file_float_type(model),)
@@ -503,7 +521,8 @@ def _make_calibration(source: str | None, gpu: Gpu, engine: _TimedEngine) -> Tim
         return _calibrate_by_profile(source, gpu, engine)
     if calibration.gpu != gpu.name:
         raise QdqtoolError(
-            f"a calibration for '{calibration.gpu}', not for '{gpu.name}'",
+            f"the time calibration is for '{calibration.gpu}', not for '{gpu.name}'; give a "
+            "calibration for this GPU",
             source,
             code="different-gpus",
             parameter="calibrate",
@@ -517,8 +536,8 @@ def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCali
     rows = read_build(path).profile_rows
     if not rows:
         raise QdqtoolError(
-            "no profile in it; give trtexec's --exportProfile file, a measured time, or a "
-            "calibration",
+            "contains no profile; give a file of trtexec --exportProfile, a measured time, or a "
+            "file of `save_calibration`",
             path,
             code="no-profile",
             parameter="calibrate",
@@ -533,8 +552,8 @@ def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCali
     timed = sum(1 for row in rows if row.ms > 0)
     if measured and 2 * len(measured) < min(timed, len(layers)):
         raise QdqtoolError(
-            f"only {len(measured)} of its {timed} layers are in the prediction ({len(layers)} "
-            "layers); it is a profile of another engine",
+            f"the profile is of another engine: only {len(measured)} of its {timed} layers are in "
+            f"the prediction ({len(layers)} layers). Give a profile of this model",
             path,
             code="different-models",
             parameter="calibrate",
@@ -545,7 +564,10 @@ def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCali
 def match_profile_rows(
     layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]
 ) -> list[ProfileRow | None]:
-    """Return the profile's row of each layer, by name; layers of one name get rows in order."""
+    """Return the profile's row of each layer by name; None for layers without a row.
+
+    Layers with equal names get the rows with that name in order.
+    """
     pending: dict[str, deque[ProfileRow]] = {}
     for row in rows:
         pending.setdefault(row.name, deque()).append(row)
@@ -575,20 +597,23 @@ def _set_range(result: TimeEstimate, kernels: float) -> None:
             text += ", so the time is unreliable: export the model with fixed shapes"
             result.notes.append(Note(text, code="most-shapes-unknown"))
     result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowdown
-    if correction is not None:  # the profile's overhead may be time of the kernels after all
+    if correction is not None:  # the overhead taken from the profile may really be kernel time
         result.high_ms += kernels * correction.overhead_us * 1e-3
 
 
 def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
-    """Return the spread of uncorrected times, and the slowdown under the board's power limit."""
+    """Return the factor of the range without calibration, and the slowdown by the power limit.
+
+    Adds notes about both.
+    """
     constants, slowdown = load_constants(), 1.0
     spread = constants.spreads["total"]
     if not constants.is_measured(gpu.cc):
         spread = constants.spreads["total_unknown"] * UNMEASURED_SPREAD
         notes.append(
             Note(
-                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the "
-                "range is wider",
+                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured, so "
+                "the range of the estimate is wider",
                 code="not-measured",
             )
         )
@@ -597,9 +622,9 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
         slowdown = 1 / share
         notes.append(
             Note(
-                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): "
-                f"the upper end of the range is for {gpu.clock * share:.0f} MHz. Pass yours with "
-                "`clock`.",
+                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): the "
+                f"upper end of the range is for {gpu.clock * share:.0f} MHz. Set `clock` if you "
+                "know the GPU's clock.",
                 code="slowed",
             )
         )
@@ -640,9 +665,9 @@ def _compare(result: TimeEstimate, model: Model, resolved_model: Model, target: 
 def _float_time(
     result: TimeEstimate, resolved_model: Model, model: Model | None, target: Target
 ) -> FloatTime:
-    """Return the time of a float network: in FP16 if the GPU is fast in it.
+    """Return the time of a float network, in FP16 where the GPU prefers FP16.
 
-    FP32 remains if the casts of an FP16 file take more time than FP16 saves.
+    If FP16 with its casts takes longer than the file's own float type, that type remains.
 
     Args:
         result: Estimate of the network with Q/DQ, or of the float network itself.
@@ -671,9 +696,9 @@ def _float_time(
 def _best_time(
     result: TimeEstimate, model: Model, target: Target, precision: Precision = Precision.INT8
 ) -> BestTime | None:
-    """Return the time of a float network with Q/DQ where ``insert`` would put them.
+    """Return the time of the network with Q/DQ where ``insert`` would put them.
 
-    None if that fails, with a note if the network is float.
+    None if quantizing or simulating fails. If `result` is of a float network, a note says why.
     """
     assert result.float_time is not None
     try:
@@ -696,13 +721,16 @@ def _best_time(
 
 
 def estimate_variant(time: TimeEstimate, model: Model, target: Target) -> float:
-    """Return milliseconds of another model on the GPU, and with the options, of an estimate."""
+    """Return the milliseconds of another model under the conditions of an estimate.
+
+    GPU, batch, float type and calibration are those of `time`.
+    """
     resolved_model, _ = model_variants.resolve_inputs(model, time.requested_batch or 1)
     return estimate_like(time, resolved_model, target)
 
 
 def estimate_like(time: TimeEstimate, resolved_model: Model, target: Target) -> float:
-    """Return milliseconds as :func:`estimate_variant`, of a model with fixed input shapes."""
+    """Return milliseconds like :func:`estimate_variant`, for fixed input shapes."""
     return _simulate_like(time, resolved_model, target)[1]
 
 
@@ -778,13 +806,14 @@ def predict_on_gpu(
 def _check_options(options: TimingOptions, gpu: Gpu | None) -> None:
     if options.save_calibration and not options.calibrate:
         raise QdqtoolError(
-            "`save_calibration` keeps what `calibrate` measures; give both",
+            "`save_calibration` stores the result of `calibrate`; give `calibrate` as well",
             code="option-without-effect",
             parameter="save_calibration",
         )
     if gpu is not None and options.sm and gpu_from_capability(options.sm).cc != gpu.cc:
         raise QdqtoolError(
-            f"`sm` {options.sm}: '{gpu.name}' has compute capability {gpu.cc}; give one of the two",
+            f"`sm` {options.sm}: '{gpu.name}' has compute capability {gpu.cc}; leave `sm` or "
+            "`gpu` out",
             code="option-conflict",
             parameter="sm",
         )

@@ -12,17 +12,17 @@ from qdqtool.timing.gpus import Gpu, find_gpu, find_rates
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence, Finding, Prediction
 
-# Compute capability, and the first target that supports it and newer ones.
+# Pairs of compute capability and version: GPUs from that capability on need at least that TensorRT.
 _FIRST_TARGETS = ((10.0, (10, 0)), (8.9, (8, 5)))
 FIRST_BF16 = 8.0
-# Compute capability, and the first target that dropped it and older ones.
+# Pairs of compute capability and version: that TensorRT dropped GPUs up to that capability.
 _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))
 
 
 def gpu_from_capability(sm: str) -> Gpu:
-    """Return a GPU without a name, for findings, from a compute capability such as ``8.6``.
+    """Return a GPU for findings from a compute capability such as ``8.6``.
 
-    A name (``GTX 1660``) gives the GPU of that name.
+    A GPU's name (``GTX 1660``) is accepted as well.
     """
     if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
         return find_gpu(sm)
@@ -69,7 +69,7 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     return report.findings
 
 
-# Fact, names of convolutions, evidence, and values of the message.
+# Fact, names of the convolutions concerned, evidence for the rule, and values of the message.
 _Fact = tuple[GpuFact, list[str], Evidence, tuple[str, ...]]
 
 

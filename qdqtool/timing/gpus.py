@@ -53,16 +53,16 @@ _SPELLINGS = (
     (rf"\b({'|'.join(_BRAND_WORDS)})\b", " "),
     (r"\bada generation\b", "ada"),
 )
-# A name without its series: 3060, 4070 ti super.
+# A GPU name without its series, such as 3060 or 4070 ti super.
 _NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")
 _SERIES = ("rtx {}", "gtx {}")
-_MAX_NUMBER_DISTANCE = math.log(2.0)  # GPUs whose numbers are further apart are not similar
+_MAX_NUMBER_DISTANCE = math.log(2.0)  # maximum logarithmic distance of similar GPU numbers
 _MIN_SIMILARITY = 0.8
 _MAX_SUGGESTIONS = 5
 
 
 def normalize_name(name: str) -> str:
-    """Return a name in one spelling.
+    """Return a GPU's name in a standard spelling: lower case, without brand words.
 
     ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` both become ``rtx 3080 ti``.
     """
@@ -73,9 +73,9 @@ def normalize_name(name: str) -> str:
 
 
 def expand_name(normalized: str) -> list[str]:
-    """Return the names that a normalized name may stand for.
+    """Return a normalized name and its likely full forms.
 
-    Memory sizes and form factors are left out, a series is added.
+    The forms lack memory size and form factor. A number without a series gets each known series.
     """
     texts = [
         normalized,
@@ -96,7 +96,7 @@ def describe_ambiguity(name: str, boards: list[str]) -> str:
 def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
     """Return other GPUs that a name without memory size or form factor could mean.
 
-    ``A100`` is the name of three.
+    Example: ``A100`` could mean three GPUs.
 
     Args:
         name: The name as the user wrote it.
@@ -115,7 +115,10 @@ def find_variants(name: str, gpu: str, names: list[str]) -> list[str]:
 
 
 def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
-    """Return the most similar names: same number, same series and a near number, or spelling.
+    """Return the names most similar to an unknown one, the best first.
+
+    Names with the same number come first, then near numbers of the same series, then similar
+    spellings.
 
     Args:
         normalized: The unknown name, normalized.
@@ -138,7 +141,7 @@ def nearest_names(normalized: str, names: Mapping[str, str]) -> list[str]:
 
 
 def _split_model(name: str) -> tuple[str, int]:
-    """Return series and number of a name.
+    """Return series and model number of a normalized name.
 
     ``rtx 3060 ti`` gives ``("rtx", 3060)``, ``t1000`` gives ``("t", 1000)``.
     """
@@ -154,7 +157,7 @@ def _split_model(name: str) -> tuple[str, int]:
 _GEFORCE = re.compile(r"RTX [45]0\d0(?! (?:SFF )?Ada)|GB10")
 _CLOCK_OF_POWER = 0.4
 _FEW_WATTS = 0.5
-_LAPTOP_CLOCK = 0.75  # clock of a laptop part over the desktop part's, as in the table's pairs
+_LAPTOP_CLOCK = 0.75  # typical ratio of a laptop GPU's clock to the desktop GPU's
 MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; other numbers are mistakes (GHz, kHz)
 
 
@@ -169,7 +172,7 @@ class SmRates:
         tf32: TF32 MACs of the tensor cores; 0 without TF32.
         fp16: FP16 MACs, of the tensor cores if there are any.
         int8: INT8 MACs; 0 without INT8.
-        fp8: FP8 MACs with FP32 accumulation, of a professional part; 0 without FP8.
+        fp8: FP8 MACs with FP32 accumulation on professional GPUs; 0 without FP8.
         int8_path: ``tensor``, ``dp4a`` or ``none``.
         evidence: How well the figures are known.
         source: Where they are from.
@@ -224,7 +227,7 @@ class Gpu:
 
     @property
     def float_type(self) -> Precision:
-        """FP16, or FP32 if that is faster."""
+        """The faster float type: FP16 or FP32."""
         return Precision.FP32 if self.rates.fp16 < self.rates.fp32_pipe else Precision.FP16
 
     @property
@@ -259,7 +262,10 @@ class Gpu:
 
     @property
     def int8_rate_over_fp16(self) -> float:
-        """Rate of INT8 over that of FP16 (FP32 without fast FP16); at most 1: nothing to gain."""
+        """Rate of INT8 over that of FP16, or of FP32 without fast FP16.
+
+        At most 1 if INT8 computes no faster.
+        """
         return self.mac_rate(Precision.INT8) / self.mac_rate(self.float_type)
 
     @property
@@ -269,7 +275,7 @@ class Gpu:
 
     @property
     def is_geforce(self) -> bool:
-        """Whether it is a GeForce of Ada or Blackwell, or the GB10, which has the same cores."""
+        """Whether it has the cores of a GeForce of Ada or Blackwell; this includes the GB10."""
         return _GEFORCE.match(self.name) is not None
 
     @property
@@ -282,9 +288,10 @@ class Gpu:
         return self.rates.fp8 / 2 if self.is_geforce else self.rates.fp8
 
     def mac_rate(self, precision: Precision) -> float:
-        """Return the peak of dense multiply-accumulates per second in a data type.
+        """Return the peak rate of dense multiply-accumulates in a data type, per second.
 
-        FP32 counts TF32, TensorRT's default. A GPU without INT8 runs such a layer in FP32.
+        FP32 uses the rate of TF32 where available, as TensorRT does by default. INT8 on a GPU
+        without INT8 uses the rate of FP32.
         """
         r = self.rates
         rate = 0.0
@@ -298,11 +305,11 @@ class Gpu:
 
     @property
     def clock_share_under_load(self) -> float:
-        """Share of the boost clock that the board's power certainly allows: 1, or less.
+        """Share of the boost clock that the board's power limit allows under load, at most 1.
 
-        Less on boards that have less than half the watts per SM and clock of the usual board of
-        their compute capability (T4, L4, A10). Clock goes with about the 0.4th power of the limit
-        (MLPerf ResNet-50 on A100: 175 W against 300 W).
+        It is below 1 on boards with less than half the usual watts per SM and clock of their
+        compute capability (T4, L4, A10). The clock is about proportional to the power limit to the
+        0.4 (MLPerf ResNet-50 on A100: 175 W against 300 W).
         """
         if not self.power or self.is_jetson or self.is_laptop:
             return 1.0
@@ -367,7 +374,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 @functools.cache
 def _median_watts(cc: str) -> float:
-    """Return the median of watts per SM clock and second over boards of a compute capability."""
+    """Return the median power limit per SM and clock over boards of a compute capability."""
     shares = [
         gpu.power / gpu.clocks_per_second
         for gpu in all_gpus()
@@ -430,7 +437,7 @@ def find_gpu(name: str) -> Gpu:
     suggestions = suggest_names(name)
     hint = f"; did you mean {', '.join(suggestions)}?" if suggestions else ""
     raise QdqtoolError(
-        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
+        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe the GPU: "
         "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`",
         code="unknown-choice",
         parameter="gpu",
@@ -462,8 +469,8 @@ def match_gpus(name: str) -> list[Gpu]:
 
 def _laptop_variant(board: Gpu) -> Gpu:
     note = Note(
-        f"the laptop GPU is not in the table: SMs of the {board.name} at an estimated clock; "
-        "set `clock`",
+        f"the laptop GPU is not in the table: it was assumed to have the SMs of the {board.name} "
+        "and a lower clock. Set `clock` if you know the GPU's clock",
         code="laptop",
     )
     return replace(
@@ -477,7 +484,10 @@ def _laptop_variant(board: Gpu) -> Gpu:
 
 @functools.cache
 def _gpus_by_name() -> dict[str, tuple[Gpu, ...]]:
-    """Return the GPUs by normalized name and alias; a name takes precedence over an alias."""
+    """Return the GPUs by normalized name and alias.
+
+    An alias may stand for several GPUs. Names take precedence over aliases.
+    """
     table: dict[str, tuple[Gpu, ...]] = {}
     for gpu in all_gpus():
         for key in dict.fromkeys(map(normalize_name, gpu.aliases)):
@@ -486,7 +496,7 @@ def _gpus_by_name() -> dict[str, tuple[Gpu, ...]]:
 
 
 def _find_longer_names(name: str, normalized: str) -> list[Gpu]:
-    """Return the GPUs whose name contains the given one, word by word."""
+    """Return the GPUs whose name contains all words of `name`."""
     words = set(normalized.split())
     matches = []
     for gpu in all_gpus():
@@ -523,7 +533,8 @@ def parse_description(text: str) -> Gpu:
         key = key.strip().lower()
         if not equals or key not in ("sm", "cc", *_LIMITS, "name"):
             raise QdqtoolError(
-                f"`gpu`: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)",
+                f"`gpu`: '{part}' is not one of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
+                "(MB)",
                 code="wrong-format",
                 parameter="gpu",
             )
@@ -566,10 +577,10 @@ def _parse_number(key: str, text: str) -> float:
 def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
     """Return the rates of a compute capability (``8.6`` or ``86``).
 
-    An unknown one has the rates of the nearest one below, with a note.
+    An unknown compute capability has the rates of the next lower known one, with a note.
 
     Raises:
-        QdqtoolError: The text is not a compute capability, or one below 5.3.
+        QdqtoolError: The text is not a compute capability, or is below 5.3.
     """
     text = cc.strip().lower().removeprefix("sm").strip("_")
     if text.isdigit() and len(text) >= 2:
@@ -585,14 +596,14 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
     below = [rates for rates in load_rates().values() if float(rates.cc) <= float(text)]
     if not below:
         raise QdqtoolError(
-            f"compute capability {text}: TensorRT 8 starts at 5.3",
+            f"compute capability {text} is too low: TensorRT 8 needs 5.3 or newer",
             code="out-of-range",
             parameter="sm",
         )
     nearest = max(below, key=lambda rates: float(rates.cc))
     note = Note(
-        f"compute capability {text} is unknown; rates of {nearest.cc} ({nearest.architecture}) "
-        "used",
+        f"compute capability {text} is unknown; the rates of {nearest.cc} "
+        f"({nearest.architecture}) were used",
         code="rates-of-nearest",
         nearest=nearest.cc,
     )
@@ -600,10 +611,10 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
 
 
 def choose_gpu(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
-    """Return the GPU as the user runs it.
+    """Return a GPU with the user's clock or power mode.
 
     Args:
-        name: Its name, or a description (see :func:`parse_description`).
+        name: Name of the GPU, or a description (see :func:`parse_description`).
         clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
         power: ``MAXN``, or a limit in W. Without ``clock`` the clock is scaled to the limit, which
             is a rough guess; a note says so.
@@ -634,14 +645,14 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
     elif power is not None:
         limit = _parse_watts(power)
         if limit is not None and limit < gpu.power:
-            # Dynamic power goes with f V^2, and V goes with f between its ends: f with the
-            # square root in between.
+            # Power is proportional to f V^2. The voltage V depends on the clock f, so that f
+            # grows between the cube root and the first power of the limit.
             exponent = 0.6 if gpu.is_jetson else _CLOCK_OF_POWER
             slow = gpu.clock * max(0.3, (limit / gpu.power) ** exponent)
             notes.append(
                 Note(
-                    f"clock of {slow:.0f} MHz estimated from {limit:g} W of {gpu.power:g} W; "
-                    "set `clock` if you know it",
+                    f"a clock of {slow:.0f} MHz was estimated from the limit of {limit:g} W (of "
+                    f"{gpu.power:g} W); set `clock` if you know the clock",
                     code="clock-guessed",
                 )
             )
@@ -653,7 +664,7 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
     """Check that a power mode changes the clock of a GPU.
 
     Raises:
-        QdqtoolError: It does not.
+        QdqtoolError: The power mode has no effect.
     """
     reason = ""
     if not gpu.is_jetson:
@@ -672,12 +683,12 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
 
 
 def restrict_to_target(target: Target, gpu: Gpu) -> Gpu:
-    """Return the GPU with the data types that the target has on it."""
+    """Return the GPU without the data types that the target does not support on it."""
     return gpu if target.has_int8 else replace(gpu, rates=replace(gpu.rates, int8=0.0))
 
 
 def _parse_watts(power: str) -> float | None:
-    """Return a limit in W; None for the maximum."""
+    """Return the power limit in W; None for the maximum (``MAXN``)."""
     text = power.strip().lower()
     if text.startswith("max"):
         return None

@@ -1,4 +1,4 @@
-"""Variants of a model to estimate: with fixed shapes, without Q/DQ, with that of insert."""
+"""Variants of a model: with fixed shapes, without Q/DQ, with the Q/DQ of ``insert``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from qdqtool.reasons.placement import nothing_to_quantize
 from qdqtool.trt.targets import Target
 from qdqtool.util.notes import Note
 
-_MAX_SMALL = 256  # integers; the bins of a DFL are at most as many
-_MAX_FILLED = 1 << 28  # bytes of ones that replace weights which are not available
+_MAX_SMALL = 256  # maximum size of a small constant, such as the bins of a DFL
+_MAX_FILLED = 1 << 28  # maximum bytes of ones that stand in for missing weights
 
 
 def has_qdq(model: Model) -> bool:
-    """Whether the model has any Q or DQ."""
+    """Return whether the model has any Q or DQ."""
     return any(is_qdq(node) for node in model.nodes)
 
 
@@ -48,9 +48,9 @@ def float_variant(model: Model) -> Model:
 
 
 def _dequantize_small(view: View) -> dict[str, TensorProto]:
-    """Return small stored integers with one scale as floats, by the DQ's output.
+    """Return small integer constants as floats, by the name of their DQ's output.
 
-    Detection heads are recognized by such constants.
+    Only constants with one scale are converted. Code that recognizes detection heads needs them.
     """
     constants = {}
     for dq in filter(is_dq, view.quantizers):
@@ -67,7 +67,7 @@ def _dequantize_small(view: View) -> dict[str, TensorProto]:
 
 
 def strip_large_constants(model: Model, only: Container[str] | None = None) -> onnx.ModelProto:
-    """Return the model's message with placeholders for large constants.
+    """Return a ModelProto with placeholders, which have no data, for large constants.
 
     Args:
         model: The model; it is not changed.
@@ -83,7 +83,7 @@ def strip_large_constants(model: Model, only: Container[str] | None = None) -> o
 
 
 def fill_weights(model: Model) -> Model | None:
-    """Return a copy whose placeholders hold ones; None if those would take much memory."""
+    """Return a copy with ones in place of missing weights; None above the memory limit."""
     missing = [t for t in model.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     if sum(4 * math.prod(t.dims) for t in missing) > _MAX_FILLED:
         return None
@@ -97,7 +97,7 @@ def fill_weights(model: Model) -> Model | None:
 
 
 def quantized_variant(model: Model, target: Target, precision: str = "int8") -> Model:
-    """Return a float network with Q/DQ where ``insert`` would put them.
+    """Return a copy of a float network with Q/DQ where ``insert`` would put them.
 
     The scales are invented, one for each scale group.
 
@@ -128,9 +128,9 @@ def quantized_variant(model: Model, target: Target, precision: str = "int8") -> 
 
 
 def fp16_variant(model: Model, target: Target) -> Model | None:
-    """Return a float network in FP16 as ``insert`` would write it.
+    """Return a copy of a float network in FP16, as ``insert`` would write it.
 
-    None if it cannot be converted.
+    None if the network cannot be converted.
     """
     from qdqtool.insertion.fp16 import convert_to_fp16
     from qdqtool.insertion.network import prepare_network
@@ -143,14 +143,14 @@ def fp16_variant(model: Model, target: Target) -> Model | None:
 
 
 def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
-    """Return the model with fixed input shapes, and a note for each input that was open.
+    """Return the model with fixed input shapes, and a note for each input that had none.
 
     The shapes are those of :func:`complete_shapes`.
     """
     shapes = complete_shapes(model, batch)
     notes = [
         Note(
-            f"input '{name}': shape {'x'.join(map(str, shape))} assumed",
+            f"input '{name}': the shape {'x'.join(map(str, shape))} was assumed",
             code="input-taken",
             shape=list(shape),
         )
@@ -162,7 +162,7 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     del proto.graph.value_info[:]
     for value in proto.graph.input:
         if value.name in shapes:
-            # Written anew: an output of that name may have given another rank.
+            # Replace the whole shape: an output of that name may have declared another rank.
             tensor_shape = value.type.tensor_type.shape
             del tensor_shape.dim[:]
             tensor_shape.dim.extend(
@@ -177,11 +177,11 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-_SMALL = 4096  # elements; larger values are not shapes
+_SMALL = 4096  # elements; larger tensors are not treated as shapes
 
 
 class TensorShapes:
-    """Complete shapes of a model's tensors, also those that depend on computed values."""
+    """Shapes of a model's tensors, including shapes that depend on computed values."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -205,7 +205,7 @@ class TensorShapes:
         return self._model_shape(tensor) or self._computed.get(tensor)
 
     def _evaluate(self) -> None:
-        """Visit each node once, and infer the outputs whose shapes are unknown again."""
+        """Visit each node once; infer again the shapes of outputs that are unknown."""
         for node in self._model.ordered:
             for output in node.outputs:
                 if output and node.domain in STANDARD and self._model_shape(output) is None:

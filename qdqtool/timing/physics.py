@@ -37,15 +37,15 @@ from qdqtool.timing.work import LayerWork, width
 from qdqtool.types import BYTES, Precision
 
 Array = npt.NDArray[np.float64]
-TILE = 64.0  # output channels of the smallest tensor core tile that is worth choosing
-DEPTH_STEP = 32.0  # products to which the depth is padded
+TILE = 64.0  # output channels of the smallest efficient tile of tensor cores
+DEPTH_STEP = 32.0  # products per output value are padded to a multiple of this
 STEP_BYTES = 64.0  # bytes of the depth that a tile reads in one step
 DP4A_RATE = 256.0  # MAC per clock and SM: 64 integer lanes of 4 products
 DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions read and write
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
-# Units that multiply; each has an efficiency of its own.
+# Hardware units that multiply; each has its own fitted efficiency.
 PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")
 NAMES = (
     "floor_us",
@@ -77,7 +77,7 @@ class TimeConstants:
 
     Attributes:
         values: Constants by name (:data:`NAMES`).
-        architectures: Factor on computing rates by compute capability, of the measured ones.
+        architectures: Factor on computing rates, by compute capability of the measured GPUs.
         overhead_us: Microseconds that a profile adds to each layer (the median over GPUs; 0 to
             7.5 were seen).
         spreads: Factors within which 80 % of measured times lie: ``layer``, ``total`` (the GPU
@@ -85,10 +85,10 @@ class TimeConstants:
             architecture left out). ``gain`` is the same for FP16's time over that of the network
             with Q/DQ, GPU and network left out.
         gap_us: Microseconds between two kernels of an engine that runs without a CUDA graph.
-        gap_myelin_us: The same on GPUs whose whole engine Myelin compiles.
-        signs: Of measured pairs of INT8 and FP16 that differ by more than 5 %: how many times
-            the model named the faster one, by a fit without that network and GPU; and how many
-            pairs there are.
+        gap_myelin_us: The same gap on GPUs whose whole engine Myelin compiles.
+        signs: Number of correct guesses and number of pairs. Each pair has measured times of INT8
+            and FP16 that differ by more than 5 %. A guess is correct if a model fitted without
+            this network and GPU names the faster type.
     """
 
     values: Mapping[str, float]
@@ -100,16 +100,16 @@ class TimeConstants:
     signs: tuple[int, int] = (0, 0)
 
     def gap_ms(self, gpu: Gpu) -> float:
-        """Milliseconds between two kernels of an engine that runs without a CUDA graph."""
+        """Return the milliseconds between two kernels of an engine without a CUDA graph."""
         return (self.gap_myelin_us if gpu.fuses_conversions else self.gap_us) * 1e-3
 
     def is_measured(self, cc: str) -> bool:
-        """Whether the architecture was in the measurements."""
+        """Return whether a GPU of this compute capability was measured."""
         return cc in self.architectures
 
 
 def architecture_factor(cc: str, factors: Mapping[str, float]) -> float:
-    """Return the factor on computing rates; the nearest one for an unmeasured architecture.
+    """Return the factor on computing rates of an architecture, measured or nearest.
 
     Nearest is the closest number from 7.2 on; without tensor cores (before 7.0) it is that of 7.0
     or 1. For Hopper that holds: against the ResNet-50 throughput that NVIDIA's MLPerf v3.0
@@ -164,13 +164,13 @@ def kernel_features(
 def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
     path, rate = _compute_path(w.precision, gpu)
     is_old = float(gpu.cc) < 8.0
-    # A layer that writes far less than its convolution computes has a fused pooling.
+    # Bytes without a fused pooling. If the layer writes far less, it has one.
     convolution_bytes = w.rows * w.columns * w.groups * width(w.written_as)
     return {
         "kind": w.kind,
         "path": PATHS.index(path),
         "rate": float(rate),  # MAC per clock and SM at the peak
-        "clocks": gpu.clocks_per_second,  # of all SMs
+        "clocks": gpu.clocks_per_second,  # sum over all SMs, per second
         "sms": float(gpu.sms),
         "bandwidth": gpu.bandwidth * 1e9,  # bytes per second
         "l2": gpu.l2 * 1e6,  # bytes
@@ -185,9 +185,9 @@ def _feature_row(w: LayerWork, gpu: Gpu, cold: bool) -> dict[str, Any]:
         "pooled": w.written < 0.5 * convolution_bytes,
         "width": width(w.precision),
         "moved": float(_count_padded_bytes(w)),
-        "cold": w.weights if cold else 0.0,  # bytes that come from memory in each run
+        "cold": w.weights if cold else 0.0,  # bytes of weights read from memory in each run
         "is_myelin": gpu.fuses_conversions,
-        # Measured on 12.0 alone. INT8 of 10.x is an instruction of its own.
+        # Measured only on 12.0. On 10.x a different instruction computes INT8.
         "is_slow_int8": float(gpu.cc) >= 12.0 and w.precision in BYTES,
         "to_float": is_old and w.written_as.is_float and not w.precision.is_float,
     }
@@ -198,9 +198,10 @@ def _is_padded(w: LayerWork) -> bool:
 
 
 def _padding_factor(channels: float, w: LayerWork) -> float:
-    """Return the factor by which an INT8 convolution pads channels to the 32 of its layout.
+    """Return the ratio of padded to actual channels of an INT8 convolution.
 
-    Few channels are in groups of four. Both the tensors and the products are padded.
+    The layout has blocks of 32 channels. The factor is 1 for few channels, which have a layout of
+    groups of four, and for other layers. It applies to both bytes and products.
     """
     if not _is_padded(w) or channels < work.FEW_CHANNELS:
         return 1.0
@@ -265,7 +266,7 @@ def kernel_seconds(
     compute = np.where(depthwise, by_cores, f.rows * columns * depth * f.groups / (f.clocks * rate))
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
-    # Few bytes of each position: neither memory nor L2 is used well.
+    # Layers with few bytes per position use neither memory nor L2 efficiently.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
     copy_share = np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
     copy_share = np.where(scattered, c["few_copy"], copy_share)
@@ -291,7 +292,7 @@ def _round_up(values: Array, step: float | Array) -> Array:
 
 
 def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
-    """Return the seconds of each layer in a running engine on a GPU, of shape [layers]."""
+    """Return the seconds of each layer's kernels in a running engine, of shape [layers]."""
     if not works:
         return np.zeros(0)
     constants = load_constants()
@@ -301,5 +302,5 @@ def estimate_seconds(works: Sequence[LayerWork], gpu: Gpu) -> Array:
 
 
 def has_cold_weights(works: Sequence[LayerWork], gpu: Gpu) -> bool:
-    """Whether the weights exceed the L2, so that each run reads them from memory."""
+    """Return whether all weights together exceed the L2: each run reads them from memory."""
     return sum(w.weights for w in works) > gpu.l2 * 1e6

@@ -1,4 +1,4 @@
-"""Myelin's regions of attention and normalization, and the kernels of their nodes."""
+"""Regions that Myelin compiles (attention, normalization), and the kernels inside them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def find_region_nodes(model: Model) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class RegionNodes:
-    """Nodes of a model in Myelin's regions, and the kernels of those without weights.
+    """Kernels of the nodes without weights in Myelin's regions.
 
     Attributes:
         model: The model.
@@ -80,7 +80,7 @@ class RegionNodes:
         if node.op == "Softmax" and not self._is_fused_softmax(node):
             return self._moving_work(POINTWISE, sum(sizes), written)
         if node.op == "Add" and len(sizes) > 1 and min(sizes) == written:
-            # A skip connection is read and kept.
+            # A skip connection is read and written again.
             return self._moving_work(POINTWISE, written, written, steps=0.0)
         return nothing
 
@@ -98,8 +98,9 @@ class RegionNodes:
     def _product_work(self, node: Node) -> LayerWork | None:
         """Return the work of a product of two computed tensors; None if a shape is unknown.
 
-        Both products of a fused attention are one kernel, which keeps the scores to itself.
-        Otherwise each is a kernel, and the scores are written and read.
+        In a fused attention, one kernel computes both products and does not write the scores; it is
+        counted at the first product. Otherwise each product is a kernel, and the scores are written
+        and read.
         """
         shape, target = self.lookup_shape(node.input(0)), self.lookup_shape(node.output)
         sizes = self._input_sizes(node)
@@ -132,7 +133,7 @@ class RegionNodes:
         return any(c.op in ("Softmax", "Mul", "Div", "Add") for c in consumers)
 
     def _is_fused_product(self, node: Node) -> bool:
-        """Return whether one kernel computes both products around a softmax.
+        """Return whether a product shares one kernel with the other product of the attention.
 
         No such kernel computes in FP32. In INT8 there is one for some head sizes.
         """
@@ -145,12 +146,18 @@ class RegionNodes:
         return shape is not None and bool(shape) and shape[-1] in INT8_HEAD_SIZES
 
     def _is_fused_softmax(self, node: Node) -> bool:
-        """Return whether a softmax is inside the kernel of an attention, or of no attention."""
+        """Return whether a softmax has no kernel of its own.
+
+        True if it is part of a fused attention, or if no product reads its result.
+        """
         product = self._product_after(node)
         return product is None or self._is_fused_product(product)
 
     def _product_after(self, node: Node) -> Node | None:
-        """Return the product of computed tensors that reads a node's output, past Q and DQ."""
+        """Return the product of two computed tensors downstream of a node, after any Q and DQ.
+
+        None if the result has several consumers or another one.
+        """
         for _ in range(3):
             consumers = self.model.consumers(node.output)
             if len(consumers) != 1:
@@ -164,7 +171,7 @@ class RegionNodes:
         return all(is_dq(self.model.producer(tensor)) for tensor in node.inputs)
 
     def _input_sizes(self, node: Node) -> list[float] | None:
-        """Return the elements of each computed input; None if one is unknown."""
+        """Return the number of elements of each computed input; None if a shape is unknown."""
         sizes = []
         for tensor in node.inputs:
             if tensor and not self.model.is_constant(tensor):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qdqtool.types import Json, Precision
 from qdqtool.util.records import to_json_fields
 
-MIN_GAIN = 1.02  # below this gain INT8 is not worth building
+MIN_GAIN = 1.02  # a smaller gain is not worth building for
 
 
 @dataclass(slots=True)
@@ -17,7 +17,8 @@ class FloatTime:
     Attributes:
         precision: Type of its floats.
         total_ms: Milliseconds.
-        fp32_ms: Milliseconds in FP32, if its floats are FP32 as it is built and FP16 is faster.
+        fp32_ms: Milliseconds in FP32, if the file or the options ask for FP32 but FP16 is faster.
+            None otherwise.
     """
 
     precision: Precision
@@ -38,13 +39,13 @@ class SpeedGain:
     """Time of the float network over the time of the network with Q/DQ.
 
     Attributes:
-        low: With ``high`` the range that holds 80 % of measured gains.
+        low: Lower end of the range that contains 80 % of measured gains.
         value: The gain.
-        high: Upper end of the range.
+        high: Upper end of that range.
         precision: Type of the float network.
-        right: Of ``pairs`` measured pairs that differ by more than 5 %, the number of times that
-            the faster one was named, for networks and GPUs that the fit had not seen.
-        pairs: Number of pairs.
+        right: Number of measured pairs whose faster type the model named correctly, without being
+            fitted to the pair's network and GPU.
+        pairs: Number of measured pairs of INT8 and FP16 times that differ by more than 5 %.
         quantized: Type of the network with Q/DQ: INT8 or FP8.
     """
 
@@ -75,13 +76,13 @@ class SpeedGain:
 
 @dataclass(slots=True)
 class KernelTime:
-    """One kernel of the engine, for the list of the slowest.
+    """Time of one kernel of the engine.
 
     Attributes:
-        name: Its layer.
+        name: Name of its layer.
         kind: Kind of its work (see :mod:`qdqtool.timing.work`).
         ms: Milliseconds as a profile would show them.
-        title: Node that users know the layer by.
+        title: ONNX node of the layer, or the layer's name.
     """
 
     name: str
@@ -99,8 +100,8 @@ class FixTime:
     """Time that all fixes of one kind save together, from a simulation of the fixed network.
 
     Attributes:
-        codes: Findings that they remove.
-        nodes: Nodes of these findings.
+        codes: Codes of the findings that the fixes remove.
+        nodes: Names of the nodes of these findings.
         saves_ms: Milliseconds.
     """
 

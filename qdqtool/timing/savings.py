@@ -1,4 +1,4 @@
-"""Time that the fix of each finding saves at most."""
+"""Estimate how much time the fix of each finding saves at most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qdqtool.timing.workload import EngineWorkload
 from qdqtool.types import Precision, Prediction
 
 Array = npt.NDArray[np.float64]
-_MIN_SAVING = 5e-5  # milliseconds; less is not worth a line
+_MIN_SAVING = 5e-5  # milliseconds; smaller savings are not reported
 
 
 def add_savings(
@@ -31,18 +31,18 @@ def add_savings(
     gpu: Gpu,
     correction: TimeCalibration | None,
 ) -> None:
-    """Write into each finding the milliseconds that its fix saves at most.
+    """Set ``saves_ms`` of each finding: the milliseconds that its fix saves at most.
 
-    A fix for accuracy, or one that keeps a layer in float, saves no time. With others the
-    convolutions run from INT8 to INT8, absorb the poolings after them, and need
-    no conversions and reformats after them.
+    A fix for accuracy, or a fix that keeps a layer in float, saves no time. With other fixes the
+    convolutions read and write INT8 and absorb the poolings after them. Conversions and reformats
+    after them are not needed.
 
     Args:
         prediction: Prediction with the findings.
-        simulated: The same, or a similar prediction that has engine layers.
+        simulated: Prediction with engine layers: the same object, or one of a similar target.
         workload: Work of these layers.
-        ms: Milliseconds of each kernel of the workload in a running engine.
-        profile_ms: The same as a profile shows them, for a conversion alone.
+        ms: Milliseconds of each kernel in a running engine, of shape [all work].
+        profile_ms: The same with the overhead of a profile. Used for findings about a conversion.
         gpu: The GPU.
         correction: Correction of the times.
     """
@@ -65,7 +65,7 @@ def add_savings(
 
 
 class _SavingFinder:
-    """Milliseconds that are saved if layers run from INT8 to INT8.
+    """Finder of the milliseconds saved if layers read and write INT8.
 
     Attributes:
         positions: Position of each engine layer by its name.
@@ -81,16 +81,20 @@ class _SavingFinder:
         for i, layer in enumerate(self.layers):
             for edge in layer.inputs:
                 self.consumers[edge.tensor].append(i)
-        # Reformats that exist because no kernel writes FP16, not those of the network's outputs.
+        # Reformats from FP32 to FP16 after INT8 convolutions, because no such kernel writes FP16.
         self.reformats = {
             extra.name: i
             for i, extra in enumerate(workload.extras, len(workload.layers))
             if (extra.work.precision, extra.work.written_as) == (Precision.FP32, Precision.FP16)
         }
-        self._savings: dict[tuple[int, ...], float] = {}  # findings often share their layers
+        # Cache, because findings often share layers.
+        self._savings: dict[tuple[int, ...], float] = {}
 
     def find(self, names: Iterable[str | None]) -> float:
-        """Return milliseconds saved if the convolutions among layers run from INT8 to INT8."""
+        """Return the milliseconds saved if the named convolutions read and write INT8.
+
+        Names of other layers are ignored.
+        """
         positions = [self.positions[name] for name in names if name in self.positions]
         slow = tuple(i for i in positions if self.workload.layers[i].kind in work.COMPUTING)
         if slow not in self._savings:
@@ -100,7 +104,7 @@ class _SavingFinder:
         return self._savings[slow]
 
     def _find_vanishing(self, convolutions: Iterable[int]) -> set[int]:
-        """Return the kernels after convolutions that vanish.
+        """Return the positions of kernels after convolutions that INT8 would make superfluous.
 
         These are poolings, and conversions and reformats in between.
         """
@@ -118,7 +122,7 @@ class _SavingFinder:
                 elif (
                     self.layers[j].type == "Pooling" and self.workload.layers[j].precision.is_float
                 ):
-                    kernels.add(j)  # fuses into the convolution's own layer
+                    kernels.add(j)  # fuses into the convolution's layer
                     pending += [edge.tensor for edge in self.layers[j].outputs]
         return kernels
 

@@ -25,10 +25,10 @@ Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-_FACTORS = (0.1, 20.0)  # outside of this range the measurement is of something else
+_FACTORS = (0.1, 20.0)  # accepted factors; any other means that something else was measured
 # Largest overhead per layer in microseconds of eleven profiles (docs/timing.md).
 _MAX_OVERHEAD = 7.5
-_MIN_LAYERS = 5  # with fewer layers only the sum of a profile counts
+_MIN_LAYERS = 5  # with fewer layers, only the sum of a profile is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class TimeCalibration:
     Attributes:
         gpu: GPU of the measurement.
         factor: Measured time over estimated time of a kernel's work.
-        kernel_us: Microseconds that each kernel takes in addition (negative: less).
-        source: Measurement that it was made from.
-        overhead_us: Microseconds that the profile added to each kernel; in no estimate.
-        direct: Whether it was made from the very network that it corrects.
-        profiled: Whether it was made from the layers of a profile.
+        kernel_us: Microseconds added to each kernel; may be negative.
+        source: Name of the measurement.
+        overhead_us: Microseconds that profiling added to each kernel; not part of corrected times.
+        direct: Whether the measurement is of the same network as the estimate.
+        profiled: Whether the measurement is a profile of layers.
     """
 
     gpu: str
@@ -74,7 +74,7 @@ class TimeCalibration:
 def parse_time(text: str) -> float | None:
     """Return the milliseconds of a text such as ``5.3``, ``5.3ms``, ``0.8 s`` or ``950us``.
 
-    None for other texts.
+    None if the text is not a time.
 
     Raises:
         QdqtoolError: The time is zero.
@@ -93,10 +93,10 @@ def parse_time(text: str) -> float | None:
 
 
 def calibrate_by_time(gpu: str, measured_ms: float, estimated_ms: float) -> TimeCalibration:
-    """Return the correction from one end-to-end time.
+    """Return the correction by a factor from one end-to-end time.
 
     Raises:
-        QdqtoolError: The time is so far from the estimate that it must be of something else.
+        QdqtoolError: The time is too far from the estimate to be of the same network.
     """
     factor = measured_ms / estimated_ms
     _check_plausible(factor, f"{measured_ms:g} ms")
@@ -106,11 +106,11 @@ def calibrate_by_time(gpu: str, measured_ms: float, estimated_ms: float) -> Time
 def calibrate_by_layers(
     gpu: str, measured_ms: list[float], estimated_ms: list[float], source: str
 ) -> TimeCalibration:
-    """Return the correction from layers that both a profile and the estimate have.
+    """Return the correction from the layers that both a profile and an estimate contain.
 
-    Time that every layer takes in addition to its estimate is the profile's overhead, up to the
-    largest overhead seen. With this rule the estimates of the four engines whose time without a
-    profiler is known are within 4 % (counted as the kernels' own time: 10 to 20 %).
+    A constant time per layer beyond the estimate counts as overhead of profiling, at most as much
+    as was ever seen. With this rule, the estimates of four engines are within 4 % of their time
+    without a profiler. If the constant counted as kernel time, they would be 10 to 20 % off.
 
     Args:
         gpu: GPU of the profile.
@@ -123,7 +123,8 @@ def calibrate_by_layers(
     """
     if not measured_ms:
         raise QdqtoolError(
-            "none of its layers is in the prediction; it is a profile of another engine",
+            "the profile is of another engine: none of its layers is in the prediction. Give a "
+            "profile of this model",
             source,
             code="different-models",
             parameter="calibrate",
@@ -143,10 +144,10 @@ def calibrate_by_layers(
 
 
 def _fit_line(measured: Array, estimated: Array) -> tuple[float, float]:
-    """Fit measured = constant + factor * estimated to layers, and return (constant, factor).
+    """Fit measured = constant + factor * estimated, and return (constant, factor).
 
-    Relative errors count, not absolute ones: the line is divided by the measured time and fitted
-    to 1. Layers that another tactic computes get small weights.
+    The fit minimizes relative errors, with small weights for outliers, such as layers that run
+    another tactic than estimated.
     """
     constant, factor = 0.0, 1.0
     robust = np.ones(len(measured))
@@ -163,15 +164,15 @@ def _check_plausible(factor: float, source: str) -> None:
     low, high = _FACTORS
     if not low <= factor <= high:
         raise QdqtoolError(
-            f"`calibrate` {source}: {factor:.3g} times the estimate; that is of another model, "
-            "batch or GPU",
+            f"`calibrate` {source}: the measured time is {factor:.3g} times the estimate, so it "
+            "is of another model, batch or GPU; give a time of this model on this GPU",
             code="implausible-time",
             parameter="calibrate",
         )
 
 
 def read_calibration(path: str | os.PathLike[str]) -> TimeCalibration | None:
-    """Return the calibration in a file; None if the file is something else (a profile).
+    """Return the calibration in a file; None if the file has other content, such as a profile.
 
     Raises:
         QdqtoolError: The calibration is damaged, or the file cannot be read.
@@ -195,7 +196,7 @@ def read_calibration(path: str | os.PathLike[str]) -> TimeCalibration | None:
             raise ValueError(text[:100])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise QdqtoolError(
-            "a damaged calibration file; make it again with `save_calibration`",
+            "the file of a time calibration is damaged; write it again with `save_calibration`",
             str(file),
             code="file-damaged",
             parameter="calibrate",

@@ -22,16 +22,16 @@ MYELIN, NOTHING, UNKNOWN = "myelin", "nothing", "unknown"
 COMPUTING = (CONV, DEPTHWISE, DECONV)
 ShapeLookup = Callable[[str], tuple[int, ...] | None]
 """Shape of a tensor by its name; None if unknown."""
-FEW_CHANNELS = 16  # a convolution of fewer input channels cannot feed the tensor cores
+FEW_CHANNELS = 16  # a convolution with fewer input channels cannot use the tensor cores well
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """A layer as the time model sees it.
+    """Work of a layer: the properties that decide its time.
 
     Attributes:
-        kind: One of the words above, such as ``conv``.
-        precision: Type that it computes in: FP16 or FP32 for a float.
+        kind: One of the constants of this module, such as :data:`CONV`.
+        precision: Type that the layer computes in; FP16 or FP32 for a float layer.
         written_as: Type of its output.
         rows: Output positions of a convolution (batch x height x width, before a fused
             pooling); 0 for other layers.
@@ -83,11 +83,11 @@ def count_read_elements(source: float, rows: float, depth: float, groups: float)
 
 
 def width(precision: Precision) -> float:
-    """Return the bytes of an element; 4 if the type is unknown."""
+    """Return the bytes per element of a type; 4 if the type is unknown."""
     return precision.width or 4.0
 
 
-# Operators without a kernel: views, and operators that run before the network does.
+# Operators without a kernel: views, and operators that are computed before the network runs.
 FREE_OPERATORS = (
     "Reshape",
     "Squeeze",
@@ -190,7 +190,10 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """A change of layout before a layer, or before the network's output (``layer`` is empty)."""
+    """Change of a tensor's layout before a layer.
+
+    ``layer`` is empty for a change at an output of the network.
+    """
 
     tensor: str
     layer: str
@@ -202,7 +205,7 @@ class LayoutChange:
 
     @property
     def needs_tf32(self) -> bool:
-        """Whether only GPUs that multiply FP32 as TF32 have it."""
+        """Whether the change only happens on GPUs with TF32."""
         return self.precision == Precision.FP32 and Layout.CHANNELS_LAST in (
             self.source,
             self.target,
@@ -211,7 +214,7 @@ class LayoutChange:
 
 _LINEAR = (Layout.LINEAR,)
 _HALF_MAPS = (Layout.PAIRS, Layout.LINEAR, Layout.CHANNELS_LAST)
-# A float of open width counts as FP16.
+# Types treated as 16-bit. FLOAT, whose width the builder chooses, counts as FP16.
 _HALVES = (Precision.FP16, Precision.BF16, Precision.FLOAT)
 _LINEAR_TYPES = ("Shuffle", "Softmax", "TopK", "NMS", "NoOp", "Gather", "Reduce", "Myelin")
 
@@ -224,7 +227,7 @@ def find_layout_changes(
 ) -> list[LayoutChange]:
     """Return the layout changes of a predicted engine.
 
-    The network's inputs are linear, and its outputs have to be.
+    Inputs and outputs of the network have the linear layout.
 
     Args:
         engine: Layers with their work, in topological order.
@@ -236,14 +239,14 @@ def find_layout_changes(
 
 
 class _LayoutTracker:
-    """Layouts of tensors while the engine's layers are visited in order."""
+    """Tracker of the layout of each tensor, layer by layer in topological order."""
 
     def __init__(
         self, engine: Sequence[tuple[EngineLayer, LayerWork]], lookup_shape: ShapeLookup
     ) -> None:
         self.engine, self.lookup_shape = engine, lookup_shape
         self.layouts: dict[str, Layout] = {}
-        self.keys: set[tuple[str, Layout, str]] = set()  # changes that exist
+        self.keys: set[tuple[str, Layout, str]] = set()  # changes recorded so far
         self.changes: list[LayoutChange] = []
         self.accepted = [self._input_layouts(layer, work) for layer, work in engine]
         self.consumers: dict[str, list[int]] = defaultdict(list)
@@ -253,8 +256,8 @@ class _LayoutTracker:
                 self.consumers[edge.tensor].append(i)
             for edge in layer.outputs:
                 self.producers[edge.tensor].append(i)
-        # If all consumers accept the same layouts, the tensor is changed once, after its
-        # producer (ResNet-18 in FP32 on an A100).
+        # Tensors whose consumers all accept the same layouts. Their layout changes once, after
+        # the producer (seen for ResNet-18 in FP32 on an A100).
         self.uniform = set()
         for tensor, consumers in self.consumers.items():
             if len({self.accepted[i] for i in consumers}) == 1:
@@ -275,7 +278,7 @@ class _LayoutTracker:
     def _convert_inputs(self, i: int) -> None:
         (layer, work), accepted = self.engine[i], self.accepted[i]
         if len(accepted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
-            # All inputs get one layout: the first that needs no change.
+            # All inputs get the same layout: that of the first input if accepted.
             current = [self.layouts.get(edge.tensor) for edge in layer.inputs]
             accepted = (next((c for c in current if c in accepted), accepted[0]),)
         for position, edge in enumerate(layer.inputs):
@@ -291,7 +294,11 @@ class _LayoutTracker:
     def _convert(
         self, tensor: str, layer: str, accepted: tuple[Layout, ...], precision: Precision
     ) -> None:
-        """Change a tensor's layout unless it is accepted, unknown, or irrelevant (one position)."""
+        """Record a layout change if the tensor's current layout is not accepted.
+
+        Nothing happens if the layout is unknown, or if the tensor is not an image of more than
+        one position.
+        """
         current = self.layouts.get(tensor)
         if current is None or not accepted or current in accepted:
             return
@@ -308,7 +315,7 @@ class _LayoutTracker:
             self.changes.append(change)
 
     def _input_layouts(self, layer: EngineLayer, work: LayerWork) -> tuple[Layout, ...]:
-        """Return the layouts that a layer's data input may have, the preferred one first.
+        """Return the layouts that a layer's data input may have, the preferred layout first.
 
         Empty if every layout is accepted.
         """
@@ -355,7 +362,7 @@ class _LayoutTracker:
         return next((c for c in current if c is not None and c in accepted), accepted[0])
 
     def _conversion_layout(self, layer: EngineLayer, work: LayerWork) -> Layout:
-        """Return the layout that the first consumer with a preference accepts."""
+        """Return the layout that a Q or DQ writes: what its first particular consumer prefers."""
         for edge in layer.outputs:
             for consumer in self.consumers.get(edge.tensor, ()):
                 if self.accepted[consumer]:

@@ -1,6 +1,6 @@
 """Work of the layers of a predicted engine.
 
-The simulation gives nodes and types, the ONNX model the shapes.
+Nodes and types come from the simulated engine, shapes from the ONNX model.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from qdqtool.types import EngineLayer, Precision, Prediction
 class ExtraKernel:
     """A kernel that the simulation does not list.
 
-    Such as a change of layout, a reformat at the network's edge, or a Myelin region.
+    Examples: a change of layout, a reformat at an input or output of the network, a Myelin region.
 
     Attributes:
         name: Name of the kernel.
         work: Its work.
-        layout_change: The change of layout that it makes, if it makes one.
-        activation_of: Layer whose activation it computes; empty if there is none.
+        layout_change: The change of layout that the kernel makes. None for other kernels.
+        activation_of: Layer whose activation the kernel computes. Empty for other kernels.
     """
 
     name: str
@@ -57,7 +57,7 @@ class EngineWorkload:
     Attributes:
         layers: Work of each predicted layer, in the prediction's order.
         extras: Kernels that the prediction does not list.
-        unknown: Names of layers whose shapes are unknown. They count as one minimal kernel.
+        unknown: Names of layers with unknown shapes. Each counts as one minimal kernel.
     """
 
     layers: list[LayerWork] = field(default_factory=list)
@@ -87,9 +87,10 @@ def predict_workload(
     Args:
         model: The model, without symbolic dimensions.
         prediction: Its prediction.
-        float_type: Type that the builder chooses for a float: FP16 (``--fp16``) or FP32.
-        batch: Factor on the model's own batch.
-        gpu: GPU, which decides about changes of layout. None: one with TF32 before Blackwell.
+        float_type: Type of float layers if the builder chooses: FP16 (``--fp16``) or FP32.
+        batch: Batch to estimate for, over the model's own batch.
+        gpu: GPU, which decides about layout changes. None: assume a GPU with TF32 before
+            Blackwell.
     """
     return _WorkloadBuilder(model, prediction, float_type, batch, gpu).run()
 
@@ -115,12 +116,12 @@ class _WorkloadBuilder:
         for layer in prediction.layers:
             for edge in layer.inputs:
                 self.consumers[edge.tensor].append(layer)
-        self.engine_elements: dict[str, float] = {}  # of tensors that only the engine has
+        self.engine_elements: dict[str, float] = {}  # elements of tensors that only the engine has
         self.fp32_tensors: set[str] = set()  # tensors that are FP32 although floats are FP16
         self.narrowed: dict[str, float] = {}  # elements of FP32 tensors with a reformat to FP16
-        # Results with a separate activation, to the tensor after the activation.
+        # Output of a convolution with a separate activation kernel: output of that kernel.
         self.activated: dict[str, str] = {}
-        # Inputs of products in regions, with the type in which they are computed.
+        # Inputs that a product in a region already reads, with the type of that product.
         self.read_by_products: set[tuple[str, Precision]] = set()
         self.shapes = TensorShapes(model)
         self.region_nodes = RegionNodes(model, self._shape, float_type)
@@ -149,9 +150,9 @@ class _WorkloadBuilder:
         return self.result
 
     def _write_outputs_in_fp32(self) -> None:
-        """Note the network's outputs that INT8 convolutions write: in FP32, without a reformat.
+        """Record network outputs that INT8 convolutions write in FP32: these need no reformat.
 
-        A U-Net on 10.16.2 and all recorded classifiers.
+        Seen for a U-Net on 10.16.2 and in all recorded logs of classifiers.
         """
         for layer, layer_work in zip(self.prediction.layers, self.result.layers, strict=True):
             if layer_work.kind in work.COMPUTING and not layer_work.precision.is_float:
@@ -178,17 +179,18 @@ class _WorkloadBuilder:
         return self._nothing()
 
     def _joins_in_region(self, copy: EngineLayer) -> bool:
-        """Whether a copy belongs to a Concat in a region, where Myelin joins tensors in kernels."""
+        """Return whether a copy belongs to a Concat in a region, where Myelin fuses the copies."""
         concat = self.model.producer(copy.outputs[0].tensor)
         if concat is not None and is_qdq(concat):
             concat = self.model.producer(concat.input(0))
         return concat is not None and concat.name in self.regions
 
     def _merge_product(self, tensor: str, name: str, product: LayerWork) -> LayerWork:
-        """Return the work of a product, without kernel and input if another one has read it.
+        """Return the work of a product; no kernel and no input if it joins an earlier kernel.
 
-        Myelin computes products of one input side by side in one kernel: query, key and value, or
-        the experts of a mixture (324 to 348 layers of a ViTPose with 24 blocks on 11.3).
+        In a region, one kernel of Myelin computes all products that read the same input: query, key
+        and value, or the experts of a mixture (seen on 11.3: 324 to 348 layers of a ViTPose with 24
+        blocks).
         """
         if name not in self.regions or product.kind != work.CONV:
             return product
@@ -199,14 +201,14 @@ class _WorkloadBuilder:
         return product
 
     def _separate_activations(self) -> tuple[list[tuple[EngineLayer, LayerWork]], set[str]]:
-        """Give activations that the convolution's kernel does not fuse a kernel of their own.
+        """Add kernels for activations that their convolution's kernel does not fuse.
 
         An INT8 convolution that writes a float leaves SiLU to a separate kernel: YOLOv8n has 93
         layers that compute on 8.6.1 and on 10.14.1, of which 44 and 49 write floats and only 25
         are convolutions that do; users saw the same on 8.4 and 8.5 (NVIDIA/TensorRT#2204, #3861).
-        If the builder chooses the width of floats, the convolution writes FP32, which is linear,
-        so that the layout need not change (12 layers that write FP32 and 25 reformats that convert
-        nothing on 8.6.1; inferred from these counts).
+        If the builder chooses the width of floats, the convolution writes FP32. FP32 has the linear
+        layout, so that the layout need not change. This is inferred from counts on 8.6.1: 12 layers
+        write FP32, and 25 reformats do not change the type.
 
         Returns:
             The engine's layers with their work, and the tensors of kernels that map values.
@@ -303,10 +305,10 @@ class _WorkloadBuilder:
                 self.result.extras.append(ExtraKernel(f"reshape before {layer.name}", reshape))
 
     def _add_copies_for_quantizers(self) -> None:
-        """Add the copy of a convolution's float output that three or more Qs read.
+        """Add a copy of each convolution's float output that at least three Qs read.
 
-        In the U-Net on 10.16.2 the first Q of such a tensor reads the convolution's layout, the
-        others a copy of it.
+        In the U-Net on 10.16.2, the first Q reads such a tensor in the convolution's layout. The
+        other Qs read a copy.
         """
         if self.has_myelin:
             return
@@ -328,9 +330,9 @@ class _WorkloadBuilder:
                     self.result.extras.append(ExtraKernel(f"copy of {edge.tensor}", copy))
 
     def _has_open_output(self, layer: EngineLayer) -> bool:
-        """Whether the builder chooses the width of a layer's output.
+        """Return whether the builder chooses between FP16 and FP32 for a layer's float output.
 
-        It does on 8.x. For 10 it is known from typed builds.
+        True for 8.x with FP16 allowed. For later versions, only typed builds were seen.
         """
         stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
         return (
@@ -340,17 +342,17 @@ class _WorkloadBuilder:
         )
 
     def _is_summed(self, layer: EngineLayer) -> bool:
-        """Whether an Add is the only consumer: activation and sum are one kernel."""
+        """Return whether the only consumer is an Add, which shares a kernel with the activation."""
         consumers = [c for edge in layer.outputs for c in self.consumers[edge.tensor]]
         return len(consumers) == 1 and any(
             node.op in ("Add", "Sum") for node in self._layer_nodes(consumers[0])
         )
 
     def _fuse_conversions(self, mapped: set[str]) -> None:
-        """Fuse conversions into adjacent kernels that map or copy values.
+        """Set the work of conversions next to kernels that map or copy values to nothing.
 
-        On Blackwell Myelin compiles the whole network: one kernel holds DQ, DQ, Add, ReLU and Q,
-        without changes of layout (the engine of bev-blackwell-trt10).
+        On Blackwell, Myelin compiles the whole network and fuses such conversions. For example, one
+        kernel contains DQ, DQ, Add, ReLU and Q, without layout changes (bev-blackwell-trt10).
 
         Args:
             mapped: Tensors of kernels that map or copy values.
@@ -361,7 +363,7 @@ class _WorkloadBuilder:
                 self.result.layers[i] = self._nothing()
 
     def _scale(self, layer_work: LayerWork) -> LayerWork:
-        """Return the work for the batch to estimate."""
+        """Return the work scaled to the requested batch; weights stay the same."""
         if self.batch == 1:
             return layer_work
         return replace(
@@ -491,7 +493,7 @@ class _WorkloadBuilder:
         return (0.0, 0.0) if is_free else (None, None)
 
     def _sum_elements(self, tensors: Iterable[str]) -> float | None:
-        """Return the elements of all tensors; None if one is unknown."""
+        """Return the total number of elements of tensors; None if a shape is unknown."""
         total = 0.0
         for tensor in tensors:
             size = self._count_elements(tensor)
@@ -501,7 +503,7 @@ class _WorkloadBuilder:
         return total
 
     def _outside_inputs(self, nodes: list[Node]) -> list[str]:
-        """Return the inputs of nodes that come from other nodes, without constants."""
+        """Return the inputs that a group of nodes reads from outside, without constants."""
         inside = {tensor for node in nodes for tensor in node.outputs}
         return [
             tensor
@@ -563,12 +565,12 @@ class _WorkloadBuilder:
     # Kernels that the simulation does not list ------------------------------------------------
 
     def _add_unlisted_nodes(self, covered: set[str]) -> None:
-        """Add the nodes of no layer.
+        """Add kernels for the nodes that no predicted layer contains.
 
-        They are in Myelin's regions; without named layers they are all nodes.
+        These nodes are in Myelin's regions. If the target does not name layers, they are all nodes.
         """
         chain: list[Node] = []  # nodes that share a pointwise kernel
-        outputs: set[str] = set()  # of the chain
+        outputs: set[str] = set()  # outputs of the nodes in `chain`
         for node in self.model.ordered:
             if node.name in covered or node.op in work.FREE_OPERATORS or not self._runs(node):
                 continue
@@ -622,14 +624,14 @@ class _WorkloadBuilder:
         self._add_extra(node.name, self._merge_product(node.input(0), node.name, product))
 
     def _runs(self, node: Node) -> bool:
-        """Whether a node computes something in each run of the network."""
+        """Return whether a node computes something in each run of the network."""
         return (
             not all(self._is_fixed(tensor) for tensor in node.inputs if tensor)
             and self._count_elements(node.output) != 0
         )
 
     def _is_fixed(self, tensor: str) -> bool:
-        """Whether a tensor is computed before the network runs: from constants and shapes."""
+        """Return whether a tensor depends only on constants and shapes, so is computed once."""
         return self.model.is_constant(tensor) or tensor in self._constants_at_run_time
 
     @functools.cached_property
@@ -645,7 +647,7 @@ class _WorkloadBuilder:
         return frozenset(fixed)
 
     def _add_chain(self, chain: list[Node]) -> None:
-        """Add the kernel of a chain, and clear the chain."""
+        """Add one kernel for a chain of pointwise nodes, and clear the chain."""
         if chain:
             self._add_kernel(chain, work.POINTWISE)
             chain.clear()
@@ -664,9 +666,9 @@ class _WorkloadBuilder:
         self._add_extra(name, kernel)
 
     def _add_edge_reformats(self) -> None:
-        """Add the reformats between FP32 at the network's edge and FP16 inside.
+        """Add reformats between FP32 inputs and outputs of the network and FP16 inside.
 
-        FP16 engines have one for each input and output.
+        FP16 engines have such a reformat at each input and output.
         """
         if self.float_type == Precision.FP32:
             return
@@ -689,7 +691,10 @@ class _WorkloadBuilder:
 
     @functools.cached_property
     def _layout_kernels(self) -> dict[str, list[ExtraKernel]]:
-        """Changes of layout by tensor, read after all of them were added."""
+        """Kernels that change a tensor's layout, by tensor.
+
+        Read only after all layout changes were added.
+        """
         kernels: dict[str, list[ExtraKernel]] = defaultdict(list)
         for extra in self.result.extras:
             if extra.layout_change is not None:
@@ -699,9 +704,10 @@ class _WorkloadBuilder:
     def _add_reformat(
         self, tensor: str, count: float, read_type: Precision, written_type: Precision
     ) -> None:
-        """Add a change of float width.
+        """Add a kernel that changes the float type of a tensor.
 
-        It is one kernel with the tensor's change of layout (FP16 engine on an A100).
+        If the tensor also changes its layout, one kernel does both (seen in an FP16 engine on an
+        A100).
         """
         channels = 64.0
         changes = self._layout_kernels.get(tensor)
@@ -721,5 +727,5 @@ class _WorkloadBuilder:
 
 
 def _computes_in_any_float(layer: EngineLayer) -> bool:
-    """Whether a layer computes in the float type of its input."""
+    """Return whether a layer has kernels for any float type, so keeps that of its input."""
     return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
