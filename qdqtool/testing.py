@@ -63,8 +63,8 @@ def assert_int8(
     if max_conversions is not None:
         if prediction.conversions is None:
             raise QdqtoolError(
-                f"max_conversions: {prediction.target} has no layers of its own to count; "
-                "leave it out",
+                f"max_conversions: {prediction.target} does not show conversions as layers, so "
+                "they cannot be counted; leave max_conversions out",
                 code="option-without-effect",
                 parameter="max_conversions",
             )
@@ -124,7 +124,10 @@ def _float_message(prediction: Prediction, conv: ConvOutcome) -> str:
 
 def _conversions_message(prediction: Prediction, limit: int) -> str:
     nodes = prediction.conversion_nodes
-    text = f"* {prediction.conversions} conversions stay, {limit} allowed: {', '.join(nodes[:3])}"
+    text = (
+        f"* {prediction.conversions} conversions remain; the limit is {limit}: "
+        f"{', '.join(nodes[:3])}"
+    )
     if len(nodes) > 3:
         text += f" and {len(nodes) - 3} more"
     names = set(nodes)

@@ -148,7 +148,11 @@ def measure_agreement(
     rows = [rows for _, rows in sorted(steps, key=lambda step: step[0])]
     evidence = list(itertools.chain.from_iterable(rows))
     if not evidence:
-        raise DataError("none of the images could be read", code="no-images", parameter="data")
+        raise DataError(
+            "none of the images could be read; give JPEG or PNG files, or arrays",
+            code="no-images",
+            parameter="data",
+        )
     measures = tuple(
         _summarize(metric, [row[position] for row in evidence])
         for position, metric in enumerate(metrics)
@@ -186,8 +190,8 @@ def _pair_tensors(
             name = tensor
         if name is None:
             raise ModelError(
-                f"has no counterpart of the tensor '{tensor}', so that the two networks' results "
-                "cannot be compared",
+                f"has no counterpart of tensor '{tensor}', so the results of the two networks "
+                "cannot be compared. Give two versions of the same network",
                 model.path or "model",
                 code="missing-tensor",
                 node=tensor,
@@ -255,8 +259,9 @@ class _SampleFeeder:
             # The second network takes integers: it scales the pixels itself.
             if not isinstance(preprocess, Preprocess):
                 raise DataError(
-                    "`preprocess`: a function of the caller cannot give the pixels that an input "
-                    f"of {model.path or 'the second model'} takes. Give a Preprocess or its name.",
+                    f"`preprocess`: {model.path or 'the second model'} has an input of pixels, "
+                    "which a preprocessing function cannot produce. Give a Preprocess or its "
+                    "name.",
                     code="option-conflict",
                     parameter="preprocess",
                 )
@@ -282,8 +287,9 @@ class _SampleFeeder:
                 return
         names = ", ".join(f"'{b.name}' ({b.dtype})" for _, b in self._pairs)
         raise ModelError(
-            f"input {names} is not the float input of the other network, and not uint8 pixels of a "
-            "folder of images. Compare the model with float inputs (`input_type='float'`).",
+            f"input {names} is neither the float input of the other network nor a uint8 input for "
+            "images of a folder. Insert Q/DQ again with `input_type='float'`, and compare that "
+            "model.",
             model.path or "model",
             code="wrong-type",
             node=self._pairs[0][1].name,
@@ -390,7 +396,8 @@ class _NetworkPair:
         first = {name: _to_float(a) for name, a in self._first.run(sample).items()}
         if not all(np.isfinite(a).all() for a in first.values() if a.dtype.kind == "f"):
             raise ModelError(
-                "the outputs are NaN or infinite on an image, so that nothing can agree with them",
+                "the outputs are NaN or infinite on an image, so no agreement can be computed. "
+                "Check the model and the preprocessing",
                 self._path,
                 code="not-finite",
             )

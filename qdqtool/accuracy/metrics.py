@@ -309,8 +309,8 @@ class UserMetric:
             value = float(call_with_timeout(self.seconds, function, reference, outputs, image))
         except CallNotFinished:
             raise QdqtoolError(
-                f"`metric` {self.name}: did not end within {self.seconds:g} s on {image}; give it "
-                "more with `check_timeout`",
+                f"`metric` {self.name}: did not end within {self.seconds:g} s on {image}; "
+                "increase `check_timeout`",
                 code="timeout",
                 parameter="metric",
             ) from None
@@ -324,8 +324,8 @@ class UserMetric:
             ) from error
         if not abs(value) <= LARGEST:
             raise QdqtoolError(
-                f"`metric` {self.name}: gave {value} on {image}; it has to be a finite number, of "
-                f"at most {LARGEST:g}",
+                f"`metric` {self.name}: returned {value} on {image}; return a finite number of at "
+                f"most {LARGEST:g}",
                 code="out-of-range",
                 parameter="metric",
             )
@@ -353,7 +353,7 @@ def import_function(name: str) -> MetricFunction:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise QdqtoolError(
-            f"`metric` {name}: is not package.module:function",
+            f"`metric` {name}: is not a name such as package.module:function",
             code="wrong-format",
             parameter="metric",
         )
@@ -370,7 +370,9 @@ def import_function(name: str) -> MetricFunction:
         ) from error
     if not callable(function):
         raise QdqtoolError(
-            f"`metric` {name}: is not a function", code="wrong-type", parameter="metric"
+            f"`metric` {name}: is not a function; name a function of the module",
+            code="wrong-type",
+            parameter="metric",
         )
     return function  # type: ignore[no-any-return]
 

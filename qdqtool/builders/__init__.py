@@ -91,7 +91,7 @@ def check_capabilities(capabilities: Sequence[int], target: Target) -> None:
     for capability in capabilities:
         if capability not in target.buildable:
             raise BuilderError(
-                f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows "
+                f"TensorRT-RTX 1.7 cannot build for SM{capability}; choose from "
                 f"SM{', SM'.join(map(str, target.buildable))}",
                 code="unknown-choice",
                 parameter="sm",

@@ -45,7 +45,9 @@ class CompilerProcess:
     def __init__(self, package: str = "tensorrt_rtx") -> None:
         if not is_installed(package):
             raise BuilderError(
-                _INSTALL.get(package, f"the package {package} is not installed"),
+                _INSTALL.get(
+                    package, f"the package {package} is not installed; run pip install {package}"
+                ),
                 code="missing-package",
                 parameter="builder",
             )

@@ -45,7 +45,7 @@ class BuildOptions:
             )
         if self.keep_engine and self.output is None:
             raise BuilderError(
-                "an engine needs a folder to be kept in",
+                "storing an engine requires a folder; give `output`",
                 code="missing-argument",
                 parameter="output",
             )

@@ -195,7 +195,7 @@ def format_svg(drawing: EngineDrawing) -> str:
         box.w, box.h = BOX_WIDTH, 14 + LINE_HEIGHT * len([text for text in box.lines if text])
     width, height, excess = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
     if excess:
-        raise QdqtoolError(f"{excess}; `dot` writes them as text", code="drawing-too-large")
+        raise QdqtoolError(f"{excess}; write DOT text instead (`dot`)", code="drawing-too-large")
     # 9.5 pixels: average character of a 16-pixel font.
     width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))
     parts = [

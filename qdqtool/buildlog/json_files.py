@@ -67,7 +67,8 @@ def read_json(data: bytes, path: str) -> Build:
         _add_layers(build, content, path)
     else:
         raise BuildLogError(
-            "a JSON that is neither a layer listing nor a profile of TensorRT",
+            "neither a layer listing nor a profile of TensorRT; give the file of "
+            "--exportLayerInfo or --exportProfile",
             path,
             code="wrong-format",
         )
@@ -100,7 +101,10 @@ def _load_documents(text: str, path: str) -> tuple[list[Any], bool]:
             return [parse_json(candidate, strict=False)], True
         except RecursionError:
             raise BuildLogError(
-                "a JSON nested too deeply to be TensorRT's", path, code="nested-too-deeply"
+                "nested more deeply than any JSON file of TensorRT; give the file of "
+                "--exportLayerInfo or --exportProfile",
+                path,
+                code="nested-too-deeply",
             ) from None
         except TooManyValues as too_many:
             raise BuildLogError(
@@ -239,7 +243,8 @@ def _is_layer(item: Any) -> bool:
 def _add_listing(build: Build, content: dict[str, Any], path: str) -> None:
     if not _is_listing(content):
         raise BuildLogError(
-            "a JSON without 'Layers': no layer listing and no profile of TensorRT",
+            "has no 'Layers', so it is neither a layer listing nor a profile of TensorRT; give "
+            "the file of --exportLayerInfo or --exportProfile",
             path,
             code="no-layer-list",
         )
@@ -268,7 +273,7 @@ def _parse_targets(listed: Any) -> tuple[int, ...]:
 def _add_layers(build: Build, listed: Any, path: str) -> None:
     if not isinstance(listed, list):
         raise BuildLogError(
-            "'Layers' is not a list; not a listing of TensorRT", path, code="wrong-type"
+            "'Layers' is not a list; give the file of --exportLayerInfo", path, code="wrong-type"
         )
     tensors = 0
     for item in listed[:_MAX_LAYERS]:
@@ -277,7 +282,8 @@ def _add_layers(build: Build, listed: Any, path: str) -> None:
             continue
         if not isinstance(item, dict) or ("Name" not in item and "LayerType" not in item):
             raise BuildLogError(
-                f"layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT",
+                f"layer {len(build.layers)} of the list is neither a name nor a layer object; "
+                "export the listing again",
                 path,
                 code="wrong-layer",
             )
@@ -287,7 +293,7 @@ def _add_layers(build: Build, listed: Any, path: str) -> None:
         if tensors > MAX_LISTED_TENSORS:
             raise BuildLogError(
                 f"lists more than {MAX_LISTED_TENSORS:,} tensors up to layer "
-                f"{len(build.layers) - 1}; no engine has as many",
+                f"{len(build.layers) - 1}, more than any engine has; export the listing again",
                 path,
                 code="too-many-tensors",
             )

@@ -287,8 +287,8 @@ class LogReader:
                 self.build.gaps.append(gap)
                 self.build.notes.append(
                     Note(
-                        f"{gap} was not read, because {_MAX_UNEXPLAINED:,} lines before it were "
-                        "not recognized",
+                        f"{gap} was not read, because the {_MAX_UNEXPLAINED:,} lines before this "
+                        "part were not recognized",
                         code="not-understood",
                     )
                 )

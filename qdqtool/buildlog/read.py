@@ -79,7 +79,8 @@ def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
 def _open_standard_input() -> BinaryIO:
     if sys.stdin is None:
         raise BuildLogError(
-            "standard input is closed; give a file, or pipe the log in", code="input-closed"
+            "standard input is closed; give a file, or pipe the log into the command",
+            code="input-closed",
         )
     stream = sys.stdin.buffer
     # A stdin replaced by a program has no descriptor.
@@ -95,9 +96,8 @@ def _limit_size(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
         lines += block.count(b"\n")
         if size > limits.PIPED_LOG or lines > limits.PIPED_LINES:
             raise BuildLogError(
-                f"a pipe gives more than {limits.format_bytes(limits.PIPED_LOG)} or "
-                f"{limits.PIPED_LINES:,} lines, the limit; write the log into a file, and give "
-                "that",
+                f"the piped log exceeds the limit of {limits.format_bytes(limits.PIPED_LOG)} or "
+                f"{limits.PIPED_LINES:,} lines; save the log as a file, and give the file",
                 name,
                 code="file-too-large",
             )
@@ -267,14 +267,16 @@ def _check_same(build: Build, other: Build) -> None:
     names = f"{' + '.join(build.files)} and {' + '.join(other.files)}"
     if build.tensorrt and other.tensorrt and build.tensorrt != other.tensorrt:
         raise BuildLogError(
-            f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}",
+            f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}. "
+            "Give files of the same build",
             code="different-versions",
         )
     first, second = _layer_names(build), _layer_names(other)
     smaller, common = min(len(first), len(second)), len(first & second)
     if smaller >= 3 and 2 * common < smaller:
         raise BuildLogError(
-            f"{names} are of different builds: {common} of {smaller} layer names in common",
+            f"{names} are of different builds: only {common} of {smaller} layer names occur in "
+            "both. Give files of the same build",
             code="different-builds",
         )
 
@@ -348,7 +350,7 @@ def _read_all(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
         size += len(block)
         if size > MAX_JSON:
             raise BuildLogError(
-                f"a JSON of over {MAX_JSON >> 20} MiB cannot be a listing or a profile",
+                f"exceeds {MAX_JSON >> 20} MiB, the limit for a layer listing or a profile",
                 name,
                 code="file-too-large",
             )

@@ -211,7 +211,7 @@ class _GraphRebuilder:
         path = ", ".join(self.build.files) or "the log"
         if len(shape) > limits.RANK:
             raise BuildLogError(
-                f"'{name[:80]}' has {len(shape)} dimensions; the limit is {limits.RANK}",
+                f"tensor '{name[:80]}' has {len(shape)} dimensions; the limit is {limits.RANK}",
                 path,
                 code="too-many-dimensions",
                 node=name,
@@ -284,8 +284,9 @@ class _GraphRebuilder:
         if scales := ops[_Q] + ops[_DQ]:
             notes.append(
                 Note(
-                    f"scales of {scales} Q and DQ: not in the log; invented, and equal only where "
-                    "the log shows that TensorRT merged Qs or where they read one constant",
+                    f"scales of {scales} Q and DQ: not in the log, so placeholders were written. "
+                    "Two scales are equal only if TensorRT merged the Qs or both nodes read the "
+                    "same constant",
                     code="scales-lack",
                     count=scales,
                 )
@@ -330,7 +331,7 @@ class _GraphRebuilder:
         if not self.build.parse.opset:
             notes.append(Note("opset: not in the log; 13 was used", code="opset-lacks"))
         gaps = [gap for gap in self.build.gaps if gap.section == Section.PARSE]
-        return notes + [Note(f"the log: {gap}", code="log-lacks") for gap in gaps]
+        return notes + [Note(f"the log is incomplete: {gap}", code="log-lacks") for gap in gaps]
 
 
 def _type_of(tensor: ParsedTensor | None) -> int:

@@ -420,8 +420,8 @@ class SectionReader:
             self._full = True
             self.build.notes.append(
                 Note(
-                    f"the log is too long: only its first {_MAX_RECORDS:,} records were read, "
-                    "later ones were only counted",
+                    f"the log is too long: the first {_MAX_RECORDS:,} records were read, later "
+                    "records were only counted",
                     code="too-long",
                     records=_MAX_RECORDS,
                 )

@@ -201,13 +201,13 @@ def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
     if not matches:
         listed = ", ".join(sorted(filter(None, names))) or "none: the log has no optimizer lines"
         raise BuildLogError(
-            f"{name}: no such pass in this log; it has {listed}",
+            f"{name}: no such pass in this log; choose from {listed}",
             code="unknown-choice",
             parameter="name",
         )
     if len(matches) > 1:
         raise BuildLogError(
-            f"{name}: more than one pass in this log; it has {', '.join(sorted(matches))}",
+            f"{name}: matches several passes of this log; choose from {', '.join(sorted(matches))}",
             code="ambiguous",
             parameter="name",
         )

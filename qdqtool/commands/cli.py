@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except EOFError as error:
             raise QdqtoolError(
-                f"a file ended too soon ({error or 'no more data'}); copy it again",
+                f"a file is truncated ({error or 'no more data'}); copy the file again",
                 code="file-damaged",
             ) from error
         except KeyboardInterrupt as stop:

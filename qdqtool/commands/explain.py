@@ -39,7 +39,7 @@ def command(
     build_method = find_build_method(way) if way is not None else None
     if listing and (what or way is not None):
         raise UsageError(
-            "--list lists all finding codes; leave out "
+            ("--list prints all finding codes; leave out ")
             + (f"'{' '.join(what)[:60]}'" if what else "--for"),
             code="option-without-effect",
             parameter="what" if what else "way",

@@ -107,7 +107,7 @@ def command(
 
     if verification is not None and issue is None:
         raise UsageError(
-            "--verification is for --report; give that as well",
+            "--verification has no effect without --report; give --report as well",
             code="option-without-effect",
             parameter="verification",
         )
@@ -152,8 +152,8 @@ def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None)
     leak = hidden.find_leak_in_prose(text)
     if leak is not None:
         raise QdqtoolError(
-            f"'{leak}' would be left in the private report; leave out --report and write it by "
-            "hand",
+            f"the private report would contain '{leak}', a name of the model; leave out --report "
+            "and write the report by hand",
             code="private-name-left",
             parameter="report",
         )

@@ -143,7 +143,7 @@ def parse_channels(text: str) -> tuple[float, float, float]:
     except ValueError:
         values = []
     if len(values) not in (1, 3):
-        raise ValueError(f"'{text}' is neither a number nor three with commas between")
+        raise ValueError(f"'{text}' is neither a number nor three numbers separated by commas")
     red, green, blue = values * 3 if len(values) == 1 else values
     return red, green, blue
 
@@ -626,7 +626,7 @@ def check_cluster(cluster: str | None, mixed_cpus: bool) -> None:
     """
     if mixed_cpus and cluster is None:
         raise UsageError(
-            "--mixed-cpus is about the workers of --cluster, which is not given",
+            "--mixed-cpus has no effect without --cluster; give --cluster as well",
             code="option-without-effect",
             parameter="mixed_cpus",
         )

@@ -394,8 +394,8 @@ def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Predicti
     for pattern in patterns:
         if not any(map(pattern.search, names)):
             raise QdqtoolError(
-                f"--require '{pattern.pattern}' matches none of the convolutions; "
-                "see predict --all",
+                f"--require '{pattern.pattern}' matches none of the convolutions; list their "
+                "names with predict --all",
                 code="no-match",
                 parameter="required",
             )

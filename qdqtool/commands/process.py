@@ -89,7 +89,7 @@ class ClosedOutput(io.StringIO):
         """Raise an error for any text."""
         if text:
             raise QdqtoolError(
-                "standard output is closed: the answer cannot be printed", code="output-closed"
+                "standard output is closed: the result cannot be printed", code="output-closed"
             )
         return 0
 

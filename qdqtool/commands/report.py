@@ -69,7 +69,8 @@ def command(
     builds = [f for f in files if f not in others]
     if len(others) + (before is not None) > 1:
         raise UsageError(
-            "two models at most: MODEL, and one before it (--float or OTHER.onnx)",
+            "too many models: give MODEL and at most one model to compare with (--float or "
+            "OTHER.onnx)",
             code="option-conflict",
             parameter="before",
         )

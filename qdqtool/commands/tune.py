@@ -142,7 +142,7 @@ def command(
     options.check_cluster(cluster, mixed_cpus)
     if gpu is None and (clock is not None or power is not None or budget_ms is not None):
         raise UsageError(
-            "--budget-ms, --clock and --power need --gpu",
+            "--budget-ms, --clock and --power require --gpu",
             code="option-without-effect",
             parameter="gpu",
         )

@@ -153,7 +153,8 @@ def _compare(
         return _compare_models(first, second, target, gpu)
     if gpu is not None:
         raise QdqtoolError(
-            "`gpu` is for two models; a build has the times that were measured",
+            "`gpu`: estimates times of two models only, because a build has measured times; leave "
+            "`gpu` out",
             code="option-without-effect",
             parameter="gpu",
         )
@@ -173,7 +174,8 @@ def _check_models(first: Model | EngineReport, second: Model | EngineReport) -> 
     """
     if not (isinstance(first, Model) and isinstance(second, Model)):
         raise QdqtoolError(
-            "`data`: images are for two models; a build cannot run here",
+            "`data`: images can compare two models only, because a build cannot run here; leave "
+            "`data` out",
             code="option-without-effect",
             parameter="data",
         )
@@ -257,7 +259,7 @@ def _compare_models(
         result.notes.append(
             Note(
                 f"only {matching.likeness:.0%} of the layers have a counterpart with the same "
-                "neighbors: these are two versions of a network, or two networks",
+                "neighbors: the models are different versions of a network, or different networks",
                 code="few-alike",
                 likeness=matching.likeness,
             )
@@ -282,7 +284,7 @@ def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> N
         findings = side.prediction.findings if side.prediction is not None else []
         if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
             raise QdqtoolError(
-                f"{side.title} has {describe_obstacles(findings)}: nothing to compare",
+                f"{side.title} has {describe_obstacles(findings)}, so the comparison is impossible",
                 code="unsupported",
             )
     reason = "no layer in common"
@@ -423,13 +425,13 @@ def _check_listing(build: Build) -> None:
     """Reject a build without layers, or with neither data types nor times."""
     if build.names_only and not build.profile_rows:
         raise BuildLogError(
-            "layer names without precisions; build with --profilingVerbosity=detailed",
+            "lists layer names without precisions; build again with --profilingVerbosity=detailed",
             build.display_name,
             code="no-precisions",
         )
     if not build.layers:
         raise BuildLogError(
-            "no engine listing; give a layer JSON or a verbose build log",
+            "has no engine listing; give a layer JSON or a verbose build log",
             build.display_name,
             code="no-layer-listing",
         )
@@ -452,8 +454,8 @@ def _compare_with_build(
     realized, matched_by = map_nodes(side.view, prediction, build)
     if not realized and prediction.convolutions:
         raise BuildLogError(
-            "shows no data type of any of the model's convolutions; "
-            "build with --profilingVerbosity=detailed",
+            "lists no data type for any convolution of the model; build again with "
+            "--profilingVerbosity=detailed",
             titles[1],
             code="no-precisions",
         )

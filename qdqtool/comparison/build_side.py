@@ -226,8 +226,9 @@ def _compare_shapes(weights: tuple[Shape, int | None], layer: tuple[Shape | None
 def _different_network_error(view: View, build: Build) -> BuildLogError:
     named, total = count_named_convolutions(view.model, build)
     return BuildLogError(
-        f"a build of another network than {view.model.path or 'the model given'}: it "
-        f"names {named} of its {total} convolutions, and shapes and order do not fit either",
+        f"the build is not of {view.model.path or 'the model'}: the build names {named} of the "
+        f"model's {total} convolutions, and their shapes and order do not match either. Give a "
+        "build of this model",
         build.display_name,
         code="different-models",
     )

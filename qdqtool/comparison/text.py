@@ -76,8 +76,8 @@ def describe_images(agreement: NetworkAgreement) -> list[Note]:
         count = len(agreement.unread)
         notes.append(
             Note(
-                f"{format_count(count, 'image')} could not be read and left out; the first, "
-                f"{name}: {reason}",
+                f"{format_count(count, 'image')} could not be read and were left out; the first "
+                f"is {name}: {reason}",
                 code="unread-images",
                 count=count,
                 file=name,
@@ -86,16 +86,16 @@ def describe_images(agreement: NetworkAgreement) -> list[Note]:
     if agreement.measure.value is None:
         notes.append(
             Note(
-                "no agreement: A finds nothing on these images. Give images like those of the "
-                "deployment, and check the preprocessing.",
+                "no agreement: model A detects nothing on these images. Give images like those of "
+                "the deployment, and check the preprocessing.",
                 code="nothing-detected",
             )
         )
     elif agreement.images < _MIN_IMAGES:
         notes.append(
             Note(
-                f"{format_count(agreement.images, 'image')} can tell large differences only; give "
-                f"{_MIN_IMAGES} or more",
+                f"{format_count(agreement.images, 'image')} show large differences only; give "
+                f"{_MIN_IMAGES} or more images",
                 code="few-images",
                 images=agreement.images,
                 enough=_MIN_IMAGES,

@@ -151,7 +151,9 @@ class ModelCutter:
         inside = {model.producers[next(filter(None, n.output))].index for n in protos}
         if not inside:
             raise ModelError(
-                "nothing lies between the inputs and outputs given", path, code="empty"
+                "no node lies between `inputs` and `outputs`; give tensors with nodes between them",
+                path,
+                code="empty",
             )
         nodes = [model.nodes[i] for i in inside]
         produced = {t for n in nodes for t in n.outputs}
@@ -200,8 +202,8 @@ class ModelCutter:
             if tensor in needed and tensor not in starts:
                 end = self._find_dependent_end(tensor, starts, ends)
                 raise ModelError(
-                    f"output '{end}' also depends on network input '{tensor}'; name it in "
-                    "`inputs`, or a tensor in between",
+                    f"output '{end}' also depends on network input '{tensor}'; add '{tensor}', or "
+                    "a tensor between the two, to `inputs`",
                     path,
                     code="missing-argument",
                     parameter="inputs",
@@ -210,7 +212,7 @@ class ModelCutter:
         for tensor in starts:
             if tensor not in needed:
                 raise ModelError(
-                    f"no output depends on '{tensor}'; leave it out of `inputs`",
+                    f"no output depends on '{tensor}'; remove '{tensor}' from `inputs`",
                     path,
                     code="option-without-effect",
                     parameter="inputs",
@@ -288,8 +290,8 @@ class ModelCutter:
         for tensor in part.inputs:
             if not _has_type(ends[tensor]):
                 raise ModelError(
-                    f"the type of tensor '{tensor}' is not known, so it cannot become a network "
-                    "input; run onnx's shape inference on the model, or cut elsewhere",
+                    f"tensor '{tensor}' has an unknown type, so it cannot become a network input; "
+                    "run onnx's shape inference on the model, or cut elsewhere",
                     self.model.path or "model",
                     code="unknown-type",
                     node=tensor,

@@ -71,7 +71,7 @@ class SelectionOptions:
                 )
         elif self.hops is not None and (self.node is None or self.findings):
             raise QdqtoolError(
-                "`hops`: are counted from a `node`: give one, and no `finding`",
+                "`hops` are counted from a node: give `node`, and leave `finding` out",
                 code="option-conflict" if self.findings else "missing-argument",
                 parameter="hops" if self.findings else "node",
             )
@@ -112,13 +112,14 @@ class ShrinkOptions:
             )
         if self.says is not None and self.check is None:
             raise QdqtoolError(
-                "`says` is what a `check` prints; give that as well",
+                "`says` has no effect without `check`; give the command as `check`",
                 code="missing-argument",
                 parameter="check",
             )
         if self.check_timeout is not None and self.check is None:
             raise QdqtoolError(
-                "`check_timeout`: has no effect without a `check`, because it limits its runs",
+                "`check_timeout`: limits the runs of a check, so it has no effect without "
+                "`check`; give `check` as well",
                 code="option-without-effect",
                 parameter="check_timeout",
             )
@@ -152,7 +153,7 @@ def check_not_empty(parameter: str, values: Sequence[str | None]) -> None:
     """
     if any(value is not None and not value.strip() for value in values):
         raise QdqtoolError(
-            f"`{parameter}`: is empty; leave it out, or say what it is",
+            f"`{parameter}`: is empty; give a value, or leave `{parameter}` out",
             code="empty",
             parameter=parameter,
         )

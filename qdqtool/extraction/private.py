@@ -401,7 +401,8 @@ class PrivateNames:
             new = next((n for n in spellings if self._find_within(n, _SHORTEST) is None), None)
             if new is None:
                 raise ModelError(
-                    "the model's names leave none free for a private one; rename its tensors first",
+                    "no private name is free, because tensors of the model have these names; "
+                    "rename those tensors first",
                     code="no-name-left",
                 )
             self.names[original] = new
@@ -518,7 +519,8 @@ def make_private(
         leak = next(filter(None, map(names.find_leak, _texts(private))), None)
         if leak is not None:
             raise ModelError(
-                f"'{leak}' would be left in the private model; this is a defect of qdqtool",
+                f"the private model would contain the name '{leak}'; this is a defect of qdqtool, "
+                "please report it",
                 path,
                 code="internal",
             )
@@ -526,8 +528,8 @@ def make_private(
         if not problem:
             return private, names
     raise ModelError(
-        "with other weights and scales the prediction would change "
-        f"({problem}); extract a smaller part, or send it without `private`",
+        f"replacing the weights and scales would change the prediction ({problem}); extract a "
+        "smaller part, or leave `private` out",
         path,
         code="prediction-changes",
         parameter="private",

@@ -143,13 +143,14 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
         ) from None
     if not isinstance(verification, dict) or verification.get("schema") != VERIFICATION_SCHEMA:
         raise DataError(
-            f"is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})",
+            f"is not a verification ({VERIFICATION_SCHEMA}); give the output of 'qdqtool verify "
+            "--format json'",
             os.fspath(path),
             code="wrong-format",
         )
     if not isinstance(verification.get("mismatches", []), list):
         raise DataError(
-            "its mismatches are not a list; run qdqtool verify again",
+            "the field mismatches is not a list; run qdqtool verify again",
             os.fspath(path),
             code="file-damaged",
         )

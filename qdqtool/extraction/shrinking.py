@@ -65,8 +65,8 @@ class ModelShrinker:
                 self._light = self._infer_types(light)
             except Exception as error:
                 raise ModelError(
-                    "onnx cannot infer the model's shapes, so that nothing smaller can be looked "
-                    f"for ({' '.join(str(error).split())[:200]}); leave out `minimize`",
+                    "the model cannot be minimized, because onnx cannot infer its shapes "
+                    f"({' '.join(str(error).split())[:200]}); leave out `minimize`",
                     code="shapes-unknown",
                     parameter="minimize",
                 ) from error

@@ -1,7 +1,7 @@
-"""Translation of a Q/DQ model for DLA: a float model, a calibration cache, precisions of layers.
+"""Translation of a Q/DQ model for DLA to a float model with a calibration cache.
 
-DLA has no Q/DQ. TensorRT runs it in INT8 from a float model and a calibration cache, as NVIDIA's
-qdq-translator makes them.
+DLA does not support Q/DQ. TensorRT builds INT8 layers for DLA from a float model, a calibration
+cache and precisions of layers, as NVIDIA's qdq-translator writes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from qdqtool.util.text import format_count
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_WEIGHT_TOLERANCE = 0.01  # of a weight's scale and the largest weight of its channel
+_WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -59,7 +59,7 @@ class DlaTranslation:
         scales: Scales of its tensors.
         precisions: Precisions of its layers.
         target: TensorRT version of the build.
-        notes: What the translation cannot keep.
+        notes: Properties of the Q/DQ model that the translation cannot keep.
         read: Files that were read, none of which :meth:`save` overwrites.
     """
 
@@ -153,9 +153,10 @@ def _store_parameters(model: Model) -> Model:
 
 
 def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
-    """Return the symmetric scale of each quantized activation, by the names of Q's and DQ's tensor.
+    """Return the symmetric scale of each quantized activation, by tensor name.
 
-    Of several quantizers of one tensor the largest scale counts.
+    Names are those of the tensors before Q and after DQ. If a tensor has several quantizers, the
+    largest scale counts.
     """
     scales: dict[str, float] = {}
     several: set[str] = set()
@@ -168,8 +169,8 @@ def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
     if several:
         notes.append(
             Note(
-                f"{format_count(len(several), 'tensor')} with several scales: the largest one is "
-                f"used, for example for '{min(several)}'",
+                f"{format_count(len(several), 'tensor')} with several scales, for example "
+                f"'{min(several)}': the cache has the largest scale of each",
                 code="several-scales",
                 count=len(several),
                 first=min(several),
@@ -185,8 +186,8 @@ def _symmetric_scale(view: View, q: Node) -> float:
     scale, zero = params.scale, params.zero_point
     if limits is None or scale is None or zero is None or scale.size != 1:
         raise ModelError(
-            f"'{q.name}': is no INT8 quantizer with one constant scale, so that a calibration "
-            "cache cannot express it. Quantize activations in INT8 per tensor.",
+            f"'{q.name}' is not an INT8 quantizer with one constant scale, so a calibration cache "
+            "cannot contain its range. Quantize activations in INT8 per tensor.",
             view.model.path or "model",
             code="unsupported",
             node=q.name,
@@ -194,7 +195,8 @@ def _symmetric_scale(view: View, q: Node) -> float:
     step, point = float(scale[0]), int(zero[0])
     if not (np.isfinite(step) and 0 < step <= LARGEST_SCALE):
         raise ModelError(
-            f"'{q.name}': scale {step:g} is not usable. Calibrate again.",
+            f"'{q.name}': scale {step:g} is zero, negative, not a number or too large. Calibrate "
+            "again.",
             view.model.path or "model",
             code="invalid-scale",
             node=q.name,
@@ -205,14 +207,14 @@ def _symmetric_scale(view: View, q: Node) -> float:
 
 
 def _check_weights(view: View, notes: list[Note]) -> None:
-    """Note weights whose scales are not those that TensorRT takes, max|w| / 127 of each channel."""
+    """Add a note on weights whose scales differ from TensorRT's, max|w| / 127 per channel."""
     others = [n.name for n in view.nodes_with_weights if _has_other_scales(view, n)]
     if others:
         notes.append(
             Note(
-                f"{format_count(len(others), 'layer')} with trained or clipped weight scales: "
-                "with a cache, TensorRT takes the largest weight of each channel, for example for "
-                f"'{others[0]}'",
+                f"{format_count(len(others), 'layer')} with trained or clipped weight scales, for "
+                f"example '{others[0]}': with a cache, TensorRT ignores these scales and uses the "
+                "largest weight of each channel",
                 code="weight-scales",
                 count=len(others),
                 first=others[0],
@@ -244,8 +246,8 @@ def _dequantize_constants(view: View) -> dict[str, onnx.TensorProto]:
             dequantize = make_dequantizer(view, dq)
             if dequantize is None:
                 raise ModelError(
-                    f"'{dq.name}': its integers or scales are missing or do not fit. Export the "
-                    "model again.",
+                    f"'{dq.name}': the integers or scales are missing, or their shapes do not "
+                    "match. Export the model again.",
                     view.model.path or "model",
                     code="invalid-scale",
                     node=dq.name,
@@ -258,8 +260,8 @@ def _check_removed(model: Model) -> None:
     left = next((n for n in model.nodes if is_qdq(n)), None)
     if left is not None:
         raise ModelError(
-            f"'{left.name}': is a Q without DQ or a DQ without Q, which no float model can "
-            "replace. Give a model with pairs.",
+            f"'{left.name}' is a Q without DQ or a DQ without Q, so it cannot be removed. Give a "
+            "model with Q/DQ pairs.",
             model.path or "model",
             code="unsupported",
             node=left.name,

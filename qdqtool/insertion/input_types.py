@@ -54,8 +54,8 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
     if low < least - slack or high > most + slack:
         raise ModelError(
             f"`input_type='uint8'`: the calibration data has values from {low:.6g} to {high:.6g} "
-            f"in '{name}', and pixels become {least:.6g} to {most:.6g}; give the `scale`, `mean` "
-            "and `std` that it was made with",
+            f"in '{name}', but pixels would become {least:.6g} to {most:.6g}; give the `scale`, "
+            "`mean` and `std` of the calibration data",
             code="out-of-range",
             parameter="input_type",
             node=name,
@@ -70,14 +70,15 @@ def check_input_type(input_type: str, target: Target, number_format: NumberForma
     """
     if input_type != "float" and number_format != INT8:
         raise QdqtoolError(
-            f"`input_type={input_type!r}` needs INT8 pairs, and `precision` is "
+            f"`input_type={input_type!r}` needs INT8 pairs, but `precision` is "
             f"{number_format.name}. Use `input_type='float'`",
             code="option-conflict",
             parameter="input_type",
         )
     if input_type == "uint8" and not target.uint8_inputs:
         raise QdqtoolError(
-            f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float",
+            f"`input_type='uint8'`: {target.name} has no UINT8 inputs; use int8, float, or "
+            "TensorRT 8.5 or newer",
             code="unsupported",
             parameter="input_type",
         )
@@ -175,7 +176,8 @@ def _change_to_uint8(editor: Editor, name: str, tensor: str, preprocess: Preproc
     model = editor.model
     if model.is_output(name):
         raise ModelError(
-            f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out",
+            f"`input_type='uint8'`: input '{name}' is also an output of the model; leave the "
+            "option out",
             code="input-is-output",
             parameter="input_type",
             node=name,
@@ -233,8 +235,8 @@ def _expand_channels(model: Model, name: str, values: Sequence[float]) -> npt.ND
     shape = model.shape(name)
     if shape is None or len(shape) != 4 or shape[1] != len(values):
         raise ModelError(
-            f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` "
-            "and `std`",
+            f"`input_type='uint8'`: input '{name}' does not have {len(values)} channels, as "
+            "`mean` and `std` do; give values for each channel",
             code="wrong-shape",
             parameter="input_type",
             node=name,

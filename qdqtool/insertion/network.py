@@ -72,8 +72,8 @@ def prepare_network(
     _check_float_model(loaded)
     if high_precision == "fp16" and not target.float16_scales:
         raise QdqtoolError(
-            f"`high_precision='fp16'`: {target.name} takes no FP16 scales and chooses FP16 itself; "
-            "leave it out and let the builder use INT8 and FP16",
+            f"`high_precision='fp16'`: {target.name} reads no FP16 scales and chooses FP16 "
+            "itself; leave `high_precision` out, and build with INT8 and FP16 (--int8 --fp16)",
             code="option-conflict",
             parameter="high_precision",
         )
@@ -107,8 +107,8 @@ def _check_float_model(model: Model) -> None:
     path = model.path or "model"
     if is_quantized(model):
         raise ModelError(
-            "is quantized already (it has Q/DQ or integer operators); give the float model it was "
-            "made from, or predict this one",
+            "is quantized already (it has Q/DQ or integer operators); give its float model, or "
+            "run 'qdqtool predict' on this model",
             path,
             code="already-quantized",
         )
@@ -117,8 +117,8 @@ def _check_float_model(model: Model) -> None:
     if fakes:
         raise ModelError(
             f"has {len(fakes)} quantizers in another form than Q/DQ ('{fakes[0].name}' first, "
-            f"{fakes[0].form}); more pairs would quantize twice. Run 'qdqtool fix' to rewrite "
-            "them as Q/DQ, or give the float model",
+            f"{fakes[0].form}); Q/DQ pairs would quantize these tensors twice. Run 'qdqtool fix' "
+            "to rewrite them as Q/DQ, or give the float model",
             path,
             code="already-quantized",
             node=fakes[0].name,
@@ -162,8 +162,8 @@ def _prepare(
         fp16.widen_bfloat16(model)
         notes.append(
             Note(
-                "bfloat16 widened to float32, with inputs and outputs: the values are the same; "
-                "the builder may still compute in BF16 (--bf16) or FP16",
+                "bfloat16 was widened to float32, also in the inputs and outputs: the values are "
+                "the same; the builder may still compute in BF16 (--bf16) or FP16",
                 code="bfloat16-widened",
             )
         )
@@ -173,8 +173,8 @@ def _prepare(
         has_fp16 = False
         notes.append(
             Note(
-                f"float16 widened to float32, because {target.name} takes no FP16 scales; allow "
-                "FP16 in the builder instead",
+                f"float16 was widened to float32, because {target.name} reads no FP16 scales; "
+                "build with --fp16 instead",
                 code="widened",
                 target=target.name,
             )

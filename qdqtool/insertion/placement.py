@@ -399,8 +399,8 @@ class _Placer:
         if rules.attention in ("int8", "fp8") and not self._attention:
             notes.append(
                 Note(
-                    f"`attention={rules.attention!r}` has no effect: no Softmax is "
-                    "between two MatMuls of computed tensors",
+                    f"`attention={rules.attention!r}` has no effect: the model has no Softmax "
+                    "between two MatMuls of activations",
                     code="no-attention",
                 )
             )
@@ -408,8 +408,8 @@ class _Placer:
         if rules.residual in ("skip", "both") and "residual" not in roles:
             notes.append(
                 Note(
-                    f"`residual={rules.residual!r}` has no effect: no Add follows a convolution "
-                    "and is quantized next",
+                    f"`residual={rules.residual!r}` has no effect: the model has no Add between a "
+                    "convolution and a quantized consumer",
                     code="no-residual",
                     residual=rules.residual,
                 )

@@ -131,8 +131,9 @@ def read_table_scales(
     tensors = {*model.producers, *model.inputs, *model.initializers}
     if missing and table and tensors.isdisjoint(table):
         raise DataError(
-            f"none of its {format_count(len(table), 'tensor')} is in the model, such as "
-            f"'{brief(next(iter(table)))}': it is of another model or of another export",
+            f"none of its {format_count(len(table), 'tensor')} (such as "
+            f"'{brief(next(iter(table)))}') is in the model, so the table is of another model or "
+            "export. Give the table of this export, or images",
             os.fspath(path),
             code="other-model",
             parameter="calib_table",
@@ -140,7 +141,8 @@ def read_table_scales(
     if missing:
         raise DataError(
             f"has no scale for tensor '{brief(missing[0])}' ({len(missing)} of {len(groups)} are "
-            "missing). Leave the nodes that read them float with `exclude`, or give images.",
+            "missing). Leave the consumers of these tensors in float with `exclude`, or give "
+            "images.",
             os.fspath(path),
             code="missing-scale",
             parameter="calib_table",
@@ -167,7 +169,7 @@ def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
         notes.append(
             Note(
                 f"{len(unknown)} of {format_count(count, 'tensor')} in the table are not in the "
-                f"model, such as '{brief(unknown[0])}'",
+                f"model, such as '{brief(unknown[0])}'; they were ignored",
                 code="table-unknown-tensors",
                 count=len(unknown),
                 first=unknown[0],
@@ -176,8 +178,7 @@ def _note_table(source: RangeTable, unknown: Sequence[str]) -> list[Note]:
     if source.skipped:
         notes.append(
             Note(
-                "table entries without a single scale of 8 bits are not used: "
-                f"{len(source.skipped)}, "
+                f"{len(source.skipped)} table entries without a single 8-bit scale were ignored, "
                 f"such as '{brief(source.skipped[0])}'",
                 code="table-skipped-entries",
                 count=len(source.skipped),

@@ -183,7 +183,8 @@ def _unit_scale(model: Model, site: WeightSite) -> npt.NDArray[Any]:
         return np.ones((), dtype)
     if site.axis >= len(shape) or not 0 <= shape[site.axis] <= _MAX_CHANNELS:
         raise ModelError(
-            f"weights '{site.tensor}' have an impossible shape {list(shape)}; the file is damaged",
+            f"weights '{site.tensor}' have an impossible shape {list(shape)}; the file is "
+            "damaged, export it again",
             code="wrong-shape",
             node=site.tensor,
         )

@@ -214,8 +214,8 @@ class MethodChoice:
         if len(tensors) > 1:
             (method, tensor), (other_method, other) = list(tensors.items())[:2]
             raise QdqtoolError(
-                f"`method_for`: '{tensor}' asks for {method} and '{other}' for {other_method}, "
-                "but they share one scale; use one method for both, or `unify=False`",
+                f"`method_for`: '{tensor}' gets {method} and '{other}' gets {other_method}, but "
+                "they share one scale; use one method for both, or `unify=False`",
                 code="ambiguous",
                 parameter="method_for",
             )
@@ -291,7 +291,8 @@ def choose_scale(
         else:
             warnings.append(
                 Note(
-                    f"'{tensor}' is zero on all calibration data; its scale is meaningless",
+                    f"'{tensor}' is zero on all calibration data, so its scale is meaningless; "
+                    "check the images and the preprocessing",
                     code="always-zero",
                     tensor=tensor,
                 )
@@ -315,8 +316,8 @@ def _check_finite(tensor: str, statistics: TensorStatistics) -> None:
     if nonfinite:
         raise DataError(
             f"tensor '{tensor}': {nonfinite} of {nonfinite + statistics.count} values are NaN or "
-            "infinite on the calibration data; check the model and the preprocessing, or leave its "
-            "readers float with `exclude`",
+            "infinite on the calibration data; check the model and the preprocessing, or leave "
+            "its consumers in float with `exclude`",
             code="not-finite",
             node=tensor,
         )

@@ -123,11 +123,11 @@ def smooth(
         )
     reasons = ", ".join(_describe_skipped(regions))
     if reasons and shapes.has_dynamic_inputs:
-        reasons += " (it may be more where all inputs have fixed sizes: export so)"
+        reasons += " (export with fixed input sizes: more may then be possible)"
     if not usable:
         return [], Note(
-            f"`smooth={alpha:g}` has no effect: none of {len(regions)} inputs of quantized "
-            f"Linears can be smoothed: {reasons}",
+            f"`smooth={alpha:g}` has no effect: none of the {len(regions)} inputs of quantized "
+            f"Linears can be smoothed ({reasons})",
             code="none-smoothed",
             alpha=alpha,
             tensors=len(regions),
@@ -158,21 +158,21 @@ def smooth(
 def _check_arguments(alpha: float, data: object) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(
-            f"`smooth={alpha:g}`: give 0 (everything remains in the activations) to 1, mostly 0.5",
+            f"`smooth={alpha:g}`: give a number from 0 (everything remains in the activations) to "
+            "1, usually 0.5",
             code="out-of-range",
             parameter="smooth",
         )
     if data is None:
         raise QdqtoolError(
-            "`smooth` needs calibration images: ranges of a table are those of the network as it "
-            "was",
+            "`smooth` needs calibration images, because the ranges of a table are those of the "
+            "network before smoothing; give images, or leave `smooth` out",
             code="option-conflict",
             parameter="smooth",
         )
     if isinstance(data, Iterator):
         raise QdqtoolError(
-            "`smooth` reads the data before the calibration does; give a folder or a list instead "
-            "of an iterator",
+            "`smooth` reads the data twice; give a folder or a list instead of an iterator",
             code="read-once",
             parameter="data",
         )

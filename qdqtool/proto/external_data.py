@@ -146,8 +146,8 @@ def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | Non
     path = Path(os.path.realpath(base / location))
     if os.path.isabs(location) or not path.is_relative_to(base):
         raise ModelError(
-            f"weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
-            "folder; refused",
+            f"weight file '{location}' of tensor '{tensor.name}' lies outside the model's folder, "
+            "so it is refused; move the file into that folder",
             model,
             code="outside-folder",
             node=tensor.name,
@@ -184,7 +184,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     available = sum(file_sizes.values())
     if total > available + limits.EXTERNAL_SHARED:
         raise ModelError(
-            f"{subject} {limits.format_bytes(total)}, but their files hold "
+            f"{subject} {limits.format_bytes(total)}, but the weight files contain "
             f"{limits.format_bytes(available)}; the model is damaged, export it again",
             model,
             code="weights-damaged",

@@ -59,7 +59,7 @@ def check_functions(proto: onnx.ModelProto, path: str) -> None:
     deepest = max(size.levels for size in sizes.values())
     if deepest > limits.FUNCTION_LEVELS:
         raise ModelError(
-            f"its own functions call one another through {deepest} levels; the limit is "
+            f"the model's own functions are nested {deepest} levels deep; the limit is "
             f"{limits.FUNCTION_LEVELS}; export the model without functions",
             path,
             code="nested-too-deeply",
@@ -81,7 +81,7 @@ def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
     if total > limits.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
         raise ModelError(
-            f"its own functions stand for {about} nodes; the limit is "
+            f"the model's own functions expand to {about} nodes; the limit is "
             f"{limits.FUNCTION_CALLS}; export the model without functions",
             path,
             code="too-many-nodes",
@@ -89,9 +89,9 @@ def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
     copies = sum(size.size for size in called) - stored
     if copies > limits.FUNCTION_COPIES:
         raise ModelError(
-            "the contents of its functions would be copied for each call, which takes "
-            f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; "
-            "export the model without functions",
+            "copying the contents of the model's functions for each call would take "
+            f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; export the model without "
+            "functions",
             path,
             code="too-many-copies",
         )
@@ -248,7 +248,7 @@ def _convert_nodes(
     except Exception as error:  # onnx's C++ raises various classes
         reason = " ".join(str(error).split())[:_MAX_REASON]
         raise ModelError(
-            f"function '{function.name}' is written in opset {version}, the model in opset "
+            f"function '{function.name}' has opset {version}, but the model has opset "
             f"{model_version}, and the function cannot be converted ({reason}); export the model "
             "without functions",
             path,
@@ -312,7 +312,7 @@ class _InliningScope:
         if len(call.input) > len(function.input) or len(call.output) > len(function.output):
             raise ModelError(
                 f"node '{prefix}' calls function '{function.name}' with more inputs or outputs "
-                "than it has; the file is damaged",
+                "than the function has; the file is damaged",
                 self._path,
                 code="node-damaged",
                 node=prefix,

@@ -130,12 +130,12 @@ def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.Mode
             command, input=source, capture_output=True, timeout=limits.ONNX_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"onnx takes more than {limits.ONNX_SECONDS} s for it") from None
+        raise RuntimeError(f"onnx needs more than {limits.ONNX_SECONDS} s") from None
     if child.returncode < 0:
-        raise RuntimeError("onnx crashes on it")
+        raise RuntimeError("onnx crashes on the model")
     if child.returncode:
         reason = child.stderr.decode("utf-8", "replace").strip()
-        raise RuntimeError(reason.splitlines()[-1] if reason else "onnx fails on it")
+        raise RuntimeError(reason.splitlines()[-1] if reason else ("onnx fails on the model"))
     result: onnx.ModelProto = onnx.ModelProto.FromString(child.stdout)
     return result
 

@@ -25,7 +25,7 @@ def main() -> None:
         else:
             result = version_converter.convert_version(model, int(numbers[0]))
     except MemoryError:
-        sys.exit(f"onnx takes more than {int(memory) >> 20} MB for it")
+        sys.exit(f"onnx takes more than {int(memory) >> 20} MB")
     except Exception as error:
         sys.exit(str(error) or type(error).__name__)
     output.write(result.SerializeToString())

@@ -74,5 +74,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"qdqtool.qat.{_MODULES[name]}"), name)
     except ImportError as error:
         raise QdqtoolError(
-            f"training needs torch ({error}); pip install 'qdqtool[qat]'", code="missing-package"
+            f"training needs torch ({error}); run pip install 'qdqtool[qat]'",
+            code="missing-package",
         ) from error

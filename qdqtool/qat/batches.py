@@ -39,8 +39,8 @@ def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
         )
     if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
         raise DataError(
-            f"the data is a {type(data).__name__}; give something that yields batches, like a "
-            "loader",
+            f"the data is a {type(data).__name__}; give an iterable of batches, such as a "
+            "DataLoader",
             code="wrong-type",
             parameter="data",
         )
@@ -55,7 +55,7 @@ def check_max_batches(max_batches: int | None) -> None:
     """
     if max_batches is not None and max_batches < 1:
         raise QdqtoolError(
-            f"`max_batches={max_batches}`: is below 1",
+            f"`max_batches={max_batches}`: give at least 1",
             code="out-of-range",
             parameter="max_batches",
         )
@@ -141,7 +141,8 @@ def _to_tensor(value: Tensor | npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(value)
     except TypeError as error:
         raise DataError(
-            f"the data is an array that torch does not take: {reason_of(error)}",
+            f"torch cannot convert the array of data: {reason_of(error)}; give numbers of a type "
+            "that torch supports",
             code="unsupported-array",
             parameter="data",
         ) from error
@@ -173,8 +174,8 @@ def run_batch(model: nn.Module, call: NetworkCall, device: torch.device, number:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = reason_of(error, first_line=True)
         raise DataError(
-            f"batch {number}: the network cannot be called with it ({reason}); say with fn= what "
-            "of a batch it is called with",
+            f"batch {number}: the network cannot be called with this batch ({reason}); give fn=, "
+            "a function that selects the network's arguments from a batch",
             code="wrong-call",
             parameter="data",
         ) from error

@@ -117,20 +117,21 @@ def _check_tensor(tensor: Tensor, name: str) -> None:
     is_special = tensor.is_meta or tensor.is_quantized or tensor.is_complex()
     if is_special or tensor.layout != torch.strided:
         raise QdqtoolError(
-            f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a plain tensor, "
-            "dense and of real numbers, on the CPU or a GPU",
+            f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a dense tensor of "
+            "real numbers on the CPU or a GPU",
             code="unsupported-tensor",
             parameter="sample",
         )
     if not tensor.numel():
         raise QdqtoolError(
-            f"{name} hold no value: give at least one of each dimension, also in the batch",
+            f"{name}: the tensor is empty; give a size of at least 1 in each dimension, also for "
+            "the batch",
             code="empty",
             parameter="sample",
         )
     if bool(torch.isnan(tensor).any()):
         raise QdqtoolError(
-            f"{name} are not all numbers: give values as the network gets them",
+            f"{name}: the tensor contains NaN; give values such as the network's inputs in use",
             code="not-finite",
             parameter="sample",
         )

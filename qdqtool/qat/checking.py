@@ -67,14 +67,15 @@ class Check:
     def text(self) -> str:
         """Return the result in one line."""
         line = (
-            f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of "
-            f"the outputs' standard deviation, the network's own noise is {self.noise:.1e}"
+            f"{self.pieces} pieces agree to {self.worst:.1e}; the outputs differ by "
+            f"{self.difference:.1e} of their standard deviation, and the network's own noise is "
+            f"{self.noise:.1e}"
         )
         if self.end_to_end_shows:
             return line
         return (
-            f"{line}; the comparison of whole networks shows nothing here; rely on the comparison "
-            "of single layers"
+            f"{line}; this noise hides errors of the whole network, so only the comparison of "
+            "single layers is meaningful"
         )
 
     @property
@@ -140,8 +141,8 @@ def record_reference(twin: nn.Module, call: NetworkCall) -> ReferenceRun:
     except Exception as error:  # of the network's own code, or of torch
         reason = reason_of(error, first_line=True)
         raise ModelError(
-            f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give "
-            "what the network was prepared with",
+            f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give a "
+            "sample like that of the preparation",
             code="wrong-call",
             parameter="sample",
         ) from error
@@ -257,9 +258,9 @@ def check_pieces(
                 sizes[number] = max(_ROUNDING, _NOISE_MARGIN * difference)
     if worst > PIECE_TOLERANCE:
         raise ModelError(
-            f"the values at {worst_at} differ from the network's by {worst:.1e} of their standard "
-            f"deviation, more than {PIECE_TOLERANCE:g}: a Q/DQ pair, a scale, an axis or weights "
-            "before it are not the network's",
+            f"the values at {worst_at} differ from those of the network by {worst:.1e} of their "
+            f"standard deviation, more than {PIECE_TOLERANCE:g}: before this node, a Q/DQ pair, a "
+            "scale, an axis or weights differ from the network. Export the network again",
             code="different-results",
             node=worst_at,
         )
@@ -283,7 +284,7 @@ def _match_pairs(
         calls = numbers.get(q.name)
         if not calls:
             raise ModelError(
-                f"'{q.name}' stands for no quantizer of the network",
+                f"'{q.name}' belongs to no quantizer of the network; export the network again",
                 code="unknown-quantizer",
                 node=q.name,
             )
@@ -291,7 +292,8 @@ def _match_pairs(
         for dq in model.consumers(q.output):
             if dq.op not in (qdq.Q, qdq.DQ):
                 raise ModelError(
-                    f"'{q.name}' is read by '{dq.name}', which is not a DequantizeLinear",
+                    f"'{q.name}' has the consumer '{dq.name}', which is not a DequantizeLinear; "
+                    "export the network again",
                     code="no-dequantizer",
                     node=q.name,
                 )
@@ -301,7 +303,9 @@ def _match_pairs(
     if missing:
         name = reference.calls[min(missing)].name
         raise ModelError(
-            f"the Q/DQ pair of quantizer '{name}' is missing", code="missing-pair", node=name
+            f"the Q/DQ pair of quantizer '{name}' is missing; export the network again",
+            code="missing-pair",
+            node=name,
         )
     return pairs
 
@@ -320,7 +324,8 @@ def _check_parameters(model: Model, node: Node, call: QuantizerCall) -> None:
         )
     if str(params.precision) != "INT8" or np.any(params.zero_point):
         raise ModelError(
-            f"'{node.name}' is not symmetric INT8, as quantizer '{call.name}' is",
+            f"'{node.name}' is not symmetric INT8, but quantizer '{call.name}' is; export the "
+            "network again",
             code="not-symmetric-int8",
             node=node.name,
         )

@@ -307,9 +307,10 @@ class _NetworkTwin:
         allowed = tolerance + NOISE_FACTOR * result.noise
         if not result.difference <= allowed:
             raise ModelError(
-                f"onnxruntime's results are {result.difference:.3f} of their standard deviation "
-                f"away from the network's, more than {allowed:.3f} ({tolerance:g} and "
-                f"{NOISE_FACTOR:g} times the network's own noise of {result.noise:.3f})",
+                "onnxruntime's outputs differ from those of the network by "
+                f"{result.difference:.3f} of their standard deviation, more than {allowed:.3f} "
+                f"(`tolerance` {tolerance:g} plus {NOISE_FACTOR:g} times the network's own noise "
+                f"of {result.noise:.3f})",
                 code="different-results",
             )
         return result

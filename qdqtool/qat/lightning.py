@@ -35,7 +35,8 @@ except ImportError:
         from pytorch_lightning.callbacks import Callback
     except ImportError as error:
         raise QdqtoolError(
-            f"the callback needs Lightning ({error}); pip install lightning", code="missing-package"
+            f"the callback needs Lightning ({error}); run pip install lightning",
+            code="missing-package",
         ) from error
 
 
@@ -87,7 +88,8 @@ class QATCallback(Callback):  # type: ignore[misc]
         network = getattr(module, self.network, None) if self.network else module
         if not isinstance(network, nn.Module):
             raise QdqtoolError(
-                f"network='{self.network}': the LightningModule has no such module",
+                f"network='{self.network}': the LightningModule has no such module; give the "
+                "attribute name of the network",
                 code="unknown-choice",
                 parameter="network",
             )

@@ -135,9 +135,9 @@ class QuantizedModule:
         for kind, expected in self.qdq_expected.items():
             if counts[kind] != expected:
                 raise QdqtoolError(
-                    f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, {expected} "
-                    "when it was prepared, so that its quantizers would be at other places; "
-                    "exclude it, or make the number fixed",
+                    f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, but "
+                    f"{expected} in the preparation, so its quantizers cannot be assigned to "
+                    "calls; exclude this module, or make the number of calls constant",
                     code="calls-changed",
                 )
         return result

@@ -39,8 +39,8 @@ def unwrap(model: Any) -> nn.Module:
         elif is_ultralytics_model(model):  # also an nn.Module
             if not isinstance(model.model, nn.Module):
                 raise QdqtoolError(
-                    f"{type(model).__name__}('{model.model}'): is an exported model; give the .pt "
-                    "checkpoint",
+                    f"{type(model).__name__}('{model.model}'): is an exported model, which cannot "
+                    "be trained; give the .pt checkpoint",
                     code="exported-model",
                     parameter="model",
                 )
@@ -78,7 +78,7 @@ def check_not_wrapped(model: Any) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise QdqtoolError(
-            "a TorchScript module has no layers to replace; prepare the network it came from",
+            "a TorchScript module has no layers that can be replaced; prepare the original network",
             code="torchscript-module",
             parameter="model",
         )

@@ -304,10 +304,10 @@ def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> 
         if isinstance(owner, nn.MultiheadAttention):
             ways = " (self-attention and cross-attention)"
         raise QdqtoolError(
-            f"'{module or '(network)'}' ({type(owner).__name__}) is called in several ways{ways}: "
-            f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers "
-            "cannot tell them apart. Give each way a module of its own, or leave this one float: "
-            f"exclude=['^{re.escape(module)}$']",
+            f"'{module or '(network)'}' ({type(owner).__name__}) has calls with different numbers "
+            f"of operations{ways}: {' or '.join(map(str, counts))} operations of kind '{kind}' "
+            "run inside, so its quantizers cannot be assigned. Use a separate module for each "
+            f"kind of call, or leave this module in float: exclude=['^{re.escape(module)}$']",
             code="calls-differ",
             node=module,
         )
@@ -340,8 +340,7 @@ def choose_sample(model: Any, sample: Any) -> Any:
         return sample
     if not is_ultralytics_model(model):
         raise QdqtoolError(
-            "sample=None: give what the network is called with, for example "
-            "torch.zeros(1, 3, 640, 640)",
+            "sample=None: give the network's arguments, for example torch.zeros(1, 3, 640, 640)",
             code="missing-argument",
             parameter="sample",
         )

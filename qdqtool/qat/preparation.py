@@ -106,7 +106,7 @@ def insert_quantizers(
     model = unwrap(model)
     if is_prepared(model):
         raise QdqtoolError(
-            f"{type(model).__name__}: is prepared already; prepare the float network",
+            f"{type(model).__name__}: has quantizers already; prepare the float network",
             code="already-prepared",
             parameter="model",
         )
@@ -262,8 +262,8 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     if saved.get("format") != CHECKPOINT_FORMAT:
         if not is_prepared(model):
             raise QdqtoolError(
-                "a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or "
-                "save qdqtool.qat.checkpoint(model)",
+                "a plain state dict does not contain the places of the quantizers; call "
+                "qdqtool.qat.prepare first, or save qdqtool.qat.checkpoint(model)",
                 code="checkpoint-without-plan",
             )
         _load_state(model, saved)
@@ -300,15 +300,16 @@ def _check_same_quantizers(plan: Plan, saved: Plan) -> None:
     for key in ("activations", "weights"):
         if ours[key] != theirs[key]:
             raise QdqtoolError(
-                f"the checkpoint's plan has other quantizers ({key}: {len(theirs[key])}, "
-                f"here {len(ours[key])}); restore it into the float network",
+                f"the checkpoint has other quantizers than the network ({key}: "
+                f"{len(theirs[key])}, but {len(ours[key])} in the network); restore the "
+                "checkpoint into the float network",
                 code="different-plans",
             )
 
 
 def _other_network(missing: str) -> QdqtoolError:
     return QdqtoolError(
-        f"the checkpoint is of another network: '{missing}' is not in this one",
+        f"the checkpoint is of another network: this network has no '{missing}'",
         code="different-models",
         node=missing,
     )
@@ -343,7 +344,8 @@ def _refuse_keys(problem: str, keys: list[str]) -> None:
     if keys:
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
         raise QdqtoolError(
-            f"the checkpoint {problem} '{keys[0]}'{more}: it is of another network or plan",
+            f"the checkpoint {problem} '{keys[0]}'{more}: the checkpoint is of another network, "
+            "or its quantizers have other places",
             code="different-models",
             node=keys[0],
         )
@@ -381,5 +383,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         return Plan(**values)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise QdqtoolError(
-            f"the checkpoint's plan cannot be read ({error})", code="wrong-format"
+            f"the places of the checkpoint's quantizers cannot be read ({error}); save the "
+            "checkpoint again",
+            code="wrong-format",
         ) from error

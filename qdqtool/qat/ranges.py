@@ -128,9 +128,9 @@ def calibrate(
     for q in members.values():
         if q.name not in statistics.tensors:
             raise DataError(
-                f"quantizer '{q.name}' saw no data: its module was not called in evaluation mode "
-                "(an expert or branch that these batches do not reach); exclude it, or give "
-                "batches that reach it",
+                f"quantizer '{q.name}' received no data, because its module was not called in "
+                "evaluation mode (it may be an expert or a branch that these batches do not "
+                "reach); exclude the module, or give batches that reach it",
                 code="quantizer-without-data",
                 node=q.name,
             )
@@ -180,7 +180,7 @@ def _collect_statistics(
         for number, call in enumerate(calls):
             if not all(t.numel() for t in call.tensors):
                 raise DataError(
-                    f"batch {number}: {call} hold no value; leave empty batches out",
+                    f"batch {number}: {call}: the tensor is empty; leave empty batches out",
                     code="empty",
                     parameter="data",
                 )
@@ -190,7 +190,9 @@ def _collect_statistics(
             result.images += images
     if not result.batches:
         raise DataError(
-            "no calibration data: the iterable gave no batch", code="no-batches", parameter="data"
+            "no calibration data: the iterable is empty; give batches",
+            code="no-batches",
+            parameter="data",
         )
     result.tensors = {name: collector.result for name, collector in collectors.items()}
     return result

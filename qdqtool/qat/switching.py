@@ -146,7 +146,7 @@ def sensitivity(
         calls = [convert_batch(batch, plan, network, fn) for batch in batches]
         if not calls:
             raise DataError(
-                "no data: the iterable gave no batch", code="no-batches", parameter="data"
+                "no data: the iterable is empty; give batches", code="no-batches", parameter="data"
             )
     device = device_of(network)
 

@@ -258,8 +258,8 @@ def remove_marks(proto: onnx.ModelProto, sources: dict[str, str]) -> None:
     for output in graph.output:
         if output.name in sources:
             raise ModelError(
-                f"output '{output.name}' is made by nothing; return a new tensor instead of an "
-                "input",
+                f"output '{output.name}' has no producer, because the network returns an input; "
+                "return a new tensor instead",
                 code="output-without-producer",
                 node=output.name,
             )

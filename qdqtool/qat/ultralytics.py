@@ -114,8 +114,9 @@ class QuantizedTrainerMixin:
         classes = getattr(weights.model[-1], "nc", None) or len(getattr(weights, "names", ()) or ())
         if self.args.task != "classify" and classes != self.data["nc"]:
             raise QdqtoolError(
-                f"the network has {classes} classes and the data {self.data['nc']}: train the "
-                "float network on the new classes first, then with quantizers",
+                f"the network has {classes} classes, but the data has {self.data['nc']}: train "
+                "the float network on the new classes first, then prepare it for training with "
+                "quantizers",
                 code="different-classes",
             )
         model = weights.float()
@@ -132,7 +133,8 @@ class QuantizedTrainerMixin:
         super().set_model_attributes()  # type: ignore[misc]
         if getattr(self.args, "quantize", None) == 8:
             raise QdqtoolError(
-                "quantize=8 is Ultralytics' own quantization-aware training; leave it out here",
+                "quantize=8 starts Ultralytics' own quantization-aware training; leave quantize "
+                "out",
                 code="option-conflict",
                 parameter="quantize",
             )

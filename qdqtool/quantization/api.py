@@ -212,8 +212,8 @@ def insert(
     )
     if precision == FP8.name and gpu is not None and not gpus.choose_gpu(gpu).has_fp8:
         raise QdqtoolError(
-            f"`gpu` {gpu}: it has no FP8. Use `precision='int8'`, or name a GPU of compute "
-            "capability 8.9 or newer",
+            f"`gpu` {gpu} has no FP8. Use `precision='int8'`, or give a GPU of compute capability "
+            "8.9 or newer",
             code="unsupported",
             parameter="gpu",
         )
@@ -245,8 +245,8 @@ def _insert_better(
     """
     if options.calib_table is not None or isinstance(data, Iterator):
         raise QdqtoolError(
-            "`precision='auto'` runs both formats on images. Give a folder, a list or arrays, or "
-            "name a precision",
+            "`precision='auto'` runs INT8 and FP8 on images. Give a folder, a list or arrays, or "
+            "set `precision` to a format",
             code="option-conflict",
             parameter="precision",
         )
@@ -551,7 +551,7 @@ class _Inserter:
         if not isinstance(preprocess, Preprocess):
             raise QdqtoolError(
                 f"`input_type={self._options.network.input_type!r}`: needs a Preprocess or its "
-                "name; a function of the caller is not known",
+                "name, because the steps of a preprocessing function are unknown",
                 code="option-conflict",
                 parameter="input_type",
             )
@@ -663,7 +663,8 @@ class _Inserter:
             self.result.warnings.append(
                 Note(
                     f"{self._format.title} activations change the outputs by {losses.error:.1%}, "
-                    f"together with FP16 by {error:.0%}: compare with `high_precision='fp32'`",
+                    f"but together with FP16 by {error:.0%}: compare the accuracy with "
+                    "`high_precision='fp32'`",
                     code="half-differs",
                     int8=losses.error,
                     half=error,

@@ -23,7 +23,9 @@ from qdqtool.types import (
 from qdqtool.util.records import record
 from qdqtool.util.text import format_count, format_layer_counts
 
-_FAILED_BUILDS = ": builds with these failed (`include` quantizes it)"
+_FAILED_BUILDS = (
+    ": TensorRT builds with such a quantized layer failed (`include` quantizes it anyway)"
+)
 CHECK = "model"  # pass name in faults that checks of the model find
 
 
@@ -597,9 +599,9 @@ class OutlierScales(Refusal):
             else "By the gains of the normalizations before them"
         )
         message = (
-            f"{self.bad} of {self.total} activation scales cover outliers, and leave other values "
-            f"one or two of 127 steps. {where}, the largest value is many times the typical one: "
-            f"{listed}{_more(self.bad, len(self.worst))}."
+            f"{self.bad} of {self.total} activation scales cover outliers, so other values "
+            f"have only one or two of 127 steps. {where}, the largest value is many times the "
+            f"typical one: {listed}{_more(self.bad, len(self.worst))}."
         )
         if self.linear:
             return message
@@ -873,7 +875,7 @@ class IntegerOperator(Refusal):
     op: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} is a {self.op}: TensorRT cannot import it."
+        return f"{self.node} is a {self.op}, which TensorRT cannot import."
 
 
 _FORMS = {  # by form of simulated quantizers: its operators, and how to export Q/DQ instead
@@ -963,9 +965,9 @@ class AtenNodes(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         more = f" (and {format_count(self.more, 'more node')})" if self.more else ""
         return (
-            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found no "
-            "ONNX operator and fell back. TensorRT's parser stops at it, and the prediction does "
-            "not see the convolutions inside."
+            f"{self.node}{more} is the operator {self.operator} of ATen: the exporter found "
+            "no ONNX operator and fell back. TensorRT's parser stops at this node, and the "
+            "prediction does not cover the convolutions inside."
         )
 
 
@@ -981,7 +983,7 @@ class UnreadBfloat16(Refusal):
     tensor: str
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"'{self.tensor}' is bfloat16, which parsers before TensorRT 9.0 do not read."
+        return f"'{self.tensor}' is bfloat16, which TensorRT before 9.0 cannot import."
 
 
 class UnanalyzedSubgraphs(Refusal):
@@ -1064,8 +1066,8 @@ class FloatOperator(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} ({self.op}) has Q/DQ before it and runs in float: the pairs cost "
-            "precision and conversions, and save nothing."
+            f"{self.node} ({self.op}) has Q/DQ before it but runs in float: the pairs cost "
+            "precision and conversions, and save no time."
         )
 
 
@@ -1103,8 +1105,9 @@ class LocalFunctions(Refusal):
     def message(self, finding: Finding, cause: Cause) -> str:
         count = format_count(len(self.functions), "function")
         return (
-            f"the model defines {count} of its own ({list_names(self.functions)}), which the "
-            "parser does not know. The prediction holds for the model with the functions inlined."
+            f"the model defines {count} of its own ({list_names(self.functions)}), which "
+            "TensorRT's parser cannot import. The prediction holds for the model with the "
+            "functions inlined."
         )
 
 
@@ -1118,8 +1121,8 @@ class UnknownOperator(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or unknown "
-            f"operator, {self.op}: no Q or DQ moves past it or is fused into it."
+            f"{self.node}{f' (and {self.more} more)' if self.more else ''} is a plugin or "
+            f"unknown operator ({self.op}): no Q or DQ moves past this node or is fused into it."
         )
 
 
@@ -1217,8 +1220,8 @@ class Convolution3D(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} is a quantized 3D convolution: builds with these failed on 8.2.2 and "
-            f"8.2.5."
+            f"{self.node} is a quantized 3D convolution: builds with such layers failed on "
+            "TensorRT 8.2.2 and 8.2.5."
         )
 
 
@@ -1231,8 +1234,8 @@ class LargeKernel(Refusal):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a 32x32 "
-            f"kernel failed on 8.6."
+            f"{self.node} has a kernel of {'x'.join(map(str, self.kernel))}: builds with a "
+            "32x32 kernel failed on TensorRT 8.6."
         )
 
     def skip_reason(self) -> str:
@@ -1377,8 +1380,8 @@ class DecomposedNorm(Refusal):
                 "squares.",
             )
         text = (
-            f"{self.node} squares values in a decomposed normalization: in FP16 the square of 256 "
-            f"is already infinite."
+            f"{self.node} squares values in a decomposed normalization: in FP16, the square "
+            "of 256 is already infinite."
         )
         if self.exact:
             raised = f", raising opset {self.opset} to 17" if self.opset < 17 else ""

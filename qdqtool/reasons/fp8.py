@@ -78,8 +78,8 @@ class OutputTypeDiffers(Refusal, reason="output-type"):
 
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
-            f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it quantizes to "
-            f"{self.types[1]}: it writes float, and the Q remains."
+            f"{self.node} computes in {self.types[0]}, but {self.quantizer} after it "
+            f"quantizes to {self.types[1]}, so {self.node} writes float, and the Q remains."
         )
 
 
@@ -143,6 +143,6 @@ class SlowFp8Convolution(Refusal):
     def message(self, finding: Finding, cause: Cause) -> Message | str:
         channels = f"{self.inputs} input and {self.outputs} output channels"
         if self.groups == 1:
-            return f"{self.node} has {channels}; FP8 kernels want multiples of 16, more than 16."
+            return f"{self.node} has {channels}; FP8 kernels need multiples of 16, and at least 32."
         form = "depthwise" if self.inputs == 1 else f"of {self.groups} groups"
         return f"{self.node} is {form}, for which TensorRT has no optimized FP8 kernel."

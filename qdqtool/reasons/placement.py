@@ -130,10 +130,7 @@ class EinsumObstacle(StrEnum):
 
     VECTOR = "one operand is a vector"
     RANK = "the number of axes of its operands is unknown"
-    SUMMED = (
-        "the sizes that it sums over may differ (a size of 1 is repeated in an Einsum, not in a "
-        "MatMul)"
-    )
+    SUMMED = "the summed sizes may differ (an Einsum repeats a size of 1, a MatMul does not)"
     SIZES = "a Reshape would have more than one unknown size"
 
 
@@ -162,8 +159,8 @@ class SmallConvolution(Refusal):
     def skip_reason(self) -> str:
         kernel = "x".join(map(str, self.kernel))
         return (
-            f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): no "
-            "fast INT8 kernel expected (`include` quantizes it)"
+            f"small convolution ({self.inputs} to {self.outputs} channels, kernel {kernel}): "
+            "no fast INT8 kernel expected (`include` quantizes it anyway)"
         )
 
 
@@ -173,7 +170,7 @@ class Fp8Obstacle(StrEnum):
     KERNEL = "the kernel has more than 32 elements, and TensorRT has no FP8 kernel for it"
     GROUPS = "FP8 kernels for grouped and depthwise convolutions are slow or missing"
     CHANNELS = "FP8 is slower than FP16 with so few input or output channels"
-    SINGLE_ROW = "a product with a single row reads its weights and computes little"
+    SINGLE_ROW = "a product with a single row is limited by reading weights, not by computation"
     DECONVOLUTION = "no build shows an FP8 ConvTranspose"
 
 
@@ -183,7 +180,7 @@ class NoFastFp8(Refusal):
     obstacle: Fp8Obstacle
 
     def skip_reason(self) -> str:
-        return f"{self.obstacle} (`include` quantizes it)"
+        return f"{self.obstacle} (`include` quantizes it anyway)"
 
 
 class SubgraphLayers(Refusal):
@@ -209,8 +206,8 @@ class FloatResult(Refusal):
 
     def skip_reason(self) -> str:
         if self.has_quantized_consumer:
-            return "another consumer reads its result as float, so it writes float anyway"
-        return "its result is not quantized next"
+            return "another consumer reads its result as float, so this Add writes float anyway"
+        return "its result has no quantized consumer"
 
 
 class FloatResidual(Refusal):
@@ -236,7 +233,7 @@ class NoQuantizedProducer(Refusal):
     """An averaging pooling without a quantized node before it."""
 
     def skip_reason(self) -> str:
-        return "no quantized node is before it"
+        return "its input does not come from a quantized node"
 
 
 class FloatInput(Refusal):

@@ -389,7 +389,7 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
         text = f"{self.node} is a quantized 3D ConvTranspose: "
         if self.is_always_float:
             return (
-                f"{text}it runs in float on TensorRT 10, as in a user's engines of 10.13.",
+                (f"{text}it runs in float on TensorRT 10, as in engines of TensorRT 10.13."),
                 "Remove its Q/DQ, which only add conversions, or use a Resize and a 3D "
                 "convolution, which runs in INT8.",
             )
@@ -461,9 +461,11 @@ class WeightsAxis(Refusal, reason="weights-axis"):
         shape = f" {list(self.shape)}" if self.shape else ""
         if self.transposed:
             return (
-                f"{self.node}: {self.dq} has several scales along axis {self.axis} of the "
-                f"weights{shape}: no version is known to "
-                "compute per-channel scales of a ConvTranspose correctly.",
+                (
+                    f"{self.node}: {self.dq} has several scales along axis {self.axis} of the "
+                    f"weights{shape}: no TensorRT version is known to compute a ConvTranspose "
+                    "with per-channel scales correctly."
+                ),
                 "Use one scale, the largest, for all its weights.",
             )
         written = (
@@ -495,7 +497,8 @@ class WeightsShared(Refusal, reason="weights-shared"):
     def message(self, finding: Finding, cause: Cause) -> str:
         return (
             f"weights '{self.weight}' are shared by "
-            f"{list_names(self.convolutions, more=self.more)}; TensorRT folds them into one."
+            f"{list_names(self.convolutions, more=self.more)}; TensorRT folds the weights into "
+            "only one of these layers."
         )
 
 

@@ -180,9 +180,9 @@ def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
     matching = match(before.view, after.view)
     if not is_same_network(before.view, after.view, matching):
         raise DataError(
-            f"{matching.likeness:.0%} of its layers match those of "
-            f"{after.model.path or 'the model'}, so this is another network. Give the model before "
-            "Q/DQ",
+            f"is another network: only {matching.likeness:.0%} of its layers match those of "
+            f"{after.model.path or 'the model'}. Give a version of the same network, such as the "
+            "model without Q/DQ",
             before.model.path or "the model before",
             code="different-models",
             parameter="before",

@@ -168,8 +168,8 @@ def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
     common = sum(node.name in names for node in model.nodes)
     if 2 * common < len(names):
         raise DataError(
-            f"{common} of the {len(names)} nodes that it names are in "
-            f"{model.path or 'the model'}; it is the tuning of another network",
+            f"is the tuning of another network: only {common} of its {len(names)} nodes are in "
+            f"{model.path or 'the model'}. Give the tuning of this model",
             path,
             code="different-models",
             parameter="tuning",
@@ -184,7 +184,7 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     # A time limit leaves placements that were not measured on held-out images.
     front = [point for point in complete_front if point["metric"] is not None]
     if not front:
-        raise ValueError("its front is empty")
+        raise ValueError("its front is empty; run qdqtool tune again")
     others = _as_objects(result.get("others"))[:MAX_POINTS]
     judged = [p for p in others if p.get("metric") is not None]
     unjudged = len(complete_front) - len(front) + len(others) - len(judged)
@@ -341,8 +341,9 @@ def read_histograms(
     if not calibrated or 2 * common < len(statistics):
         count = sum(q.input(0) in statistics for q in view.activation_qs)
         raise DataError(
-            f"{common} of its {len(statistics)} tensors are in the model, which quantizes {count} "
-            "of them; it is the cache of another model ('qdqtool insert --calib-cache' writes it)",
+            f"is the cache of another model: only {common} of its {len(statistics)} tensors are "
+            f"in the model, which quantizes {count} of them. Write a cache of this model with "
+            "'qdqtool insert --calib-cache'",
             os.fspath(path),
             code="different-models",
             parameter="calib_cache",

@@ -108,8 +108,8 @@ def check_loops(model: Model) -> None:
     for node in model.nodes:
         if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
             raise ModelError(
-                f"node '{node.name}' ({node.op}) turns so often that one run would take days; "
-                "check its trip count, or cut it off",
+                f"node '{node.name}' ({node.op}) has so many iterations that a run would take "
+                "days; check its trip count, or remove the node",
                 model.path or "model",
                 code="endless-loop",
                 node=node.name,

@@ -127,7 +127,8 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
     if sms != board.sms:
         notes.append(
             Note(
-                f"the log states {sms} SMs, the {board.name} has {board.sms}: {sms} used",
+                f"the log states {sms} SMs, but the {board.name} has {board.sms}: {sms} SMs were "
+                "used",
                 code="sms-of-log",
                 sms=sms,
                 board=board.name,
@@ -140,9 +141,9 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
         if device.memory_clock < _CLOCK_TOLERANCE * log_clock:
             notes.append(
                 Note(
-                    f"the log prints {log_clock:.0f} MHz and {device.memory_clock:.0f} MHz; a "
-                    "Jetson prints the GPU's clock as the memory's, so the lower one is used; set "
-                    "`clock` if you know it",
+                    f"the log prints the clocks {log_clock:.0f} MHz and {device.memory_clock:.0f} "
+                    "MHz; the second is a clock of the GPU on a Jetson, so the lower clock was "
+                    "used. Set `clock` if you know the GPU's clock",
                     code="clock-of-log",
                     memory_clock=device.memory_clock,
                 )
@@ -178,8 +179,8 @@ def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
     if bandwidth is None and nearest is not None:
         bandwidth = nearest.bandwidth * sms / nearest.sms
         note = Note(
-            f"the log does not state the memory bandwidth: that of the {nearest.name} used, scaled "
-            "to the number of SMs",
+            f"the log does not state the memory bandwidth: the bandwidth of the {nearest.name} "
+            "was used, scaled by the number of SMs",
             code="bandwidth-guessed",
         )
         notes = (*notes, note)
@@ -188,8 +189,8 @@ def _guess_gpu(device: DeviceFacts, clock: float | None) -> Gpu:
         # capability, continue to the error below.
         gpus.find_gpu(device.name)
         raise QdqtoolError(
-            f"'{device.name}' of compute capability {device.cc} is not known, and the log states "
-            "no clock or memory of it; `gpu` names it",
+            f"GPU '{device.name}' of compute capability {device.cc} is unknown, and the log does "
+            "not state its clock or memory; give `gpu`",
             code="unknown-choice",
             parameter="gpu",
         )
@@ -400,8 +401,8 @@ def check_build_gpu(build: Build, gpu: Gpu) -> list[Note]:
         return []
     return [
         Note(
-            f"the log contradicts {gpu.name}: {device.name} has {' and '.join(differences)}; set "
-            "`gpu` to the GPU of the log, or leave it out",
+            f"`gpu`: {gpu.name} is not the GPU of the log: {device.name} has "
+            f"{' and '.join(differences)}; give the GPU of the log, or leave `gpu` out",
             code="contradicted",
         )
     ]

@@ -312,7 +312,8 @@ def estimate(
         simulated = simulate_without_alternatives(resolved_model, _target_with_layers(target))
         notes.append(
             Note(
-                f"{target.display_name} has no INT8 on {gpu.name}: this is the time without Q/DQ",
+                f"{target.display_name} has no INT8 on {gpu.name}: the times are those of the "
+                "model without Q/DQ",
                 code="without-qdq",
             )
         )
@@ -324,9 +325,9 @@ def estimate(
     if gpu.fuses_conversions and not is_float:
         notes.append(
             Note(
-                f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: "
-                "conversions next to kernels that map or copy values count as part of them, as "
-                "seen in one engine",
+                f"on {gpu.rates.architecture} TensorRT compiles the network with Myelin: a "
+                "conversion next to an elementwise or copy kernel is counted as part of that "
+                "kernel (seen in one engine)",
                 code="in-myelin",
             )
         )
@@ -360,7 +361,7 @@ def _slow_int8_note(gpu: Gpu) -> Note:
     int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
     return Note(
         f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
-        "TOPS): INT8 saves memory traffic alone",
+        "TOPS): INT8 saves only memory traffic",
         code="int8-not-faster",
         int8_tops=int8,
         float_tops=half,
@@ -382,13 +383,17 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     own = first_dimensions.pop() if len(first_dimensions) == 1 else None
     if not own:
         raise QdqtoolError(
-            f"`batch` {batch}: the model's inputs have no common first dimension to scale",
+            f"`batch` {batch}: the model's inputs have no common batch size, so times cannot be "
+            "scaled; leave `batch` out",
             code="no-common-batch",
             parameter="batch",
         )
     if own != batch:
         notes.append(
-            Note(f"the model's batch is {own}; times scaled to {batch}", code="batch-scaled")
+            Note(
+                f"the model's batch is {own}; times were scaled to a batch of {batch}",
+                code="batch-scaled",
+            )
         )
     return batch / own
 
@@ -516,7 +521,8 @@ def _make_calibration(source: str | None, gpu: Gpu, engine: _TimedEngine) -> Tim
         return _calibrate_by_profile(source, gpu, engine)
     if calibration.gpu != gpu.name:
         raise QdqtoolError(
-            f"a calibration for '{calibration.gpu}', not for '{gpu.name}'",
+            f"the time calibration is for '{calibration.gpu}', not for '{gpu.name}'; give a "
+            "calibration for this GPU",
             source,
             code="different-gpus",
             parameter="calibrate",
@@ -530,8 +536,8 @@ def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCali
     rows = read_build(path).profile_rows
     if not rows:
         raise QdqtoolError(
-            "no profile in it; give trtexec's --exportProfile file, a measured time, or a "
-            "calibration",
+            "contains no profile; give a file of trtexec --exportProfile, a measured time, or a "
+            "file of `save_calibration`",
             path,
             code="no-profile",
             parameter="calibrate",
@@ -546,8 +552,8 @@ def _calibrate_by_profile(path: str, gpu: Gpu, engine: _TimedEngine) -> TimeCali
     timed = sum(1 for row in rows if row.ms > 0)
     if measured and 2 * len(measured) < min(timed, len(layers)):
         raise QdqtoolError(
-            f"only {len(measured)} of its {timed} layers are in the prediction ({len(layers)} "
-            "layers); it is a profile of another engine",
+            f"the profile is of another engine: only {len(measured)} of its {timed} layers are in "
+            f"the prediction ({len(layers)} layers). Give a profile of this model",
             path,
             code="different-models",
             parameter="calibrate",
@@ -606,8 +612,8 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
         spread = constants.spreads["total_unknown"] * UNMEASURED_SPREAD
         notes.append(
             Note(
-                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the "
-                "range is wider",
+                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured, so "
+                "the range of the estimate is wider",
                 code="not-measured",
             )
         )
@@ -616,9 +622,9 @@ def _gpu_spread(gpu: Gpu, notes: list[Note]) -> tuple[float, float]:
         slowdown = 1 / share
         notes.append(
             Note(
-                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): "
-                f"the upper end of the range is for {gpu.clock * share:.0f} MHz. Pass yours with "
-                "`clock`.",
+                f"the GPU may throttle below {gpu.clock:.0f} MHz ({gpu.power:g} W limit): the "
+                f"upper end of the range is for {gpu.clock * share:.0f} MHz. Set `clock` if you "
+                "know the GPU's clock.",
                 code="slowed",
             )
         )
@@ -800,13 +806,14 @@ def predict_on_gpu(
 def _check_options(options: TimingOptions, gpu: Gpu | None) -> None:
     if options.save_calibration and not options.calibrate:
         raise QdqtoolError(
-            "`save_calibration` keeps what `calibrate` measures; give both",
+            "`save_calibration` stores the result of `calibrate`; give `calibrate` as well",
             code="option-without-effect",
             parameter="save_calibration",
         )
     if gpu is not None and options.sm and gpu_from_capability(options.sm).cc != gpu.cc:
         raise QdqtoolError(
-            f"`sm` {options.sm}: '{gpu.name}' has compute capability {gpu.cc}; give one of the two",
+            f"`sm` {options.sm}: '{gpu.name}' has compute capability {gpu.cc}; leave `sm` or "
+            "`gpu` out",
             code="option-conflict",
             parameter="sm",
         )

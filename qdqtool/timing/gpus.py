@@ -437,7 +437,7 @@ def find_gpu(name: str) -> Gpu:
     suggestions = suggest_names(name)
     hint = f"; did you mean {', '.join(suggestions)}?" if suggestions else ""
     raise QdqtoolError(
-        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
+        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe the GPU: "
         "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`",
         code="unknown-choice",
         parameter="gpu",
@@ -469,8 +469,8 @@ def match_gpus(name: str) -> list[Gpu]:
 
 def _laptop_variant(board: Gpu) -> Gpu:
     note = Note(
-        f"the laptop GPU is not in the table: SMs of the {board.name} at an estimated clock; "
-        "set `clock`",
+        f"the laptop GPU is not in the table: it was assumed to have the SMs of the {board.name} "
+        "and a lower clock. Set `clock` if you know the GPU's clock",
         code="laptop",
     )
     return replace(
@@ -533,7 +533,8 @@ def parse_description(text: str) -> Gpu:
         key = key.strip().lower()
         if not equals or key not in ("sm", "cc", *_LIMITS, "name"):
             raise QdqtoolError(
-                f"`gpu`: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)",
+                f"`gpu`: '{part}' is not one of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
+                "(MB)",
                 code="wrong-format",
                 parameter="gpu",
             )
@@ -595,14 +596,14 @@ def find_rates(cc: str) -> tuple[SmRates, tuple[Note, ...]]:
     below = [rates for rates in load_rates().values() if float(rates.cc) <= float(text)]
     if not below:
         raise QdqtoolError(
-            f"compute capability {text}: TensorRT 8 starts at 5.3",
+            f"compute capability {text} is too low: TensorRT 8 needs 5.3 or newer",
             code="out-of-range",
             parameter="sm",
         )
     nearest = max(below, key=lambda rates: float(rates.cc))
     note = Note(
-        f"compute capability {text} is unknown; rates of {nearest.cc} ({nearest.architecture}) "
-        "used",
+        f"compute capability {text} is unknown; the rates of {nearest.cc} "
+        f"({nearest.architecture}) were used",
         code="rates-of-nearest",
         nearest=nearest.cc,
     )
@@ -650,8 +651,8 @@ def choose_gpu(name: str, clock: float | None = None, power: str | None = None) 
             slow = gpu.clock * max(0.3, (limit / gpu.power) ** exponent)
             notes.append(
                 Note(
-                    f"clock of {slow:.0f} MHz estimated from {limit:g} W of {gpu.power:g} W; "
-                    "set `clock` if you know it",
+                    f"a clock of {slow:.0f} MHz was estimated from the limit of {limit:g} W (of "
+                    f"{gpu.power:g} W); set `clock` if you know the clock",
                     code="clock-guessed",
                 )
             )

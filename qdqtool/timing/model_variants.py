@@ -150,7 +150,7 @@ def resolve_inputs(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     shapes = complete_shapes(model, batch)
     notes = [
         Note(
-            f"input '{name}': shape {'x'.join(map(str, shape))} assumed",
+            f"input '{name}': the shape {'x'.join(map(str, shape))} was assumed",
             code="input-taken",
             shape=list(shape),
         )

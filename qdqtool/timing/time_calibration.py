@@ -123,7 +123,8 @@ def calibrate_by_layers(
     """
     if not measured_ms:
         raise QdqtoolError(
-            "none of its layers is in the prediction; it is a profile of another engine",
+            "the profile is of another engine: none of its layers is in the prediction. Give a "
+            "profile of this model",
             source,
             code="different-models",
             parameter="calibrate",
@@ -163,8 +164,8 @@ def _check_plausible(factor: float, source: str) -> None:
     low, high = _FACTORS
     if not low <= factor <= high:
         raise QdqtoolError(
-            f"`calibrate` {source}: {factor:.3g} times the estimate; that is of another model, "
-            "batch or GPU",
+            f"`calibrate` {source}: the measured time is {factor:.3g} times the estimate, so it "
+            "is of another model, batch or GPU; give a time of this model on this GPU",
             code="implausible-time",
             parameter="calibrate",
         )
@@ -195,7 +196,7 @@ def read_calibration(path: str | os.PathLike[str]) -> TimeCalibration | None:
             raise ValueError(text[:100])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise QdqtoolError(
-            "a damaged calibration file; make it again with `save_calibration`",
+            "the file of a time calibration is damaged; write it again with `save_calibration`",
             str(file),
             code="file-damaged",
             parameter="calibrate",

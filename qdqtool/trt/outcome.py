@@ -94,7 +94,7 @@ def apply_assumptions(target: Target, assume: Assume | None) -> Target:
         values = CHOICES.get(name)
         if values is None:
             raise QdqtoolError(
-                f"nothing is assumed by the name '{name[:40]}'; choose one of {', '.join(CHOICES)}",
+                f"unknown assumption '{name[:40]}'; choose one of {', '.join(CHOICES)}",
                 code="unknown-choice",
                 parameter="assume",
             )
@@ -106,7 +106,8 @@ def apply_assumptions(target: Target, assume: Assume | None) -> Target:
             )
         if target.is_rtx:
             raise QdqtoolError(
-                f"{name} is settled on {target.name}: no pointwise Add joins a convolution there",
+                f"`assume`: {name} has no effect on {target.name}, because this target fuses no "
+                "pointwise Add into a convolution; leave it out",
                 code="option-without-effect",
                 parameter="assume",
             )

@@ -276,9 +276,9 @@ class Target:
             name = f" ({gpu})" if gpu else ""
             buildable = ", ".join(format_capability(c) for c in self.buildable)
             raise QdqtoolError(
-                f"{self.name} cannot build for compute capability {format_capability(number)}{name}"
-                f", only for {buildable}; name such a GPU, or a TensorRT that builds for yours "
-                "(`target`)",
+                f"{self.name} cannot build for compute capability "
+                f"{format_capability(number)}{name}, only for {buildable}; give another GPU, or a "
+                "TensorRT version that supports this GPU (`target`)",
                 code="unsupported",
                 parameter="gpu",
             )
@@ -485,7 +485,7 @@ def strongly_typed(
         return target
     if target.version < (10, 0):
         raise QdqtoolError(
-            f"{request}: {target.name} has no such networks; TensorRT 10 was the first",
+            f"{request}: {target.name} has no strongly typed networks; use TensorRT 10 or newer",
             code="unsupported",
             parameter=parameter,
         )
@@ -540,11 +540,14 @@ def target_of_version(version: str) -> Target:
     """
     numbers = version_numbers(version)
     if numbers is None:
-        raise VersionError(f"'{version}' is not a TensorRT version", code="wrong-version")
+        raise VersionError(
+            f"'{version}' is not a TensorRT version; give a version such as 10.3",
+            code="wrong-version",
+        )
     candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= numbers]
     if not candidates:
         raise VersionError(
-            f"TensorRT {version} is older than 8.0, which was the first with Q/DQ",
+            f"TensorRT {version} has no Q/DQ; use TensorRT 8.0 or newer",
             code="version-too-old",
         )
     return max(candidates, key=lambda t: t.version)

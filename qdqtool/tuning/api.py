@@ -594,8 +594,8 @@ def _run_search(search: PlacementSearch, estimate: bool) -> None:
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(
-            "`time_limit`: over before everything INT8 was measured once; give more time or fewer "
-            "images",
+            "`time_limit`: the time ended before the model with every layer in INT8 was measured; "
+            "give more time or fewer images",
             code="timeout",
             parameter="time_limit",
         ) from None
@@ -607,8 +607,8 @@ def _require_agreement(search: PlacementSearch, samples: Sequence[int]) -> None:
     value = search.float_value(samples)
     if search.keep is not None and value <= 0.0:
         raise QdqtoolError(
-            f"`metric` {search.evaluator.job.metric.name}: gives {value:.4g} for the float model "
-            "itself; `keep` is a part of that, which has to be above 0 (higher is better)",
+            f"`metric` {search.evaluator.job.metric.name}: returned {value:.4g} for the float "
+            "model; `keep` is a fraction of this value, so it must be above 0 (higher is better)",
             code="metric-not-positive",
             parameter="metric",
         )
@@ -623,7 +623,7 @@ def _serialize(model: Model) -> bytes:
         return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):
         raise ModelError(
-            "over 2 GB with its weights, which cannot be tuned",
+            "the model with its weights exceeds 2 GB, the limit for tuning",
             model.path or "model",
             code="file-too-large",
         ) from None
@@ -636,8 +636,9 @@ def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
     gpu = gpus.restrict_to_target(target.with_capability(gpu.cc, gpu.name), gpu)
     if not gpu.has_int8:
         raise QdqtoolError(
-            f"`gpu` {options.gpu}: {gpu.name} has no INT8 on {target.display_name}, so that every "
-            "placement is slower than the float model; deploy that, or name another GPU",
+            f"`gpu` {options.gpu}: {gpu.name} has no INT8 on {target.display_name}, so every "
+            "quantized model is slower than the float model; deploy the float model, or give "
+            "another GPU",
             code="no-int8",
             parameter="gpu",
         )

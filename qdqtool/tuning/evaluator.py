@@ -124,22 +124,26 @@ class CandidateEvaluator:
 
     def _compute_value(self, evidence: list[Evidence]) -> float:
         if not evidence:
-            raise DataError("none of the images to measure on could be read", code="no-images")
+            raise DataError(
+                "none of the images for measuring could be read; give JPEG or PNG files",
+                code="no-images",
+            )
         try:
             value = float(self.job.metric.value(evidence))
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             if not self.store.resumed:
                 raise
             raise DataError(
-                "is damaged; remove it",
+                "the file is damaged; remove it to start again",
                 str(self.store.path),
                 code="file-damaged",
                 parameter="state",
             ) from error
         if math.isnan(value):
             raise DataError(
-                "the float model finds nothing on these images, so that there is nothing to agree "
-                "with; give images that show what it was made for, or your own `metric`",
+                "the float model detects nothing on these images, so agreement cannot be "
+                "measured; give images with objects that the model can detect, or your own "
+                "`metric`",
                 code="nothing-detected",
                 parameter="data",
             )
@@ -189,8 +193,8 @@ class CandidateEvaluator:
         missing = sum(len(task.candidates) for task in self._list_tasks(kind, recipes, samples))
         if missing:
             raise QdqtoolError(
-                f"`mapper`: ends with {total - missing} of {total} measured; it has to yield each "
-                "candidate and sample of its tasks",
+                f"`mapper`: ended with {total - missing} of {total} results; a mapper must yield "
+                "a result for each candidate and sample of its tasks",
                 code="result-missing",
                 parameter="mapper",
             )

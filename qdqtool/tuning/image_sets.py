@@ -79,8 +79,9 @@ def open_sets(
         least = _FEWEST * dataset.batch
         if len(indices) < least:
             raise DataError(
-                f"`data`: {_count_images(indices)} too few to calibrate, choose and judge with; "
-                f"give {least} or more, or others to judge on with `evaluation`",
+                f"`data`: {_count_images(indices)} too few for calibration, search and final "
+                f"evaluation; give {least} images or more, or separate images for the final "
+                "evaluation with `evaluation`",
                 code="too-few-images",
                 parameter="data",
             )
@@ -92,8 +93,8 @@ def open_sets(
     other, indices = _open_dataset(model, evaluation, images, limit, "evaluation")
     if len(indices) < 2 * other.batch:
         raise DataError(
-            f"`evaluation`: {_count_images(indices)} too few to choose on one half and judge on "
-            f"the other; give {2 * other.batch} or more",
+            f"`evaluation`: {_count_images(indices)} too few: one half is for the search, the "
+            f"other half for the final evaluation; give {2 * other.batch} images or more",
             code="too-few-images",
             parameter="evaluation",
         )
@@ -109,8 +110,8 @@ def _forbid_same_path(data: object, evaluation: object) -> None:
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
         raise DataError(
-            f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be "
-            "left to judge on; leave it out, and a part is held out",
+            f"`evaluation` {os.fspath(paths[1])}: is the folder of `data` as well, so no images "
+            "remain for the final evaluation; leave `evaluation` out to hold out a part of `data`",
             code="option-conflict",
             parameter="evaluation",
         )
@@ -133,7 +134,7 @@ def _open_dataset(
     )
     if dataset.indices is None:
         raise DataError(
-            f"`{parameter}`: its length is not known; give a folder or a list",
+            f"`{parameter}`: the number of samples is unknown; give a folder or a list",
             code="read-once",
             parameter=parameter,
         )

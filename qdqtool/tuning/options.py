@@ -47,15 +47,15 @@ class TuningGoal:
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget_ms is not None:
             raise QdqtoolError(
-                "`keep` and `budget_ms` exclude each other: one is the goal, the other what is "
-                "made small",
+                "`keep` and `budget_ms` exclude each other: each sets the goal of the search; "
+                "give one of them",
                 code="option-conflict",
                 parameter="keep",
             )
         if self.keep is not None and not 0.0 < self.keep <= 1.0:
             raise QdqtoolError(
-                f"`keep` {self.keep:g}: is a part of the float model's metric, above 0 and at most "
-                "1",
+                f"`keep` {self.keep:g}: give a fraction of the float model's metric, above 0 and "
+                "at most 1",
                 code="out-of-range",
                 parameter="keep",
             )
@@ -79,7 +79,8 @@ class TuningGoal:
         """
         if seconds is not None and self.metric is None:
             raise QdqtoolError(
-                "`check_timeout`: has no effect without `metric`, because it limits its calls",
+                "`check_timeout`: limits the calls of a metric, so it has no effect without "
+                "`metric`; give `metric` as well",
                 code="option-without-effect",
                 parameter="check_timeout",
             )
@@ -95,7 +96,8 @@ class TuningGoal:
         if budget_ms is None or (gpu is not None and budget_ms > 0 and math.isfinite(budget_ms)):
             return
         raise QdqtoolError(
-            f"`budget_ms` {budget_ms:g}: milliseconds above 0 on a GPU; name it with `gpu`",
+            f"`budget_ms` {budget_ms:g}: give a number of milliseconds above 0, and the GPU with "
+            "`gpu`",
             code="missing-argument" if gpu is None else "out-of-range",
             parameter="gpu" if gpu is None else "budget_ms",
         )
@@ -137,7 +139,7 @@ class SearchBudget:
             object.__setattr__(self, parameter, operator.index(number))
             if number < 1:
                 raise QdqtoolError(
-                    f"`{parameter}` {number}: has to be above 0",
+                    f"`{parameter}` {number}: give a number above 0",
                     code="out-of-range",
                     parameter=parameter,
                 )

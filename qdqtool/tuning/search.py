@@ -289,7 +289,8 @@ class PlacementSearch:
             return ranges
         self.notes.append(
             Note(
-                "other ranges lower the output error but do not improve the metric: not used",
+                "other ranges lower the output error but do not improve the metric, so they were "
+                "not used",
                 code="ranges-not-taken",
             )
         )
@@ -338,8 +339,7 @@ class PlacementSearch:
             if chain.first_sufficient is None and self.keep is not None:
                 self.notes.append(
                     Note(
-                        "none of the combinations that were tried reaches the goal with any layer "
-                        "in INT8",
+                        "none of the tried combinations with INT8 layers reaches the goal",
                         code="goal-not-reached",
                     )
                 )
@@ -649,8 +649,9 @@ class PlacementSearch:
         front = self.find_front()
         if not front:
             raise QdqtoolError(
-                "nothing to choose from: no convolution can run in INT8 and is predicted to gain "
-                "by it; deploy the float model, or see what insert and predict say of each",
+                "no candidates: no convolution is predicted to run faster in INT8; deploy the "
+                "float model, or see the reasons in the output of 'qdqtool insert' and 'qdqtool "
+                "predict'",
                 code="no-candidates",
             )
         if self.budget is not None:
@@ -722,8 +723,8 @@ class PlacementSearch:
         except OutOfTime:
             self.notes.append(
                 Note(
-                    "the time limit ended before the whole front, or the benefit of each choice, "
-                    "was measured",
+                    "the time limit ended before all placements, or the benefit of each layer in "
+                    "INT8, were measured; give more time",
                     code="no-time-to-judge",
                 )
             )

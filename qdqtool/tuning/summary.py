@@ -132,7 +132,7 @@ def compare_with_float_model(search: PlacementSearch, placement: PlacementResult
         return [
             Note(
                 f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float "
-                f"model ({float_ms:.4g} ms), less than {MIN_GAIN:g} times",
+                f"model ({float_ms:.4g} ms), less than the {MIN_GAIN:g} times from which INT8 pays",
                 code="hardly-pays",
                 ms=float_ms,
                 times=float_ms / ms,
@@ -200,8 +200,9 @@ def warn_small_sets(sets: ImageSets, budget: SearchBudget, evaluation: object) -
         more = f"{4 * enough} images or more, or {more}"
     return [
         Note(
-            f"only {format_count(chosen, 'image')} to choose on and {judged} to judge on: "
-            f"placements that differ by some hundredths cannot be told apart. Give {more}",
+            f"only {format_count(chosen, 'image')} for the search and {judged} for the final "
+            "evaluation: too few to distinguish placements whose metrics differ by some "
+            f"hundredths. Give {more}",
             code="few-images-to-judge",
             chosen_on=chosen,
             judged_on=judged,
@@ -218,8 +219,8 @@ def warn_unread_images(sets: ImageSets) -> list[Note]:
     name, reason = skipped[0]
     return [
         Note(
-            f"{len(skipped)} of the tuning images could not be read and were left out; the first, "
-            f"{name}: {reason}",
+            f"{len(skipped)} of the tuning images could not be read and were left out; the first "
+            f"is {name}: {reason}",
             code="unread-images",
             count=len(skipped),
             file=name,

@@ -144,7 +144,7 @@ def load_build(builds: Sequence[BuildFile | Build | Sequence[BuildFile]]) -> Bui
             files += build
     if not files:
         raise BuildLogError(
-            "no build given: name a trtexec log or a layer JSON",
+            "no build given: give a trtexec log or a layer JSON",
             code="missing-argument",
             parameter="builds",
         )
@@ -182,8 +182,8 @@ def choose_target_for_gpu(
         resolved = replace_fields(resolved, capabilities=build.targets, has_named_capability=True)
         if gpu is not None and gpu.cc not in resolved.capability_names:
             raise QdqtoolError(
-                f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
-                f"{', '.join(resolved.capability_names)}; name the GPU that it ran on",
+                f"`gpu` {gpu.name}: has compute capability {gpu.cc}, but the build is for "
+                f"{', '.join(resolved.capability_names)}; give the GPU of the build",
                 code="different-gpus",
                 parameter="gpu",
             )
@@ -209,15 +209,16 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     version = build.tensorrt or build.version_hint
     if version is None:
         note = Note(
-            f"the build does not state its version; {DEFAULT_TARGET} was used for the prediction",
+            f"the build does not state its TensorRT version; {DEFAULT_TARGET} was used for the "
+            "prediction",
             code="no-version",
             target=DEFAULT_TARGET,
         )
         return TARGETS[DEFAULT_TARGET], [note]
     if build.tensorrt is None and version == LATEST_SPELLING:
         note = Note(
-            f"the build does not state its version, and its format fits {version} and 10: "
-            f"{DEFAULT_TARGET} was used for the prediction (`target` sets it)",
+            f"the build does not state its TensorRT version, and its format fits {version} and "
+            f"10: {DEFAULT_TARGET} was used for the prediction (`target` sets it)",
             code="ambiguous-version",
             version=version,
             target=DEFAULT_TARGET,
@@ -227,8 +228,8 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if build.tensorrt is not None:
         return resolved, []
     note = Note(
-        f"the build does not state its version; its format is that of {version}, predicted as "
-        f"{resolved.name}",
+        f"the build does not state its TensorRT version; its format is that of {version}, so the "
+        f"prediction is for {resolved.name}",
         code="version-of-spelling",
         version=version,
         target=resolved.name,
@@ -270,10 +271,10 @@ def check_same_model(model: Model, build: Build) -> None:
     if len(conflicts) > _MAX_CONFLICTS * named:
         name, in_model, in_build = conflicts[0]
         raise BuildLogError(
-            f"{len(conflicts)} names stand for other nodes than in "
-            f"{model.path or 'the model given'} ({name}: {in_build}, in the model {in_model}): a "
-            "build of another export or network; "
-            "'qdqtool compare' matches by structure",
+            f"the build is of another export or network: {len(conflicts)} names belong to other "
+            f"nodes in {model.path or 'the model'} ({name} is {in_build} in the build, but "
+            f"{in_model} in the model). Give the model of the build, or match by structure with "
+            "'qdqtool compare'",
             build.display_name,
             code="different-exports",
             node=name,
@@ -284,8 +285,8 @@ def check_not_empty(build: Build) -> None:
     """Reject a build that names neither layers nor nodes."""
     if not build.layers and not build.trace and not build.parse.nodes:
         raise BuildLogError(
-            "holds no engine layers and no optimizer lines; "
-            "build again with --verbose --profilingVerbosity=detailed",
+            "contains no engine layers and no optimizer lines; build again with --verbose "
+            "--profilingVerbosity=detailed",
             build.display_name,
             code="empty-build",
         )
@@ -407,8 +408,7 @@ def compare_with_build(
     if has_fp32_remainder(build):
         notes.append(
             Note(
-                "the float remainder runs in FP32 because --fp16 was not given; this comes from "
-                "the flags, not from the placement",
+                "the float layers run in FP32, because the build had no --fp16",
                 code="no-fp16-flag",
             )
         )
@@ -501,7 +501,7 @@ def _parse_capability(sm: str | None) -> str | None:
     digits = sm.lower().removeprefix("sm")
     if not digits.isdigit():
         raise QdqtoolError(
-            f"'{sm}' is not a compute capability; give it as 86 or sm86",
+            f"'{sm}' is not a compute capability; give a number such as 86 or sm86",
             code="wrong-format",
             parameter="sm",
         )
@@ -570,7 +570,9 @@ def verify_from_log(
     equal, different = (Model(copy_with_scales(proto, same), name) for same in (True, False))
     if next(quantizers(equal), None) is None:
         raise BuildLogError(
-            f"{name}: no Q/DQ nodes in the parse section, nothing to predict", code="no-qdq"
+            f"{name}: the parse section has no Q/DQ nodes, so there is nothing to predict; give a "
+            "log of a model with Q/DQ",
+            code="no-qdq",
         )
     first, second = predict(equal, resolved), predict(different, resolved, advice=False)
     differences = set(first.trace) ^ set(second.trace)
@@ -593,7 +595,8 @@ def verify_from_log(
     if events:
         result.notes.append(
             Note(
-                f"{len(events)} pass lines depend on equal scales and were not compared",
+                f"{len(events)} pass lines depend on which scales are equal, so they were not "
+                "compared",
                 code="lines-left-out",
                 count=len(events),
             )

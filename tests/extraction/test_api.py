@@ -209,7 +209,7 @@ BAD_ARGUMENTS: dict[str, tuple[dict[str, object], Callable[[BaseException], bool
         has("option-without-effect", parameter="inputs", node="b1.r1:0"),
         "`inputs`",
     ),
-    "nothing-between": ({"outputs": ["x"]}, has("empty", path="model"), "nothing"),
+    "nothing-between": ({"outputs": ["x"]}, has("empty", path="model"), "no node"),
     "finding-and-inputs": (
         {"finding": SKIP, "inputs": ["x"]},
         has("option-conflict", parameter="inputs"),

@@ -519,7 +519,7 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_int8(proto, "trt8.5", max_conversions=1)
     message = str(caught.value)
-    assert "10 conversions stay, 1 allowed" in message
+    assert "10 conversions remain; the limit is 1" in message
     assert "SKIP-FLOAT" in message and "fix:" in message
 
 

@@ -49,8 +49,9 @@ class SplitQAcrossPrecedingFanIn(Pass):
         limit = max(limits.Q_COPIES, 4 * network.counts["Original"])
         if network.q_copies > limit:
             raise ModelError(
-                f"Concat '{node_name(concat)}': the Q after it would be copied to more than "
-                f"{limit} tensors, the limit; a Concat of one tensor twice doubles them",
+                f"Concat '{node_name(concat)}': the Q after this Concat would be copied to more "
+                f"than {limit} tensors, which is the limit; each Concat of a tensor with itself "
+                "doubles their number",
                 code="too-many-copies",
                 node=node_name(concat),
             )
