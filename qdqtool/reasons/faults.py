@@ -166,7 +166,8 @@ _UNCALIBRATED = (
 _RECALIBRATE = (
     "Calibrate again, and export the model with its ranges (check each amax for NaN, "
     "0 and infinity first). The file does not contain the range of an activation, so no fix "
-    "without data can supply it. Or quantize the float model again (insert with images)."
+    "without data can supply it. Alternatively, quantize the float model again (insert with "
+    "images)."
 )
 _SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
 
@@ -1387,8 +1388,8 @@ class DecomposedNorm(Refusal):
         if self.alone:
             return (
                 (
-                    f"{self.node} ({self.alone}) squares values that are summed: in FP16 the "
-                    "square of 256 is infinite, and that of 2e-4 is zero."
+                    f"{self.node} ({self.alone}) squares values that are summed: in FP16, the "
+                    "square of 256 is infinite, and the square of 2e-4 is zero."
                 ),
                 "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
                 "squares.",
