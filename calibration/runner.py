@@ -67,7 +67,7 @@ def collect(
 ) -> Statistics:
     """Collect statistics of tensors over calibration data, in one pass.
 
-    Only these tensors leave onnxruntime, and each worker thread holds one sample at a time, so that
+    onnxruntime returns only these tensors, and each worker thread holds one sample at a time. So
     memory does not depend on the number of images.
 
     Args:
@@ -82,7 +82,7 @@ def collect(
         preprocess: Conversion of images to inputs, by name (:data:`calibration.PRESETS`), as a
             :class:`Preprocess`, or as a function from an RGB image of Pillow to the input; arrays
             are used as they are.
-        max_images: Maximum number of samples, spread_indices evenly over the data.
+        max_images: Maximum number of samples, spread evenly over the data.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         cache: File that keeps the statistics. It is saved every few seconds and at the end,
@@ -241,17 +241,17 @@ class _Calibration:
         return statistics
 
     def _describe_list(self) -> str:
-        """Return that a text file was read as a list of images, if it was."""
+        """Return a text that a file was read as a list of images; empty for other data."""
         path = getattr(self.dataset.source, "list_file", None)
         return "" if path is None else f"{path} was read as a list of image paths, one per line: "
 
     # Cache
 
     def _read_cache(self, cache: Path) -> Statistics | None:
-        """Return the statistics if the cache has all, else note whether a part of it is used.
+        """Return the statistics of the cache; None if some are missing, with a note on its use.
 
         Raises:
-            DataError: It is the cache of another calibration.
+            DataError: The cache belongs to another calibration.
         """
         if not self.dataset.fingerprint:
             reason = "cannot be reused, because data from an iterator cannot be identified later"
@@ -274,7 +274,7 @@ class _Calibration:
         return None
 
     def _use_cache(self, cache: Path, progress: CalibrationProgress) -> Statistics | None:
-        """Take over the statistics of a cache that fits; return them if nothing is missing."""
+        """Use the statistics of a cache that fits; return them if none is missing, else None."""
         old = progress.statistics
         missing = [name for name in self.names if name not in old]
         if progress.complete and missing:
@@ -338,7 +338,8 @@ class _Calibration:
     # Pass
 
     def _run_pass(self, names: list[str], progress: bool) -> Statistics:
-        # Tensors that are added to a finished pass are saved at the end: a part of them is useless.
+        # When tensors are added to a finished pass, save at the end only: a partial pass over them
+        # could not be resumed.
         saves_progress = self.cache is not None and not len(self.finished)
         with contextlib.ExitStack() as stack:
             running = self._start_pass(names, stack)
@@ -403,9 +404,9 @@ class _Calibration:
 
 
 def _model_key(model: Model, focus: Focus | None) -> str:
-    """Return a key of a model with its external weights and its focus.
+    """Return a hash that identifies a model, its external weights and the focus.
 
-    It is empty if the model has no hash (over 2 GB in memory).
+    Empty if the model has no hash (a model of more than 2 GB in memory).
     """
     folder = external_folder(model)
     if not model.sha256:

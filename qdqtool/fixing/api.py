@@ -1,4 +1,4 @@
-"""Automatic fixes of a Q/DQ model, each kept only if it is predicted and run to be one."""
+"""Automatic fixes of a Q/DQ model, each kept only if prediction and outputs confirm it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon
 
 FIX_SCHEMA = "qdqtool/fix/1"
-_MAX_SITES = 512  # of one kind of fix whose savings are estimated
+_MAX_SITES = 512  # maximum number of places of one kind of fix for an estimate of its savings
 
 
 @dataclass(slots=True)
@@ -51,17 +51,18 @@ class Fixed:
     """Result of :func:`fix`.
 
     Attributes:
-        proto: The fixed model. It is the model before fixing if no fix was kept.
+        proto: The fixed model; the unchanged model if no fix was kept.
         before: Prediction of the model before fixing.
         after: Prediction of the fixed model.
         applied: Fixes that were kept.
         refused: Fixes that were not kept, with the reason.
-        noise_before: Relative distance of the outputs from the float network's, before fixing.
-        noise_after: The same of the fixed model.
+        noise_before: Largest error of an output before fixing: root mean square of the difference
+            from the float network's output, over that of the output.
+        noise_after: Largest error of an output of the fixed model.
         notes: Further notes for the user.
         read: Files that were read, none of which :meth:`save` overwrites.
-        errors: Distances of all outputs. Boxes and scores that share an output are separate.
-        samples: Number of images that outputs were compared on, 0 for random inputs.
+        errors: Errors of all outputs. Boxes and scores that share an output are separate.
+        samples: Number of images on which outputs were compared; 0 for random inputs.
     """
 
     proto: onnx.ModelProto
@@ -89,7 +90,7 @@ class Fixed:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The fixed model, as results of other functions name it."""
+        """The fixed model (:attr:`proto`), under the name that other results use."""
         return self.proto
 
     def summary(self) -> Json:
@@ -152,7 +153,8 @@ def fix(
 ) -> Fixed:
     """Apply the fixes of a Q/DQ model that need no calibration.
 
-    Each fix is tried, and kept only if that shows it to be one; see ``docs/fix.md``.
+    Each fix is tried. It is kept only if the prediction gets better and the outputs do not get
+    worse; see ``docs/fix.md``.
 
     Args:
         source: The model; all its weights must be available.
@@ -217,8 +219,8 @@ def _rewrite_quantizers(
 ) -> tuple[Model, list[FixAttempt], list[Note]]:
     """Return the model with simulated quantizers as Q and DQ, the changes, and notes.
 
-    The same numbers result, so that this is not judged like other fixes. onnxruntime cannot run the
-    operators of other tools.
+    The outputs are not compared as for other fixes: the numbers remain the same, and onnxruntime
+    cannot run the operators of other tools.
     """
     fakes = [fake for fake in find_fake_quantizers(model) if not fake.problem]
     if not fakes or (requested and "FAKE-QUANT" not in requested):
@@ -248,7 +250,7 @@ def _require_quantizers(model: Model) -> None:
     """Check that a model has Q/DQ.
 
     Raises:
-        ModelError: It has none, or simulated quantizers that cannot be written as Q/DQ.
+        ModelError: The model has no quantizers, or some that cannot be written as Q/DQ.
     """
     if is_quantized(model):
         return
@@ -293,7 +295,7 @@ def _resolve_codes(texts: Sequence[str]) -> set[str]:
 
 
 def _apply_fixes(session: FixSession, requested: set[str]) -> None:
-    """Try all steps, or those of the requested codes if there are any."""
+    """Try the steps of the requested codes; without requested codes, all that are due."""
     for step in STEPS:
         if requested.intersection(step.codes):
             session.try_step(step, requested)
@@ -308,9 +310,9 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
 
 
 def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
-    """Add to an estimate the time that automatic fixes save, those of one kind together.
+    """Add to a time estimate, in place, the time that each kind of automatic fix saves.
 
-    A kind that saves nothing is left out, and one that cannot be applied (weights not available).
+    Kinds that save nothing, or cannot be applied because weights are missing, are left out.
     """
     if not time.gpu.has_int8:
         return

@@ -1,4 +1,4 @@
-"""Runs of models in onnxruntime that show whether a fix changes what the network computes."""
+"""Runs of models in onnxruntime, to measure whether a fix changes the outputs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.util import limits
 
 __all__ = ["Arrays", "ModelRunner", "NotFiniteError", "OutputNoise", "RunError", "RunLimitError"]
-_DYNAMIC = {0: 1}  # an unknown batch
-_SIDE = 256  # an unknown height or width: a multiple of every stride in use
-ATOL = 1e-6  # rounding of float arithmetic, relative to the largest output
-HALF_ROUNDING = 0.01  # the same for FP16, whose step is 0.05 %, after some dozen layers
+_DYNAMIC = {0: 1}  # size for an unknown batch, by axis
+_SIDE = 256  # size for an unknown height or width: a multiple of every usual stride
+ATOL = 1e-6  # difference by rounding in float32, relative to the largest output
+HALF_ROUNDING = 0.01  # difference by rounding in FP16 (step 0.05 %) after some dozen layers
 
 
 class NotFiniteError(RunError):
-    """A float network whose outputs are not finite, so that nothing can be compared with it."""
+    """The float network's outputs are not finite, so that no comparison is possible."""
 
 
 def cut_runnable_part(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the part of a model that onnxruntime can run, and the nodes where it was cut.
+    """Return the part of a model that onnxruntime can run, and the names of the removed nodes.
 
     Args:
         model: The model.
@@ -153,7 +153,7 @@ def _draw_images(generator: np.random.Generator, shape: list[int]) -> npt.NDArra
 def _input_range(view: View, name: str) -> float:
     """Return the largest value that the first Q of an input can represent.
 
-    Only a Q with a plausible scale for the whole tensor counts. The result is 1 without one.
+    Without a Q that has one plausible scale for the tensor, return 1.
     """
     for node in view.model.consumers(name):
         if qdq.is_q(node):
@@ -190,14 +190,14 @@ def check_inputs(model: Model, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays
 
 
 class ModelRunner:
-    """Runs of models in onnxruntime within limits on the memory and work of each, and of all.
+    """Runs models in onnxruntime, with limits on memory and work of each run and of all runs.
 
-    The cost is computed from the model, not measured, so that a loaded machine gives the same
-    result.
+    Memory and work are computed from the model, not measured. So the result does not depend on the
+    load of the machine.
 
     Args:
         effort: Factor on the limits.
-        samples: Number of samples that outputs are compared on.
+        samples: Number of samples on which outputs are compared.
 
     Attributes:
         work_left: Multiplications that are left for all runs.
@@ -214,7 +214,7 @@ class ModelRunner:
 
         Raises:
             RunLimitError: The model needs more than permitted, or the work for all runs is used up.
-            RunError: onnxruntime cannot load or run it.
+            RunError: onnxruntime cannot load or run the model.
         """
         inputs = {v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs}
         source = _serialize(proto)
@@ -269,10 +269,10 @@ def _serialize(proto: onnx.ModelProto) -> bytes:
 def measure_noise(
     samples: Sequence[tuple[Arrays, Arrays]], parts: Sequence[OutputPart] = ()
 ) -> OutputNoise:
-    """Return the distance of outputs from the float network's, over several samples.
+    """Return the errors of outputs against the float network's outputs, over several samples.
 
     Args:
-        samples: Outputs and those of the float network, for each sample. Outputs that are not
+        samples: For each sample, the outputs and the float network's outputs. Outputs that are not
             floats are ignored.
         parts: Parts of outputs that are measured separately.
     """
@@ -303,7 +303,7 @@ def measure_noise(
 
 
 def check_finite(reference: Sequence[Arrays]) -> None:
-    """Check that outputs of the float network can be compared with, for each sample.
+    """Check that the float network's outputs of each sample are finite.
 
     Raises:
         NotFiniteError: An output holds an infinity or a NaN.
@@ -318,7 +318,7 @@ def check_finite(reference: Sequence[Arrays]) -> None:
             )
 
 
-PART_SLACK = 0.02  # noise that a part may gain in addition, as small parts vary more
+PART_SLACK = 0.02  # additional noise permitted for a part of an output: small parts vary more
 
 
 def is_within(
@@ -329,7 +329,7 @@ def is_within(
     *,
     parts: bool = False,
 ) -> bool:
-    """Check that the noise of no output grew by more than a factor and rounding.
+    """Return whether the noise of no output grew by more than a factor plus rounding.
 
     Args:
         before: Noise of the model without the change.
@@ -353,7 +353,10 @@ def is_within(
 def find_worst_part(
     before: OutputNoise, after: OutputNoise, factor: float
 ) -> tuple[str, str] | None:
-    """Return the part whose noise grew most, among those that grew too much or were lost."""
+    """Return output and tensor of the part whose noise grew most beyond the permitted factor.
+
+    Parts with one constant value (lost) count as well. None if no part got too noisy.
+    """
     growth = {
         key: noise / (before.parts.get(key, 0.0) + 1e-9)
         for key, noise in after.parts.items()

@@ -1,7 +1,7 @@
-"""Translation of a Q/DQ model for DLA: a float model, a calibration cache, precisions of layers.
+"""Translation of a Q/DQ model for DLA to a float model with a calibration cache.
 
-DLA has no Q/DQ. TensorRT runs it in INT8 from a float model and a calibration cache, as NVIDIA's
-qdq-translator makes them.
+DLA does not support Q/DQ. TensorRT builds INT8 layers for DLA from a float model, a calibration
+cache and precisions of layers, as NVIDIA's qdq-translator writes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from qdqtool.util.text import format_count
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_WEIGHT_TOLERANCE = 0.01  # of a weight's scale and the largest weight of its channel
+_WEIGHT_TOLERANCE = 0.01  # permitted relative difference of a weight scale from max|w| / 127
 _INTEGERS = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -59,7 +59,7 @@ class DlaTranslation:
         scales: Scales of its tensors.
         precisions: Precisions of its layers.
         target: TensorRT version of the build.
-        notes: What the translation cannot keep.
+        notes: Properties of the Q/DQ model that the translation cannot keep.
         read: Files that were read, none of which :meth:`save` overwrites.
     """
 
@@ -153,9 +153,10 @@ def _store_parameters(model: Model) -> Model:
 
 
 def _read_scales(view: View, notes: list[Note]) -> dict[str, float]:
-    """Return the symmetric scale of each quantized activation, by the names of Q's and DQ's tensor.
+    """Return the symmetric scale of each quantized activation, by tensor name.
 
-    Of several quantizers of one tensor the largest scale counts.
+    Names are those of the tensors before Q and after DQ. If a tensor has several quantizers, the
+    largest scale counts.
     """
     scales: dict[str, float] = {}
     several: set[str] = set()
@@ -206,7 +207,7 @@ def _symmetric_scale(view: View, q: Node) -> float:
 
 
 def _check_weights(view: View, notes: list[Note]) -> None:
-    """Note weights whose scales are not those that TensorRT takes, max|w| / 127 of each channel."""
+    """Add a note on weights whose scales differ from TensorRT's, max|w| / 127 per channel."""
     others = [n.name for n in view.nodes_with_weights if _has_other_scales(view, n)]
     if others:
         notes.append(

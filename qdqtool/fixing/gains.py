@@ -19,7 +19,7 @@ class GainObjection:
 
     Attributes:
         reason: The reason.
-        is_worse: Whether the prediction gets worse, not only not better.
+        is_worse: Whether the prediction gets worse; False if it only does not get better.
     """
 
     reason: Note
@@ -36,9 +36,9 @@ class PredictionCounts:
     Attributes:
         int8: INT8 convolutions.
         int8_to_int8: INT8 convolutions that write INT8.
-        conversions: Remaining Q and DQ.
-        left: Findings of the codes that are being fixed.
-        errors: Findings that end the build, by code.
+        conversions: Number of remaining Q and DQ.
+        left: Number of findings with the codes to fix.
+        errors: Number of findings that prevent the build, by code.
     """
 
     int8: int = 0
@@ -51,7 +51,7 @@ class PredictionCounts:
 def find_objection(
     before: Prediction, after: Prediction, criteria: FixCriteria
 ) -> GainObjection | None:
-    """Return why a prediction is not better than the one before, None if it is.
+    """Return why the prediction after changes is not better; None if it is better.
 
     Args:
         before: Prediction of the model without the changes.
@@ -69,9 +69,9 @@ def find_culprits(
     after: Prediction,
     criteria: FixCriteria,
 ) -> dict[int, Note]:
-    """Return the changes around which the prediction gets worse, by number, with the reason.
+    """Return the reason for each change around which the prediction gets worse, by number.
 
-    Each change is judged by the nodes that are nearer to it than to any other.
+    The prediction is compared for the nodes that are nearer to a change than to any other change.
 
     Args:
         model: Model without the changes.
@@ -168,7 +168,7 @@ def _count_by_group(
 
 
 def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
-    """Return for each change the first one with which it shares a node, directly or not."""
+    """Return for each change the number of its group: changes linked by shared nodes."""
     groups = list(range(len(edited)))
 
     def find_first(number: int) -> int:
@@ -189,7 +189,7 @@ def _group_changes(edited: Sequence[Collection[int]]) -> list[int]:
 def _find_nearest_groups(
     model: Model, candidate: Model, edited: Sequence[Collection[int]], groups: Sequence[int]
 ) -> dict[str, int]:
-    """Return the nearest group of changes for each node of both models, -1 if none is near."""
+    """Return the nearest group of changes by node name, for both models; -1 if none is near."""
     by_index: dict[int, int] = {}
     for nodes, group in zip(edited, groups, strict=True):
         by_index.update(dict.fromkeys(nodes, group))
@@ -208,7 +208,7 @@ def _find_nearest_groups(
 
 
 def _neighbors(model: Model, node: Node) -> Iterator[Node]:
-    """Yield the producers and consumers of a node, except for constants, which many may share."""
+    """Yield producers and consumers of a node, not those of constants, which many nodes share."""
     for tensor in node.consumed_tensors:
         producer = model.producer(tensor)
         if producer is not None and producer.op != "Constant":

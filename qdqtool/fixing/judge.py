@@ -14,22 +14,22 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.util.notes import Note
 
-_WEAK = 0.5  # noise above which a comparison is weak
+_WEAK = 0.5  # noise of the unchanged model above which a comparison shows little
 
 
 class OutputJudge:
-    """Outputs of a model, of its float network, and of changed models.
+    """Compares outputs of changed models with those of the model and of its float network.
 
     Args:
         model: Model before any change.
-        samples: Inputs by name, for each sample. None for random ones.
+        samples: Inputs by name, for each sample. None for random inputs.
         effort: Factor on the limits of runs.
-        notes: Notes of the result, to which those of the comparison are added.
+        notes: Notes of the result; the comparison adds its notes.
 
     Attributes:
         noise: Noise of the last changed model that was accepted.
         first_noise: Noise of the model before any change.
-        failure: Reason why outputs cannot be compared, with the code of the error.
+        failure: Reason why outputs cannot be compared; None if they can.
         has_samples: Whether the inputs are not random.
     """
 
@@ -58,17 +58,20 @@ class OutputJudge:
     def accept(
         self, current: Model, candidate: Model, criteria: FixCriteria, fewer_errors: bool
     ) -> Note | None:
-        """Accept a changed model if it computes the same, otherwise return the reason.
+        """Accept a changed model if its outputs are close enough to the float network's.
 
-        If weights are not quantized any more, the candidate is compared with a float network with
-        these weights. Parts of outputs, such as the scores of a detector, are judged with real
-        inputs only, and only reported if the change removes an error.
+        If a change leaves weights unquantized, the candidate is compared with a float network of
+        the same weights. Parts of outputs, such as the scores of a detector, are compared with real
+        inputs only. If the change removes an error, a difference in a part becomes a note.
 
         Args:
             current: Model before the change.
             candidate: Changed model.
             criteria: Permitted noise.
             fewer_errors: Whether the change removes a finding that is an error.
+
+        Returns:
+            None if the model is accepted, else the reason.
         """
         self.run_reference()
         if self._reference is None or self.noise is None:
@@ -127,7 +130,7 @@ class OutputJudge:
         for self._body in (False, True):
             try:
                 self._run_original()
-            except compare.RunLimitError as error:  # a part would hardly need less
+            except compare.RunLimitError as error:  # a part would hardly be cheaper
                 self.failure = Note(str(error), code=error.code)
                 return
             except RunError as error:
@@ -176,12 +179,12 @@ class OutputJudge:
             )
 
     def _run_float_network(self, part: Model) -> tuple[Model, list[Arrays]]:
-        """Return the network without quantizers of activations, and its outputs.
+        """Return the network without activation quantizers, and its outputs for each sample.
 
-        If scales of weights make its outputs NaN or infinite, their quantizers are removed as well.
+        If weight scales make the outputs NaN or infinite, weight quantizers are removed as well.
 
         Raises:
-            RunError: onnxruntime cannot run it, or its outputs are not finite.
+            RunError: onnxruntime cannot run the network, or its outputs are not finite.
         """
         floats = remove_quantizers(part.copy())
         reference = self._run(floats.proto)
@@ -197,7 +200,7 @@ class OutputJudge:
 def _describe_growth(
     before: OutputNoise, after: OutputNoise, part: tuple[str, str] | None = None
 ) -> Note:
-    """Describe the noise that grew most, of a part of an output if one is given."""
+    """Return a note on the noise of a part; without a part, of the output that grew most."""
     if not after.finite:
         return Note("outputs would be NaN or infinite", code="no-numbers")
     if part is not None:

@@ -1,8 +1,8 @@
 """Errors of a network's outputs, separately for boxes and scores that share one output.
 
-The error of boxes in pixels hides that of scores from 0 to 1, so that a detector without any scores
-looks exact. The operators between a Concat and an output only move values. They are run once on
-arrays that hold the number of each joined tensor, which shows where its elements end up.
+Boxes are in pixels, scores from 0 to 1. In one error for both, wrong scores would not show. The
+operators between a Concat and an output only move values. They are run once on arrays that hold the
+number of each joined tensor. The result shows to which part each element of the output belongs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.patterns.network_kind import warn_preprocess
 from qdqtool.util.notes import Note
 
-MAX_PARTS = 16  # of one output; an output of more is compared as a whole
-SAMPLES = 8  # images that outputs are compared on
+MAX_PARTS = 16  # an output with more parts is compared as a whole
+SAMPLES = 8  # number of images on which outputs are compared
 
 Run = Callable[[onnx.ModelProto, Arrays], Arrays]
 
@@ -38,8 +38,8 @@ class OutputNoise:
     Attributes:
         each: Root mean square of the difference over that of the float output, for each output.
         finite: Whether all values are finite.
-        parts: The same for the parts of outputs, by output and tensor.
-        lost: Parts that have one value, unlike in the float network.
+        parts: Relative root mean square of the difference for each part, by output and tensor.
+        lost: Parts that are constant although they vary in the float network.
     """
 
     each: dict[str, float]
@@ -49,7 +49,7 @@ class OutputNoise:
 
     @property
     def relative(self) -> float:
-        """Largest distance of an output."""
+        """Largest relative distance among the outputs."""
         return max(self.each.values(), default=0.0)
 
 
@@ -86,8 +86,8 @@ class OutputError:
         tensor: Tensor that a Concat joins into the output. Empty for a whole output.
         channels: First and last channel. None for a whole output, or if the part is not a range.
         before: Root mean square of the difference over that of the float output, before fixing.
-        after: The same for the fixed model.
-        lost: Whether the fixed model writes one value everywhere, unlike the float network.
+        after: Root mean square of the difference over that of the float output, after fixing.
+        lost: Whether the fixed model's values are constant although the float network's vary.
     """
 
     output: str
@@ -99,7 +99,7 @@ class OutputError:
 
     @property
     def grew(self) -> bool:
-        """Whether the error grew by more than rounding explains."""
+        """Whether the error grew by more than a rounding difference."""
         return self.after > 1.1 * self.before + 1e-3
 
     @property
@@ -125,9 +125,7 @@ class OutputError:
 
 
 def find_output_parts(floats: Model, inputs: Arrays, run: Run) -> list[OutputPart]:
-    """Return the parts of all outputs that Concats join.
-
-    They are found with one run of the float network.
+    """Return the parts of all outputs that Concats join, found by a run of the float network.
 
     Args:
         floats: The network without activation quantizers.
@@ -212,7 +210,10 @@ def _nodes_between(model: Model, output: str, parts: list[str]) -> list[Node]:
 
 
 def _find_channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]:
-    """Return the range along one axis that a mask is and the axis, None if it is not a range."""
+    """Return first and last index and the axis of the range that a mask covers.
+
+    The indices are None if the mask is not a range along one axis.
+    """
     for axis in range(mask.ndim):
         others = tuple(i for i in range(mask.ndim) if i != axis)
         touched = mask.any(axis=others)
@@ -230,9 +231,9 @@ def read_samples(
     images: ImageOptions,
     count: int = SAMPLES,
 ) -> tuple[list[Arrays], list[Note]]:
-    """Return evenly spread samples of some data as inputs of a model, and notes about them.
+    """Return evenly spread samples of data as inputs of a model, and notes about them.
 
-    Without data there are none.
+    Both are empty if `data` is None.
 
     Raises:
         DataError: The data has no usable sample.
@@ -263,7 +264,7 @@ def read_samples(
 def sum_squares(
     outputs: Arrays, reference: Arrays, parts: Iterable[OutputPart]
 ) -> Iterator[tuple[tuple[str, str], float, float]]:
-    """Yield key, square sum of the difference and of the reference for each part."""
+    """Yield for each part its key, the squared sum of the difference and of the reference."""
     for part in parts:
         pair = _select_part(outputs, reference, part)
         if pair is not None:
@@ -281,7 +282,7 @@ def _select_part(
 
 
 def is_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
-    """Check whether a part has one value on all samples, unlike in the float network."""
+    """Return whether a part is constant over all samples although the float network's varies."""
     ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
     for outputs, reference in samples:
         pair = _select_part(outputs, reference, part)
@@ -293,7 +294,7 @@ def is_lost(samples: Iterable[tuple[Arrays, Arrays]], part: OutputPart) -> bool:
 
 
 def relative_error(difference: float, level: float) -> float:
-    """Return the root of a sum of squares over that of the reference."""
+    """Return the relative error: the root of one sum of squares over the root of another."""
     return float(np.sqrt(difference / level)) if level > 0 else float(np.sqrt(difference))
 
 

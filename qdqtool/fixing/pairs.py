@@ -36,7 +36,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.notes import Note
 
-_NAMES_SHOWN = 4  # quantizers of a group
+_NAMES_SHOWN = 4  # maximum number of quantizers of a group that a description names
 
 
 def _dequantizers(view: View, q: Node) -> list[Node]:
@@ -46,7 +46,11 @@ def _dequantizers(view: View, q: Node) -> list[Node]:
 def find_pairs_inside_activations(
     view: View, target: Target, refusals: Sequence[Refusal]
 ) -> list[FixSite]:
-    """Return sites that move a pair after the activation, or remove it if one is there."""
+    """Return sites that move a pair from before an activation to after it, or remove it.
+
+    A pair is removed if another pair follows the activation, or if it is inside the activation,
+    between Sigmoid and Mul.
+    """
     sites: list[FixSite] = []
     inside = {r.node: r for r in select_refusals(InsideActivation, refusals)}
     for q in find_refused_nodes(view, refusals):
@@ -126,9 +130,10 @@ def _insert_moved_pair(
 
 
 def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
-    """Return the scale that the bounds of a tensor need, None if that of a Q is not larger.
+    """Return the scale for the bounds of a tensor; None without bounds that a Q exceeds.
 
-    The range of an activation's input does not determine the range of its output, as bounds do.
+    A pair that moves after an activation needs this scale: the range of the activation's input does
+    not determine the range of its output, but bounds do.
     """
     params, bounds = view.params(q), find_bounds(view.model).get(tensor)
     if bounds is None or params.scale is None or params.scale.size != 1 or _is_asymmetric(view, q):
@@ -163,7 +168,7 @@ def find_pairs_before_adds(
 
 def find_float_residuals(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
     """Return sites where an Add can read its residual through the tensor's existing pair."""
-    residuals: dict[str, str] = {}  # of each Add that a convolution could absorb
+    residuals: dict[str, str] = {}  # residual tensor by Add, if a convolution could absorb the Add
     for r in select_refusals(ResidualFloat, refusals):
         residuals.setdefault(r.add, r.tensor)
     adds = find_nodes(view, collect_names(refusals))
@@ -212,7 +217,7 @@ def _find_quantizers_of_inputs(
 
 @map_refused_nodes
 def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | None:
-    """Return a site that moves a pair before a Pad that a Q can pass: of zeros, or copying."""
+    """Return a site that moves a pair before a Pad of zeros or of copied values."""
     pair = qdq.find_pair(view.model, conv.input(0))
     if pair is None or pair[1] is None:
         return None
@@ -236,9 +241,9 @@ def find_pairs_after_pads(view: View, target: Target, conv: Node) -> FixSite | N
 
 @map_refused_nodes
 def find_quantized_heads(view: View, target: Target, conv: Node) -> FixSite | None:
-    """Return a site that makes a convolution of the head float.
+    """Return a site that makes a convolution of the head float; None for other convolutions.
 
-    They are those of the boxes and the DFL, or all last convolutions without a DFL.
+    These are the convolutions of the boxes and the DFL; without a DFL, all last convolutions.
     """
     pair, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
     if pair is None or pair[1] is None or weights.dq is None or weights.after:
@@ -296,7 +301,7 @@ def _head_tail_site(view: View, pairs: list[Node]) -> FixSite:
 
 
 def _find_unweighted_nodes(view: View, start: Node, dfl: Collection[int]) -> set[int]:
-    """Return nodes connected with one by nodes without weights, a DFL included."""
+    """Return the indices of nodes connected with `start` by nodes without weights or of a DFL."""
     indices = {start.index}
     stack = [start]
     while stack:
@@ -323,8 +328,8 @@ def _reaches_weights(view: View, q: Node) -> bool:
 def find_different_scales(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
     """Return sites that give connected quantizers one scale, the largest.
 
-    Quantizers are connected by operators that a Q can pass and by Q/DQ pairs: TensorRT may merge
-    them into one. A chain of Concats is one group.
+    Quantizers are connected if only operators that a Q can pass, and Q/DQ pairs, are between them.
+    TensorRT may merge such quantizers. A chain of Concats is one group.
     """
     names = collect_names(refusals)
     sites = []
@@ -383,7 +388,7 @@ def _common_scale_site(view: View, quantizers: list[Node], places: set[str]) -> 
 
 
 def _scalar_scale(params: QuantParams) -> float | None:
-    """Return the scale of a per-tensor quantizer, None if it is unknown or per channel."""
+    """Return the scale of a per-tensor quantizer; None if it is computed or per channel."""
     return float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
 
 

@@ -39,13 +39,13 @@ FloatArray = npt.NDArray[np.float64]
 def find_asymmetric_quantizers(
     view: View, target: Target, refusals: Sequence[Refusal]
 ) -> list[FixSite]:
-    """Return sites that make quantizers int8 with zero points of 0, of the scale's shape.
+    """Return sites that make quantizers symmetric: int8 with zero points of 0.
 
     Stored constants that are not weights of a layer, such as the anchors of a detector, become
-    floats: symmetric steps are up to twice as large, and half a step of an anchor is half a cell.
+    floats instead, because symmetric steps are up to twice as large and would move anchors.
     """
     sites: list[FixSite | None] = []
-    scales: dict[object, FloatArray] = {}  # a scale may be large, and read by many nodes
+    scales: dict[object, FloatArray] = {}  # computed once for scales that many nodes share
     weights = _weight_dqs(view)
     for q, dqs in _find_quantizer_groups(view, refusals):
         site = None
@@ -68,7 +68,7 @@ def _asymmetric_constant_site(view: View, dq: Node) -> FixSite | None:
 
 
 def find_rounded_constants(view: View) -> list[tuple[float, str]]:
-    """Return step and name of constants stored only as integers, except weights and biases."""
+    """Return scale and name of constants that are stored as integers, except weights, biases."""
     weights = _weight_dqs(view)
     constants: list[tuple[float, str]] = []
     for dq in view.quantizers:
@@ -83,7 +83,7 @@ def find_rounded_constants(view: View) -> list[tuple[float, str]]:
 def _find_quantizer_groups(
     view: View, refusals: Sequence[Refusal]
 ) -> list[tuple[Node | None, list[Node]]]:
-    """Return each refused Q with its DQs, and each refused DQ without Q."""
+    """Return each refused Q with its DQs, and each refused DQ of stored integers without Q."""
     places = {r.node for r in refusals}
     groups: list[tuple[Node | None, list[Node]]] = []
     for node in view.quantizers:
@@ -137,7 +137,7 @@ def _symmetric_site(
 
 
 def _make_symmetric(params: QuantParams) -> FloatArray:
-    """Return scales with which int8 around 0 holds the range of the old parameters."""
+    """Return symmetric int8 scales that hold the range of the old parameters."""
     assert params.scale is not None and params.zero_point is not None
     low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
     zero = params.zero_point
@@ -160,7 +160,7 @@ def _set_scale(view: View, editor: Editor, node: Node, scale: FloatArray) -> Non
 def _requantize_constant(
     view: View, editor: Editor, dq: Node, params: QuantParams, scale: FloatArray
 ) -> None:
-    """Replace stored integers by those of the new scales and a zero point of 0."""
+    """Quantize stored integers again with new scales and a zero point of 0."""
     stored = view.model.constant(dq.input(0))
     if stored is None or params.scale is None or params.zero_point is None:
         return
@@ -262,11 +262,11 @@ def make_constant_change(
 
 
 def find_dead_scales(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-    """Return sites for scales that round every value of a tensor to one.
+    """Return sites for dead scales: those that round all values of a tensor to one integer.
 
-    The new scale holds the range that the tensor's operator can give, which is not an estimate of
-    the data's. If only a part of the input of a Q is lost, no scale fits all of it. The pair is
-    then removed if no layer with weights is downstream.
+    The new scale covers all values that the tensor's operator can return; the data may need less.
+    If only a part of a Q's input becomes constant, no scale fits the whole input. The pair is then
+    removed if no layer with weights is downstream.
     """
     dead = select_refusals(ScaleDead, refusals)
     sites = find_pairs_after_head(view, target, [r for r in dead if not r.whole])
@@ -329,7 +329,7 @@ def _scalar_scale_site(view: View, target: Target, q: Node, dqs: list[Node]) -> 
 
 
 def to_half(model: Model, target: Target) -> Model | None:
-    """Return the model with its float part in FP16, None if the target chooses types.
+    """Return the model with its float part in FP16; None if the target chooses types itself.
 
     Raises:
         ModelError: The opset cannot be raised to 19.
@@ -342,7 +342,7 @@ def to_half(model: Model, target: Target) -> Model | None:
 
 
 def to_float(model: Model, target: Target) -> Model | None:
-    """Return the model in float32, None if the target supports float16 scales."""
+    """Return the model in float32; None if the target supports float16 scales."""
     if target.float16_scales or not fp16.has_fp16(model):
         return None
     copy = model.copy()
@@ -351,9 +351,9 @@ def to_float(model: Model, target: Target) -> Model | None:
 
 
 def to_layer_norm(model: Model, target: Target) -> Model | None:
-    """Return the model with LayerNormalization for each exact decomposition of one.
+    """Return the model with decomposed layer norms replaced by LayerNormalizations.
 
-    None if there is none, or if the target lacks the operator.
+    None if no decomposition is exact, or if the target does not support LayerNormalization.
 
     Raises:
         ModelError: The opset cannot be raised to 17.

@@ -1,6 +1,7 @@
 """Process that runs models with limits on processor time and memory.
 
-Wall-clock time does not count, so that a loaded machine or a stopped worker gives the same result.
+The limits count processor time, not wall-clock time, so that the load of the machine and pauses of
+the worker do not change the result.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from qdqtool.util import limits
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
-_CLOCK_FACTOR = 10  # seconds of the clock for each processor second, on a busy machine
-_EXIT_SECONDS = 10.0  # time to end after the worker has closed its output
+_CLOCK_FACTOR = 10  # wall-clock seconds permitted for each processor second
+_EXIT_SECONDS = 10.0  # time for the worker to exit after it has closed its output
 _CLOCK_PARTS = 60
 
 
@@ -62,7 +63,7 @@ class RunCrashError(RunError):
 
 
 class Sandbox:
-    """A worker process, started when first used and again after it was ended."""
+    """A worker process that is started on first use, and again after it ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,7 +90,7 @@ class Sandbox:
         except (RunLimitError, RunCrashError):
             if not has_run:
                 raise
-            # Earlier runs may have fragmented the memory, a new process has all of it.
+            # Earlier runs may have fragmented the memory; a new process starts without that.
             self.close()
             return self._run(source, inputs, seconds, memory)
 
@@ -131,7 +132,7 @@ class Sandbox:
         """Return the worker, started if it is not running. The start is not part of a run's time.
 
         Raises:
-            RunError: It does not start.
+            RunError: The worker does not start.
         """
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
@@ -227,10 +228,10 @@ def _read_array(stream: IO[bytes], entry: dict[str, Any]) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
-    """Kill a process that is busy after some seconds of the clock, and set the event then.
+    """Kill a process that is busy after some wall-clock seconds, and set the event.
 
-    This is for a process that neither computes nor ends. The time is waited for in parts: if this
-    process is stopped meanwhile, at most one part passes.
+    This ends a process that neither computes nor exits. The wait consists of short parts: if this
+    process is stopped for a while, at most one part counts as passed.
     """
     done, timeout = threading.Event(), threading.Event()
 

@@ -22,9 +22,9 @@ from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.notes import Note
 from qdqtool.util.text import format_count_were
 
-_FEW_SITES = 4  # if more fail, the prediction shows which are at fault
-_MIN_TRIES = 24  # of a step, however many places it has: each predicts the whole model
-_MAX_NODES = 20_000  # nodes that a step may predict in more tries, if the model is small
+_FEW_SITES = 4  # up to this number, halves are tried without regard to the prediction
+_MIN_TRIES = 24  # tries of one step that are always permitted; each predicts the whole model
+_MAX_NODES = 20_000  # nodes that the tries of one step may predict, if that permits more tries
 
 Place = tuple[str, str]  # code and node of a finding
 
@@ -37,7 +37,7 @@ class FixAttempt:
         code: Code of the finding.
         node: Node of the finding.
         what: Description of the change.
-        why_not: Reason why the change was not kept. Empty if it was.
+        why_not: Reason why the change was not kept. Empty for a change that was kept.
     """
 
     code: str
@@ -51,7 +51,7 @@ class FixAttempt:
 
 
 def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set[int]]]:
-    """Return a copy of a model with some fixes, and the nodes that each of them edits.
+    """Return a copy of a model with fixes applied, and the indices of the nodes of each fix.
 
     Raises:
         ModelError: A fix cannot be applied.
@@ -66,12 +66,12 @@ def apply_sites(model: Model, sites: Sequence[FixSite]) -> tuple[Model, list[set
 
 
 class FixSession:
-    """A model, its prediction, and the fixes that were kept or refused.
+    """Tries fixes on a model, and records which were kept or refused.
 
     Args:
         model: The model.
         target: TensorRT version to predict for.
-        samples: Inputs by name to compare outputs on, for each sample. None for random ones.
+        samples: Inputs by name to compare outputs on, for each sample. None for random inputs.
         effort: Factor on the limits of comparing outputs.
 
     Attributes:
@@ -101,17 +101,20 @@ class FixSession:
         self._attempt_places: dict[Place, Place] = {}  # by the place of the finding
 
     def is_due(self, step: FixStep) -> bool:
-        """Check whether a step is tried unasked: one that costs speed only answers errors."""
+        """Return whether to try a step that was not requested.
+
+        A step that costs speed is due only if it can remove an error.
+        """
         return not step.costs_speed or any(
             f.code in step.codes and f.severity == Severity.ERROR for f in self.prediction.findings
         )
 
     def try_step(self, step: FixStep, codes: set[str]) -> None:
-        """Try all places of a step together, then without those at fault if they are refused.
+        """Try all places of a step together; after a refusal, without the places that caused it.
 
-        If the prediction gets worse, the nearest place is at fault. If it does not show a cause,
-        for example if outputs would differ, halves are tried. So the number of tries hardly grows
-        with the number of places.
+        If the prediction gets worse near a place, this place is the cause. If no cause is visible,
+        for example because outputs would differ, halves of the places are tried. So the number of
+        tries hardly grows with the number of places.
         """
         refused: dict[Place, FixAttempt] = {}
         done: set[Place] = set()
@@ -145,7 +148,7 @@ class FixSession:
     def _find_open_sites(
         self, step: FixStep, codes: set[str], refused: dict[Place, FixAttempt], done: set[Place]
     ) -> list[FixSite]:
-        """Return the sites that are neither refused nor done, after refusing those to skip."""
+        """Return the sites that are neither refused nor done; refuse sites with a skip reason."""
         sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
         sites = [s for s in sites if s.place not in refused and s.place not in done]
         for site in sites:
@@ -157,7 +160,7 @@ class FixSession:
     def _narrow_culprits(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]
     ) -> dict[int, Note]:
-        """Return the sites to refuse, by number, with the reason. Empty to try halves."""
+        """Return the reason for each site to refuse, by number; empty to try halves instead."""
         if self.judge.failure is not None:
             return dict.fromkeys(range(len(sites)), reason)
         if len(sites) == 1:
@@ -165,11 +168,11 @@ class FixSession:
         return culprits if len(sites) > _FEW_SITES else {}
 
     def _attempt(self, sites: list[FixSite], step: FixStep) -> tuple[Note | None, dict[int, Note]]:
-        """Try some changes together.
+        """Apply sites together, and keep the changes if they are better.
 
         Returns:
-            Reason why they were not kept, None if they were. Reasons of those that the prediction
-            shows to be at fault, by number.
+            The reason why the changes were not kept, None if they were kept; and by number the
+            reasons against the sites that the prediction shows as the cause.
         """
         try:
             candidate, edited = apply_sites(self.model, sites)
@@ -189,7 +192,10 @@ class FixSession:
         return objection.reason, culprits
 
     def try_together(self) -> None:
-        """Try refused steps together: a skip and a Concat that share a tensor need both."""
+        """Try all refused steps together, because some changes help only in combination.
+
+        For example, a residual and a Concat that share a tensor need both of their changes.
+        """
         if len(self._refused_steps) < 2 or self.judge.failure is not None:
             return
         model, prediction = self.model, self.prediction
@@ -262,7 +268,7 @@ class FixSession:
         attempts: list[FixAttempt],
         criteria: FixCriteria,
     ) -> Note | None:
-        """Keep a changed model with a better prediction if it computes the same."""
+        """Keep a changed model if its outputs are accepted; return the reason otherwise."""
         fewer_errors = _count_errors(prediction) < _count_errors(self.prediction)
         reason = self.judge.accept(self.model, candidate, criteria, fewer_errors)
         if reason is None:
@@ -271,7 +277,7 @@ class FixSession:
         return reason
 
     def report_unfixed(self, codes: Collection[str]) -> None:
-        """Add a note for each requested code without finding, and a reason for each place left."""
+        """Add notes on requested codes without findings, and on findings that remain."""
         present: set[str] = {f.code for f in self.before.findings}
         present.update(a.code for a in (*self.applied, *self.refused))
         self.notes += [
@@ -294,7 +300,7 @@ class FixSession:
     def report_losses(self) -> None:
         """Add notes for errors that grew, and advise insertion if fixes cost accuracy."""
         if self.judge.has_samples:
-            self.judge.run_reference()  # also if there was nothing to try
+            self.judge.run_reference()  # needed if no fix was tried
         errors = self.judge.list_errors()
         grown = [e for e in errors if e.grew]
         self.notes += [

@@ -32,8 +32,8 @@ class FixSite:
         apply: Function that changes the model.
         names: Nodes and tensors that the fix is about, in addition to `node`.
         code: Code of the finding that the fix removes, set by a step.
-        answers: Code and node of every finding that the fix answers.
-        skip_reason: Reason why the fix is not tried. Empty if it is.
+        answers: Code and node of every finding that the fix may remove.
+        skip_reason: Reason not to try the fix. Empty for a fix to try.
     """
 
     node: str
@@ -46,12 +46,12 @@ class FixSite:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Code and node."""
+        """Code and node of the finding, which identify the site."""
         return self.code, self.node
 
 
 def collect_names(refusals: Iterable[Refusal]) -> set[str]:
-    """Return every name of a node or tensor in the refusals."""
+    """Return the names of all nodes and tensors in refusals (reasons of missed optimizations)."""
     return {name for refusal in refusals for name in refusal.names()}
 
 
@@ -62,7 +62,7 @@ def find_nodes(view: View, names: Iterable[str]) -> list[Node]:
 
 
 def find_refused_nodes(view: View, refusals: Iterable[Refusal]) -> list[Node]:
-    """Return the nodes of the refusals, each once, in the order of the graph."""
+    """Return the nodes that refusals are about, each once, in the order of the graph."""
     return find_nodes(view, (r.node for r in refusals))
 
 
@@ -74,7 +74,7 @@ def select_refusals(kind: type[R] | tuple[type[R], ...], refusals: Iterable[Refu
 def map_refused_nodes(
     make_site: Callable[[View, Target, Node], FixSite | None],
 ) -> Callable[[View, Target, Sequence[Refusal]], list[FixSite]]:
-    """Make a function that finds the site of one refused node find those of all refusals."""
+    """Turn a function that returns the site for one node into one for all refused nodes."""
 
     @functools.wraps(make_site)
     def find(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
@@ -93,11 +93,12 @@ class FixCriteria:
     """Purpose and permitted cost of changes that are judged together.
 
     Attributes:
-        refusal_types: Classes of the refusals that the changes answer.
-        noise_factor: Factor by which the distance of the outputs from the float network may grow.
+        refusal_types: Classes of the refusals that the changes can remove.
+        noise_factor: Permitted growth factor of the outputs' error against the float network.
         costs_speed: Whether the changes give up speed for accuracy.
-        changes_types: Whether the gain is in data types. Casts may then split a conversion in two.
-        rounding: Permitted difference of the outputs, relative to the largest output.
+        changes_types: Whether the changes improve data types. Then more conversions are permitted,
+            because a Cast may split one in two.
+        rounding: Permitted difference of the outputs in addition, relative to the largest output.
         requantizes_weights: Whether weights are quantized again. Both models are then compared
             with the float weights.
     """
@@ -115,27 +116,26 @@ class FixCriteria:
         return attempted_codes(self.refusal_types)
 
     def select_causes(self, finding: Finding) -> tuple[Refusal, ...]:
-        """Return the refusals of a finding that the changes answer."""
+        """Return the refusals of a finding that the changes can remove."""
         if finding.code not in self.codes:
             return ()
         return tuple(select_refusals(self.refusal_types, attempted_reasons(finding)))
 
 
-# A name in more reports than these, such as that of a weight that all layers share, does not
-# distinguish them.
+# A name in more reports than this does not identify a report (a weight that all layers share).
 MAX_REPORTS_OF_NAME = 100
 
 
 @dataclass(frozen=True)
 class _RefusalReport:
-    """A finding, or a refusal without one.
+    """A finding with its refusals, or a single refusal without a finding.
 
     Attributes:
         code: Code of the finding.
         node: Node of the finding.
-        refusals: Refusals that it reports.
-        rank: Priority as the purpose of a change, least first: automatic findings, others,
-            refusals without a finding.
+        refusals: Refusals of the finding, or the single refusal.
+        rank: Priority for naming a change, lowest first: findings with an automatic fix, other
+            findings, refusals without a finding.
     """
 
     code: FindingCode
@@ -157,10 +157,10 @@ class FixStep(FixCriteria):
     def find_sites(
         self, view: View, target: Target, prediction: Prediction, codes: Collection[str]
     ) -> list[FixSite]:
-        """Return the places in a predicted model that answer findings of some codes.
+        """Return the sites in a predicted model that can remove findings of some codes.
 
-        A refusal without a finding, because something else costs more there, has the first code
-        of its class.
+        A refusal may have no finding because another one costs more at its node. Then the first
+        code of the refusal's class counts.
         """
         reports = self._collect_reports(prediction)
         refusals = list(dict.fromkeys(r for report in reports for r in report.refusals))
@@ -192,7 +192,7 @@ class FixStep(FixCriteria):
         return reports
 
     def _attach_reports(self, site: FixSite, reports: Sequence[_RefusalReport]) -> FixSite:
-        """Return the site with the code and node of the best of the reports."""
+        """Return the site with code and node of the report of highest priority."""
         places = {site.node, *site.names}
 
         def rank(report: _RefusalReport) -> tuple[int, bool, int, bool]:

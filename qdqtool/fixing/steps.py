@@ -1,4 +1,4 @@
-"""Fixes that are tried, in this order, and their permitted cost."""
+"""List of all fixes in the order in which they are tried, with their permitted cost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from qdqtool.reasons.compiler import IntegersLost, ScalesJoined
 from qdqtool.reasons.simulation import ScalesAround
 from qdqtool.trt.targets import Target
 
-# Factors by which the distance of the outputs from the float network may grow. A rewrite that keeps
-# the numbers can still change an integer by the last bit of a float, which a deep network makes a
-# tenth more or less of.
+# Permitted growth factors of the outputs' error against the float network. Even an exact rewrite
+# may change the last bit of a float, and so a rounded integer. Deep networks amplify that: the
+# error then changes by about a tenth.
 _EXACT = 1.3
-_SHARED = 1.5  # one scale for several tensors costs the smaller ones a part of their resolution
-_ONE_BIT = 2.5  # uint8 to int8 costs up to one bit, which is twice the noise
+_SHARED = 1.5  # one scale for several tensors: smaller tensors lose resolution
+_ONE_BIT = 2.5  # uint8 to int8: the loss of up to one bit doubles the noise
 
-# Fixes whose symmetric ranges have up to one bit less.
+# Codes of fixes that make ranges symmetric, which loses up to one bit.
 HALVING_CODES = attempted_codes((simulation.NonzeroZeroPoint, faults.UnsignedZeroPoint))
 
-# Two steps answer conversions: a finding may not say why they remain.
+# Two steps can remove conversions, because a finding may not name the cause of a conversion.
 STEPS = (
     FixStep(
         (
@@ -105,7 +105,7 @@ class ModelStep(FixCriteria):
 
     Attributes:
         description: Description of the change.
-        convert: Function that returns the rewritten model, None if it does not apply.
+        convert: Function that returns the rewritten model; None if the rewrite does not apply.
     """
 
     description: str

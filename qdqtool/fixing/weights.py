@@ -65,9 +65,10 @@ def make_float_constant_site(view: View, dq: Node, description: str) -> FixSite 
 
 
 def make_dequantizer(view: View, dq: Node) -> Callable[[], Array] | None:
-    """Return a function that computes the output of a DQ on a constant, in the scale's type.
+    """Return a function that computes the output of a DQ of a constant, in the scale's type.
 
-    The result of the function is not stored, as the weights of a whole network are large.
+    None if parameters are not constant. A function instead of the values saves memory: the weights
+    of a whole network are large.
     """
     stored = view.model.constant(dq.input(0))
     params = view.params(dq)
@@ -138,7 +139,7 @@ def _shared_weights_site(
 
 
 def find_computed_weights(view: View, target: Target, refusals: Sequence[Refusal]) -> list[FixSite]:
-    """Return sites that compute the nodes between a constant and its quantizer."""
+    """Return sites that replace the nodes between a constant and its quantizer by their value."""
     constants = ConstantEvaluator(view.model)
     names = collect_names(refusals)
     return list_sites(
@@ -205,8 +206,8 @@ def _store_parameters(editor: Editor, prefix: str, scale: Array, separator: str 
 def find_transposed_weights(view: View, target: Target, conv: Node) -> FixSite | None:
     """Return a site that quantizes the weights of a ConvTranspose with one scale.
 
-    This is done if the target is not known to support a scale for each output channel, or if the
-    axis is the wrong one. The scale follows from the largest weight.
+    None unless the target may not support a scale for each output channel, or the scales are along
+    another axis. The new scale is that of the largest weight.
     """
     weights = view.weights(conv)
     quantizer = weights.first_quantizer
@@ -261,7 +262,7 @@ def _requantize(
     axis: int | None,
     suffix: str,
 ) -> None:
-    """Insert new Q and DQ for the weights of a layer, as others may share the present ones.
+    """Insert new Q and DQ for the weights of a layer; other layers keep the present ones.
 
     Args:
         editor: Editor of the model.
@@ -385,9 +386,9 @@ def find_batchnorms_after_transposed(view: View, target: Target, conv: Node) -> 
 
 
 def _batchnorm_affine(view: View, conv: Node, norm: Node) -> tuple[Array, Array] | None:
-    """Return factor and shift of the output channels of a convolution with BatchNormalization.
+    """Return factor and shift of each output channel that a BatchNormalization applies.
 
-    None if they are unknown, or if the convolution cannot absorb them.
+    None if its parameters are not constant, or if the convolution cannot absorb them.
     """
     model = view.model
     if conv.integer("group", 1) != 1 or model.is_output(conv.output):

@@ -3,8 +3,8 @@
 It reads requests from stdin and writes answers to stdout. A request is a line of JSON, the bytes of
 the model and those of its inputs. An answer is a line of JSON and the bytes of the outputs.
 
-The file is run as a program, so that only onnxruntime is imported, neither qdqtool nor onnx. Output
-of onnxruntime is discarded. A crash or too much memory ends this process only.
+The file runs as a program of its own that imports onnxruntime, but neither qdqtool nor onnx. Output
+of onnxruntime is discarded. A crash or a lack of memory ends only this process.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_processor_time(seconds: float) -> None:
-    """End the process after some processor seconds of all its threads, never if 0.
+    """End the process after some processor seconds of all its threads; 0 means no limit.
 
-    Other programs, and time in which this process is stopped, do not count.
+    Time of other programs, and time in which this process is stopped, do not count.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -1,6 +1,6 @@
 """BatchNormalizations folded into the weights of convolutions.
 
-The weights that are quantized are then those that TensorRT computes with.
+TensorRT folds them as well, so the folded weights are the ones to quantize.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from qdqtool.ir.operators import LayerKind, operator_of, output_axis
 
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
-_TEXT_KINDS = "OSU"  # numpy's kinds of texts
+_TEXT_KINDS = "OSU"  # numpy's dtype kinds for strings and objects
 
 
 def fold_batch_normalization(model: Model) -> int:
-    """Fold BatchNormalizations into the convolutions before them, in place, and count them.
+    """Fold BatchNormalizations into the convolutions before them, in place.
 
-    The BatchNormalization has to be the convolution's only consumer.
+    A BatchNormalization is folded if it is the convolution's only consumer.
+
+    Returns:
+        The number of BatchNormalizations that were folded.
     """
     editor = Editor(model)
     count = 0
@@ -45,9 +48,12 @@ def fold_batch_normalization(model: Model) -> int:
 
 
 def fold_leading_batch_normalization(model: Model) -> int:
-    """Fold BatchNormalizations into the convolutions after them, in place, and count them.
+    """Fold BatchNormalizations into the convolutions after them, in place.
 
-    All consumers of the BatchNormalization have to be convolutions with constant weights.
+    A BatchNormalization is folded if all its consumers are convolutions with constant weights.
+
+    Returns:
+        The number of BatchNormalizations that were folded.
     """
     editor = Editor(model)
     count = 0
@@ -92,7 +98,7 @@ def _set_weights(editor: Editor, conv: Node, suffix: str, weights: tuple[_Array,
 
 
 def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
-    """Return a convolution's new weights and bias; None if parameters do not fit."""
+    """Return a convolution's new weights and bias; None if shapes or types do not fit."""
     weights, parameters = _read_weights(model, conv), _read_parameters(model, norm)
     if weights is None or parameters is None:
         return None
@@ -103,11 +109,11 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
     if bias is not None and bias.shape != factor.shape:
         return None
     old_bias = 0.0 if bias is None else bias.astype(np.float64)
-    with np.errstate(all="ignore"):  # quantizing the weights reports a NaN in the result
+    with np.errstate(all="ignore"):  # the quantization of the weights reports NaN
         new_bias = beta + (old_bias - mean) * factor
     if output_axis(conv, weight.ndim) == 0:
         factors = factor[:, None]
-    else:  # [in, out / groups, ...]: the channels of each group follow one another
+    else:  # ConvTranspose: [in, out / groups, ...], group by group
         groups = conv.integer("group", 1)
         factors = factor.reshape(groups, -1).repeat(weight.shape[0] // groups, axis=0)
     factors = factors.reshape(*factors.shape, *(1,) * (weight.ndim - 2))
@@ -116,7 +122,7 @@ def _fold_into_producer(model: Model, conv: Node, norm: Node) -> tuple[_Array, _
 
 
 def _count_output_channels(conv: Node, weight: _Array) -> int | None:
-    """Return the number of output channels; None for weights that no convolution can have."""
+    """Return the number of output channels; None if the weights do not fit a convolution."""
     if weight.ndim < 3 or weight.dtype.kind in _TEXT_KINDS:
         return None
     first, second = int(weight.shape[0]), int(weight.shape[1])
@@ -183,9 +189,9 @@ def _has_padding(conv: Node) -> bool:
 
 
 def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
-    """Return factor, beta and mean of each channel; None if they are computed or do not fit.
+    """Return factor, beta and mean of each channel of ``(x - mean) * factor + beta``.
 
-    The BatchNormalization is ``(x - mean) * factor + beta``. Parameters may be not finite.
+    None if a parameter is not constant or shapes do not fit. Values may be NaN or infinite.
     """
     arrays = [model.constant(t) for t in norm.inputs[1:]]
     values = [a for a in arrays if a is not None and a.dtype.kind not in _TEXT_KINDS]
@@ -200,7 +206,7 @@ def _read_parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Float
 
 
 def _read_weights(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
-    """Return the constant weights, and the bias if there is one; None if one is computed."""
+    """Return weights and bias (None without bias); None if one of them is not constant."""
     weight = model.constant(conv.input(1))
     bias = model.constant(conv.input(2)) if conv.input(2) else None
     return None if weight is None or (conv.input(2) and bias is None) else (weight, bias)

@@ -44,7 +44,7 @@ class CacheReport:
         model: The float model.
         header: First line of the cache.
         scales: Scales of the tensors.
-        precisions: Precisions of layers.
+        precisions: Precisions of layers, for trtexec.
         has_precisions: Whether the target's trtexec takes precisions of layers.
     """
 
@@ -57,7 +57,7 @@ class CacheReport:
 
     @property
     def command(self) -> str:
-        """The build on a Jetson's DLA; layers that DLA does not support run on the GPU."""
+        """The trtexec command that builds for a Jetson's DLA, with GPU fallback for layers."""
         words = [
             f"--onnx={self.model}",
             f"--calib={self.path}",

@@ -1,7 +1,8 @@
-"""Places of channels in tensors: which entry of a tensor belongs to which channel.
+"""Map of tensor entries to channels, followed through operators that only move values.
 
-An array of places has the number of a channel for each entry of a tensor, -1 for none. Axes along
-which the number does not change have size 1; leading axes of size 1 are left out.
+An array of places has for each entry of a tensor the number of its channel, -1 for no channel. It
+broadcasts to the tensor's shape: axes along which the number does not change have size 1, and
+leading axes of size 1 are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from qdqtool.ir.sizes import MOVES, find_size_constants
 from qdqtool.proto.subgraphs import STANDARD, copy_node
 
 Places = npt.NDArray[np.int64]
-_MAX_ENTRIES = 1 << 25  # of a tensor whose every entry is followed
+_MAX_ENTRIES = 1 << 25  # largest tensor whose entries are followed one by one
 _SHAPE_SUFFIX = "/qdqtool/shape"
 
 
@@ -46,7 +47,11 @@ class NetworkShapes:
     """
 
     def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
-        """Run the model if that shows more shapes; a ModelError means that it cannot run."""
+        """Read the shapes, and run the model on a sample if this gives more shapes.
+
+        Raises:
+            ModelError: onnxruntime cannot run the model.
+        """
         self.model = model
         self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._values: dict[str, npt.NDArray[Any]] = {}
@@ -62,11 +67,11 @@ class NetworkShapes:
             self._shapes = {t: tuple(map(int, values[name])) for t, name in names.items()}
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Return the sizes of a tensor, None for open ones; None if nothing is known."""
+        """Return the sizes of a tensor, None for a dynamic size; None if the rank is unknown."""
         return self._shapes.get(tensor) or self.model.shape(tensor)
 
     def value(self, tensor: str) -> npt.NDArray[Any] | None:
-        """Return the values of a tensor if they are the same for all data."""
+        """Return the values of a shape tensor or constant; None if they depend on the data."""
         return self._values[tensor] if tensor in self._values else self.model.constant(tensor)
 
     def rank(self, tensor: str) -> int:
@@ -74,10 +79,10 @@ class NetworkShapes:
         return len(self.shape(tensor) or ())
 
     def map_upstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
-        """Return the places in a node's inputs from those in one of its outputs.
+        """Return the places in a node's data inputs, from the places in one of its outputs.
 
-        None for a node that does more than move values, and if an entry would belong to two
-        channels.
+        `position` is the index of the output. None if the node does more than move values, or if an
+        input entry would belong to two channels.
         """
         trace = self._trace_entries(node)
         if trace is None:
@@ -96,9 +101,9 @@ class NetworkShapes:
         ]
 
     def map_downstream(self, node: Node, position: int, places: Places) -> list[Places] | None:
-        """Return the places in a node's outputs from those in one of its inputs.
+        """Return the places in a node's outputs, from the places in one of its inputs.
 
-        None for a node that does more than move values.
+        `position` is the index of the input. None if the node does more than move values.
         """
         trace = self._trace_entries(node)
         if trace is None or position >= len(trace[0]):
@@ -110,9 +115,10 @@ class NetworkShapes:
         return [compact_places(flat[entries]) for entries in outputs]
 
     def _trace_entries(self, node: Node) -> tuple[list[tuple[int, ...]], list[Places]] | None:
-        """Return the shapes of a node's data inputs, and which of their entries each output holds.
+        """Return the shapes of a node's data inputs, and the source of each entry of its outputs.
 
-        Entries are numbered through all inputs. None if that is unknown.
+        A source is an entry's number, counted through all data inputs. None if the node does more
+        than move values, or if shapes are unknown.
         """
         from onnx.reference import ReferenceEvaluator
 

@@ -1,6 +1,6 @@
-"""Matrix products of Einsums written as MatMuls, which TensorRT runs in INT8.
+"""Conversion of Einsums to MatMuls, which TensorRT can run in INT8.
 
-A product is only written as a MatMul if the sizes of its operands show that both compute the same.
+An Einsum is converted only if the sizes of its operands prove that a MatMul computes the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _AxisSizes = Mapping[tuple[str, int], str | int]
 
 
 class MatMulOperand(NamedTuple):
-    """Operand of a MatMul, made of an operand of an Einsum.
+    """Operand of a MatMul: an operand of an Einsum after Transpose and Reshape.
 
     Attributes:
-        position: Input of the Einsum.
-        axes: Letters of its axes in their new order.
-        shape: Shape after that; empty if it does not change.
+        position: Index of the Einsum's input.
+        axes: Letters of the input's axes after the Transpose.
+        shape: Shape after the Reshape; empty if no Reshape is needed.
     """
 
     position: int
@@ -47,8 +47,8 @@ class MatMulForm(NamedTuple):
 
     Attributes:
         operands: Left and right operand.
-        axes: Letters of the axes of the result.
-        shape: Shape of the result with these axes; empty if it does not change.
+        axes: Letters of the axes of the result, before a Transpose to the Einsum's order.
+        shape: Shape to which the MatMul's result is reshaped; empty if no Reshape is needed.
     """
 
     operands: tuple[MatMulOperand, MatMulOperand]
@@ -57,14 +57,14 @@ class MatMulForm(NamedTuple):
 
 
 class EinsumConverter:
-    """Search for MatMuls that compute exactly the same as Einsums, unless tensors are empty."""
+    """Finds MatMuls that compute the same as Einsums of one model, except for empty tensors."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._view = View(model)
 
     def find_matmul(self, node: Node, product: Contraction) -> MatMulForm | EinsumObstacle:
-        """Return the MatMul with the fewest Transposes and Reshapes, or the reason for none."""
+        """Return the MatMul with the fewest Transposes and Reshapes, or why none is possible."""
         sizes: dict[str, int | None] = {}
         for tensor, axes in zip(node.inputs, product.operands, strict=True):
             shape = self._model.shape(tensor) or (None,) * len(axes)
@@ -92,7 +92,7 @@ class EinsumConverter:
         return min(forms, key=count_moves, default=EinsumObstacle.SIZES)
 
     def _is_same_size(self, node: Node, left: int, right: int) -> bool:
-        """Return whether an axis of the first input always has the size of one of the second."""
+        """Return whether axis `left` of input 0 always has the size of axis `right` of input 1."""
         axes = tuple(zip(node.inputs, (left, right), strict=True))
         sizes = []
         for tensor, axis in axes:
@@ -135,7 +135,7 @@ def _read_sizes(tensor_type: onnx.TypeProto) -> list[str | int]:
 def _infer_reshape_sizes(
     proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]
 ) -> list[onnx.ValueInfoProto]:
-    """Return outputs of Reshapes with one new size that the number of elements decides."""
+    """Return output shapes of Reshapes whose one new size follows from the element count."""
     results = []
     for node in proto.graph.node:
         if node.op_type != "Reshape" or node.domain not in DOMAINS:
@@ -156,7 +156,7 @@ def _infer_reshape_sizes(
 def _solve_new_size(
     before: Sequence[str | int], after: Sequence[str | int]
 ) -> tuple[int, int] | None:
-    """Return axis and value of the one size that a Reshape introduces; None if unknown."""
+    """Return axis and size of the only new dimension of a Reshape; None if it is unknown."""
     symbols_before = Counter(n for n in before if isinstance(n, str))
     symbols_after = Counter(n for n in after if isinstance(n, str))
     new = symbols_after - symbols_before
@@ -186,7 +186,7 @@ def _list_forms(
 def _build_form(
     product: Contraction, order: tuple[int, int], summed: str, sizes: Mapping[str, int | None]
 ) -> MatMulForm | None:
-    """Return the MatMul of two operands in an order; None if it needs a size that is unknown."""
+    """Return the MatMul of the operands in an order; None if a needed size is unknown."""
     rows, columns = (product.free[position] for position in order)
     outer, inner, batch = rows[:-1] + product.batch, rows[-1], product.batch
     depth, width = _merge_sizes(summed, sizes), _merge_sizes(columns, sizes)
@@ -221,17 +221,21 @@ def _merge_sizes(axes: str, sizes: Mapping[str, int | None]) -> int | None:
 
 
 def _reshape_target(unchanged: int, sizes: Sequence[int | None]) -> list[int] | None:
-    """Return the shape input of a Reshape that keeps the first axes; None if there is none."""
+    """Return the shape input of a Reshape that keeps the first axes; None if impossible.
+
+    It is impossible if more than one of the other sizes is unknown, or if one is 0.
+    """
     if list(sizes).count(None) > 1 or 0 in sizes:
         return None
     return [0] * unchanged + [-1 if n is None else n for n in sizes]
 
 
 def replace_einsums(model: Model) -> int:
-    """Replace Einsums of varying data by equal MatMuls, in place, and count them.
+    """Replace Einsums by equal MatMuls, in place, and return their number.
 
-    The node itself becomes the MatMul, or the last node after it. Weights become the second
-    operand, with two dimensions if the Einsum has no other axis of both operands.
+    The Einsum's node becomes the MatMul, or the last of the nodes after the MatMul. Weights become
+    the second operand, with two dimensions unless the Einsum has batch axes. Einsums of constants
+    alone remain.
     """
     editor, converter, varying, count = (
         Editor(model),
@@ -271,7 +275,7 @@ def _replace_einsum(editor: Editor, node: Node, product: Contraction, form: MatM
 
 
 def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: str) -> str:
-    """Return an operand of an Einsum after Transpose and Reshape; a constant is stored so."""
+    """Return the name of a MatMul operand; insert Transpose and Reshape, or store a constant."""
     tensor, shape = node.input(operand.position), operand.shape
     perm = [axes.index(c) for c in operand.axes]
     is_transposed = perm != sorted(perm)
@@ -291,10 +295,10 @@ def _insert_operand(editor: Editor, node: Node, operand: MatMulOperand, axes: st
 
 
 def lower_equation(node: onnx.NodeProto) -> bool:
-    """Write the equation of an Einsum without capitals, and return whether it changed.
+    """Write the equation of an Einsum in lower case, in place; return whether it changed.
 
-    ONNX has no capitals there, but exporters write them. An equation without an output part is
-    not changed, because its output has the letters in their order.
+    ONNX allows lower-case letters only, but exporters write capitals. An equation without an output
+    part is not changed, because the alphabetical order of its letters defines the output.
     """
     attribute = next((a for a in node.attribute if a.name == "equation"), None)
     if attribute is None:

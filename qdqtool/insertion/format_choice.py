@@ -19,11 +19,11 @@ from qdqtool.util.text import format_count
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
 
-FORMAT_SAMPLES = 8  # that the output errors of both formats are measured on
-# Largest over typical magnitude from which FP8 by the maximum is more precise than INT8 by the
-# maximum: 11 to 12 for the values of trained detectors.
+FORMAT_SAMPLES = 8  # number of samples on which the output errors of both formats are measured
+# Ratio of largest to root mean square magnitude from which FP8 is more precise than INT8, if both
+# ranges are the maximum. Measured on activations of trained detectors: 11 to 12.
 FP8_SPREAD = 12.0
-_MIN_RATIO = 1.15  # of the output errors, below which they are alike
+_MIN_RATIO = 1.15  # output errors with a smaller ratio count as equal
 _MIN_SPEEDUP = 1.02
 
 
@@ -32,10 +32,12 @@ class FormatFit:
     """Precision of one activation in both formats, from the statistics of the calibration.
 
     Attributes:
-        tensor: Its name.
-        spread: Largest over typical (root mean square) magnitude.
-        int8_db: Signal over quantization noise in INT8, in decibels, with the range of the method.
-        fp8_db: The same in FP8, with the largest magnitude as range.
+        tensor: Name of the activation.
+        spread: Ratio of the largest to the root mean square magnitude.
+        int8_db: Signal to quantization noise ratio in INT8, in decibels, with the range that the
+            calibration method chose.
+        fp8_db: Signal to quantization noise ratio in FP8, in decibels, with the largest magnitude
+            as range.
     """
 
     tensor: str
@@ -45,7 +47,7 @@ class FormatFit:
 
     @property
     def suits_fp8(self) -> bool:
-        """Whether FP8 is more precise."""
+        """Whether FP8 is more precise than INT8 for the activation."""
         return self.fp8_db > self.int8_db
 
     def as_json(self) -> Json:
@@ -86,7 +88,7 @@ def _compare_tensor(
 
     if part.absmax <= 0.0:
         return None
-    # With everything clipped away, the error is the power of the tensor itself.
+    # A tiny range clips all values to almost 0, so its error is the mean square of the tensor.
     ranges = np.array([int8_scale * INT8.largest, part.absmax * 1e-6])
     int8, power = (float(error) for error in squared_error(part, ranges))
     fp8 = fp8_error(part, largest)
@@ -102,10 +104,10 @@ class FormatChoice:
 
     Attributes:
         precision: The chosen format, ``int8`` or ``fp8``.
-        reason: Why, as a sentence.
+        reason: Reason for the choice, as a sentence.
         errors: Output error of each format against the float model, as a part of the outputs'
             standard deviation; empty if only one format is possible.
-        samples: Number of samples of the errors.
+        samples: Number of samples on which the errors were measured.
         ms: Estimated milliseconds of each format and of FP16; empty without a GPU.
         gpu: Name of the GPU; empty without one.
     """
@@ -144,9 +146,9 @@ def choose_number_format(
 ) -> FormatChoice:
     """Choose a format by measured errors and estimated times.
 
-    The errors differ if the mean logarithm of their ratio is more than two standard errors, and 15
-    percent, away from equal. If they do not, the faster format is chosen. If they do, it is the
-    more accurate one, unless the faster one has a small error as well.
+    The errors count as different if their mean ratio is above 1.15, and the mean logarithm of the
+    ratio is more than two standard errors from 0. If they are equal, the faster format is chosen.
+    If they differ, the more accurate format is chosen, unless the faster one has a small error too.
 
     Args:
         errors: Output errors of shape [samples, 2], INT8 first.
@@ -174,7 +176,7 @@ def _format_error(error: float) -> str:
 
 
 def _find_faster(ms: Mapping[str, float], gpu: str) -> tuple[str, str]:
-    """Return the faster format, INT8 if both are alike, and a sentence about it."""
+    """Return FP8 if it is clearly faster, else INT8, and a sentence about the times."""
     if not ms:
         return INT8.name, "INT8 is assumed to be as fast as FP8 (`gpu` names a GPU to compare them)"
     int8, fp8 = ms[INT8.name], ms[FP8.name]
@@ -183,7 +185,7 @@ def _find_faster(ms: Mapping[str, float], gpu: str) -> tuple[str, str]:
 
 
 def _find_more_accurate(errors: npt.NDArray[np.float64]) -> str | None:
-    """Return the format with the smaller error, or None if the difference may be chance."""
+    """Return the format with the smaller error; None if the errors count as equal."""
     int8_finite, fp8_finite = (bool(np.isfinite(column).all()) for column in errors.T)
     if int8_finite != fp8_finite:
         return INT8.name if int8_finite else FP8.name

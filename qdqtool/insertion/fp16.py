@@ -37,7 +37,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import QuantizedTensor
 from qdqtool.util.notes import Note
 
-_MIN_RAISE = 1.01  # ratio from which on a scale rounded to FP16 is reported
+_MIN_RAISE = 1.01  # scales that rounding to FP16 raises by this factor or more are reported
 _SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 
 
@@ -89,7 +89,7 @@ class _Fp16Converter:
         return len(self.half)
 
     def _remove_output_type(self, node: Node) -> None:
-        """Let a DequantizeLinear write the type of its scale."""
+        """Remove the output type of a DequantizeLinear, so that its scale's type decides."""
         if node.integer("output_dtype", 0):
             proto = self.editor.edit_proto(node)
             kept = [attribute for attribute in proto.attribute if attribute.name != "output_dtype"]
@@ -118,7 +118,7 @@ class _Fp16Converter:
         return self.model.is_output(tensor) or self._has_consumers(tensor, half=False)
 
     def _has_consumers(self, tensor: str, *, half: bool) -> bool:
-        """Return whether a node reads a float tensor as FP16 (or as FP32)."""
+        """Return whether any node reads a float tensor as FP16 (`half`), or as FP32."""
         if tensor not in self.consumer_types:  # a tensor may have thousands of consumers
             stays_float: list[bool] = []
             for node in dict.fromkeys(self.model.consumers(tensor)):
@@ -148,9 +148,9 @@ class _Fp16Converter:
                 self.editor.set_input(node, position, self._half_name(tensor))
 
     def _round_scale(self, tensor: str) -> None:
-        """Round the scale of a pair that remains FP32, as FP16 rounds it.
+        """Round the scale of a pair that remains FP32 to an FP16 number.
 
-        Pairs with one scale then still have one scale.
+        Pairs in FP16 that share the scale are rounded, so that all remain equal.
         """
         value = self.model.constant(tensor)
         if value is not None and value.size == 1 and value.dtype == np.float32:
@@ -164,7 +164,7 @@ class _Fp16Converter:
         return self.half_names[tensor]
 
     def _convert_constant(self, tensor: str, is_scale: bool) -> str:
-        """Return a constant in FP16: itself if no node reads it as FP32, else a copy."""
+        """Convert a constant to FP16, and return its name: a copy's if a node needs FP32."""
         if tensor in self.half_names:
             return self.half_names[tensor]
         name = tensor
@@ -229,10 +229,11 @@ def find_wide_tensors(
     images: ImageOptions = DEFAULT_IMAGES,
     number_format: NumberFormat = INT8,
 ) -> dict[str, float]:
-    """Return tensors of a Q/DQ model near the largest value of FP16, with their maxima.
+    """Return the tensors of a Q/DQ model that FP16 may not hold, with their maxima.
 
-    The maxima of the calibration, the scales, and runs of a few samples count. Without data, the
-    model does not run; if it cannot, a warning is added.
+    The maxima are those of the calibration, of the scales' ranges, and of runs of a few samples.
+    Without data, the model is not run. If onnxruntime cannot run it, a warning is added to
+    `warnings`.
     """
     wide = {t: amax for t, amax in maxima.items() if amax > WIDE}
     for entry in quantized:
@@ -379,7 +380,7 @@ def _widen_graph(
     values: Iterable[onnx.ValueInfoProto],
     kind: int = TensorProto.FLOAT16,
 ) -> None:
-    """Make tensors of a type float32, and these values."""
+    """Convert the graph's tensors of a type to float32, and the types of `values`."""
     for node in graph.node:
         _widen_attributes(node, kind)
     for tensor in graph.initializer:

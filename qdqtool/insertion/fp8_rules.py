@@ -14,17 +14,20 @@ from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.patterns.heads import Attention
 from qdqtool.reasons.placement import PLACEMENT, Fp8Obstacle, NoFastFp8, PresetPart
 
-MAX_KERNEL = 32  # elements
-_MIN_CHANNELS = 17  # of a convolution, in and out
-_MIN_PRODUCT = 16  # columns and depth of a matrix product
-_HEAD_ABOVE = 8  # smaller heads are widened to FP16
+MAX_KERNEL = 32  # largest number of elements of a convolution kernel in FP8
+_MIN_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
+_MIN_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
+_HEAD_ABOVE = 8  # attention heads up to this size run in FP16
 _MAX_SEQUENCE = 3072
 
 
 def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> NoFastFp8 | None:
-    """Return why a node with constant weights remains float in FP8, or None.
+    """Return why a node with constant weights has to remain float in FP8; None if it need not.
 
-    `weights` is the name of its float weights if it reads them through Q/DQ.
+    Args:
+        model: The model.
+        node: A convolution or matrix product.
+        weights: Name of the node's float weights, if the node reads them through Q/DQ.
     """
     shape = model.constant_shape(weights or node.input(1)) or ()
     kind = operator_of(node).kind
@@ -55,7 +58,7 @@ def _has_single_row(shape: tuple[int | None, ...] | None) -> bool:
 
 
 def find_attention_obstacle(model: Model, attention: Attention, max_head: int) -> PresetPart | None:
-    """Return ATTENTION_UNFUSED unless TensorRT is known to fuse an attention in FP8.
+    """Return the reason not to quantize an attention; None if TensorRT fuses it in FP8.
 
     Args:
         model: The float network.

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from calibration import Dataset, FocusMap, TensorStatistics
 
 CANDIDATES = 8
-SAMPLES = 8  # for the error of all activations
-TRIAL_SAMPLES = 2  # of these, for each candidate
+SAMPLES = 8  # samples for the error of all quantized activations together
+TRIAL_SAMPLES = 2  # number of these samples on which each candidate is left out
 REPORTED = 5
-MIN_GAIN = 0.1  # part of the error that an activation left float has to remove
-_MIN_CONFIRMING = 4  # samples that confirm a gain
-_MAX_CONFIRMED = 2  # activations
-_MIN_DEVIATIONS = 2.0  # standard errors that a confirmed gain is above 0
-# Part of the outputs' standard deviation: if INT8 moves them by less, detections hardly suffer
+MIN_GAIN = 0.1  # part of the error that an activation has to remove when it is float
+_MIN_CONFIRMING = 4  # minimum number of samples to confirm a gain
+_MAX_CONFIRMED = 2  # maximum number of activations whose gain is confirmed
+_MIN_DEVIATIONS = 2.0  # minimum of a confirmed gain, in standard errors
+# Output error, as a part of the outputs' standard deviation, below which detections hardly suffer
 # (docs/accuracy.md).
 SMALL_ERROR = 0.1
 
@@ -57,16 +57,17 @@ class TensorLoss:
     """Accuracy that one quantized activation costs.
 
     Attributes:
-        tensor: Its name.
-        readers: Nodes that read it dequantized.
-        gain: Part of the output error that disappears if this tensor alone is float, on the samples
-            of the trial.
-        convolutions: Number of convolutions that would be float then; None if not predicted.
-        conversions: Number of conversions that would be added; None if not predicted.
-        confirmed_gain: The gain on the confirming samples; None if these are too few, or if it was
-            not measured there.
+        tensor: Name of the activation.
+        readers: Names of the nodes that consume the dequantized activation.
+        gain: Part of the output error that disappears if this activation alone is float, measured
+            on the trial samples.
+        convolutions: Number of convolutions that become float with the activation; None if not
+            predicted.
+        conversions: Number of conversions that are added; None if not predicted.
+        confirmed_gain: Gain on other samples that confirm it; None if these are too few, or if the
+            activation was not measured on them.
         confirmed_on: Number of the confirming samples.
-        confirmed: Whether that gain is large enough, and not chance.
+        confirmed: Whether the confirmed gain is large enough and more than chance.
     """
 
     tensor: str
@@ -102,9 +103,9 @@ class ActivationLosses:
         error: Output error of all quantized activations together, as a part of the outputs'
             standard deviation.
         tensors: The worst activations, worst first.
-        samples: Number of calibration samples that the error is of.
-        tried: Number of activations that were left out alone.
-        trial_samples: Number of samples on which each of them was left out.
+        samples: Number of calibration samples on which the error was measured.
+        tried: Number of activations that were left float one at a time.
+        trial_samples: Number of samples on which each of these activations was left float.
     """
 
     error: float
@@ -133,7 +134,13 @@ def rank_activations(
 ) -> list[QuantizedTensor]:
     """Return the activations with the largest quantization error relative to their values.
 
-    An activation has one or more `sources` with statistics, of which the worst decides.
+    Args:
+        quantized: Quantized activations.
+        statistics: Statistics of the sources.
+        sources: Tensors with statistics from which each activation takes its values; the worst
+            source decides.
+        count: Maximum number of activations to return, worst first.
+        number_format: Format of the quantized numbers.
     """
     ranked: list[tuple[float, int, QuantizedTensor]] = []
     for entry in quantized:
@@ -152,7 +159,7 @@ def _relative_error(part: TensorStatistics, amax: float, number_format: NumberFo
     largest = part.absmax
     if largest <= 0.0:
         return 0.0
-    # With everything clipped away, the error is the size of the tensor itself.
+    # A tiny range clips all values to almost 0, so its error is the mean square of the tensor.
     errors = focused_error(part, np.array([amax, largest * 1e-6]), bits=SEARCH_BITS)
     if not errors[1] > 0.0:  # all values are below the smallest normal float32
         return 0.0
@@ -269,7 +276,7 @@ def _confirm(
     without: Mapping[int, float],
     numbers: Sequence[int],
 ) -> TensorLoss:
-    """Return a loss with its gain on some samples, and whether that is more than chance."""
+    """Return a loss with its gain on confirming samples, and whether it is confirmed."""
     before = np.array([total[number] for number in numbers])
     gains = before - np.array([without[number] for number in numbers])
     gain = float(gains.sum() / before.sum())
@@ -300,7 +307,7 @@ class _ErrorMeasurement:
         self._model = model
         self._activations = activations
         self._dataset = dataset
-        scores = find_class_outputs(model)  # last convolutions, so they are outputs as well
+        scores = find_class_outputs(model)  # class outputs are last convolutions, so outputs too
         self._focus = Focus(scores) if scores else None
         shapes = {name: array.shape for name, array in first.items()}
         is_fixed = all(model.shape(name) == shape for name, shape in shapes.items())
@@ -310,7 +317,7 @@ class _ErrorMeasurement:
         self._workers = max(1, min(samples, worker_count(run_bytes, core_count())))
 
     def open_network(self, alone: Sequence[QuantizedTensor]) -> SwitchableNetwork:
-        """Open sessions in which these activations can be left out alone."""
+        """Open sessions in which each of some activations can be left float alone."""
         from calibration.session import return_freed_memory
 
         network = SwitchableNetwork(
@@ -396,7 +403,7 @@ class ReferenceOutputs:
 
     @property
     def varies(self) -> bool:
-        """Whether the values of any output differ, so that an error can be relative to them."""
+        """Whether any output varies; without variance, a relative error is undefined."""
         return any(variance > 0.0 for variance in self._variances.values())
 
     @property
@@ -417,7 +424,7 @@ class ReferenceOutputs:
 
 
 def comparison_tensors(model: Model) -> list[str]:
-    """Return the last convolutions before any decoding, else the network's outputs."""
+    """Return the outputs of the last convolutions before any decoding, else the outputs."""
     last = find_head(model).last_convolutions
     ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
     return list(dict.fromkeys(ends)) or list(model.outputs)

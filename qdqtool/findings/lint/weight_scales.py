@@ -190,7 +190,7 @@ def _check_uniform_scales(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of a few channels, or one layer, if all other_axes are exact."""
+    """Return the fault of a few channels, or one layer, if all others have exact scales."""
     if not fits:
         return None
     usual = _median(np.concatenate([f.channels.logs for f in fits]))
@@ -215,7 +215,7 @@ def _check_exceptions(fits: list[_LayerFit]) -> WeightScales | None:
 
 
 def _check_layers(fits: list[_LayerFit]) -> WeightScales | None:
-    """Return the fault of layers that differ much as a whole if the other_axes agree."""
+    """Return the fault of layers that differ much as a whole, if all other layers agree."""
     if len(fits) < _MIN_LAYERS_FOR_MEDIAN:
         return None
     medians = np.array([math.log(_median(f.channels.ratios)) for f in fits])
