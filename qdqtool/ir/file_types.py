@@ -11,7 +11,7 @@ from qdqtool.errors import QdqtoolError
 
 _Error = TypeVar("_Error", bound=QdqtoolError)
 
-HEAD = 64  # bytes that decide
+HEAD = 64  # bytes at the start of a file that identify its type
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class FileType:
         step: How to get an ONNX model from it, or how to use the file instead.
         endings: File name endings.
         magics: Offset and bytes that identify it.
-        of_build: Whether it may describe a build.
+        of_build: Whether it may be the log or another record of a TensorRT build.
     """
 
     name: str
@@ -104,7 +104,9 @@ _TYPES = (
 
 
 def recognize(name: str, head: bytes) -> FileType | None:
-    """Return the type of a file, by its ending first; None if it may be a damaged ONNX model.
+    """Return the type of a file, by its ending first, or None if it is unknown.
+
+    A file of unknown type may be a damaged ONNX model.
 
     Args:
         name: Path.
@@ -147,7 +149,7 @@ def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_
 
 
 def is_model_name(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path ends as that of an ONNX model does."""
+    """Return whether a path has the ending of an ONNX model."""
     return os.fspath(path).lower().endswith((".onnx", ".onnx.gz"))
 
 

@@ -3,7 +3,7 @@
 Some nodes remain in FP32. Nodes after the last convolutions do little work, and pixel coordinates
 above 512 need more precision than FP16 has. Some operators have no FP16 form in ONNX. Other nodes
 hold values that FP16 cannot: the largest FP16 number is 65,504, and the squares of a decomposed
-    LayerNorm exceed that from 256 on.
+LayerNorm exceed that from 256 on.
 """
 
 from __future__ import annotations
