@@ -22,8 +22,10 @@ WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
     "tensorrt_rtx": "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it "
     "accepts NVIDIA's license)",
-    "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or build with "
-    "tensorrt-rtx",
+    "tensorrt": (
+        "the tensorrt Python package is not installed; install NVIDIA's package, or build with "
+        "tensorrt-rtx"
+    ),
 }
 
 

@@ -207,8 +207,8 @@ def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:
         state = (
-            f"its length in '{read_location(tensor)}' is {numbers['length']}, and its dimensions "
-            f"take {needed} at most"
+            f"its length in '{read_location(tensor)}' is {numbers['length']}, but its "
+            f"dimensions need at most {needed}"
         )
         raise _tensor_error(tensor, state, model)
     return max(0, min(numbers["length"], file_size - numbers["offset"]))

@@ -135,7 +135,8 @@ def describe_failure(error: BaseException) -> str:
     """Return why a session does not open or run, in one line."""
     if OUT_OF_MEMORY in str(error):
         return (
-            f"it takes more memory than there is, or than {limits.format_bytes(session_memory())}"
+            "it needs more memory than is available, or than "
+            f"{limits.format_bytes(session_memory())}"
         )
     return reason_of(error, 300)
 
