@@ -93,7 +93,7 @@ class ExtractionJob:
         if selection.inputs or selection.outputs:
             self._is_between = True
             self._set_part(self.cutter.find_between(selection.inputs, selection.outputs))
-            self._describe_selection = lambda rename: "everything between the tensors given"
+            self._describe_selection = lambda rename: "everything between `inputs` and `outputs`"
             self._select_common_invariants()
         elif selection.findings:
             texts = dict.fromkeys(selection.findings)
@@ -118,7 +118,7 @@ class ExtractionJob:
 
         def describe(rename: _Rename) -> str:
             places = [f"{f.code} at {rename(f.node) or 'the network'}" for f in findings]
-            return f"what {format_list(places)} depends on"
+            return f"the part that {format_list(places)} depends on"
 
         self._describe_selection = describe
 
@@ -132,7 +132,7 @@ class ExtractionJob:
             return
         self._set_part(self.cutter.complete(self.cutter.find_nodes_within([node], hops)))
         self._describe_selection = lambda rename: (
-            f"{rename(node.name)} and what is up to {hops} hops around it"
+            f"{rename(node.name)} and the nodes up to {hops} hops around it"
         )
         missing = self.invariants.find_missing(self._predict(self.proto))
         if missing:
@@ -174,7 +174,10 @@ class ExtractionJob:
         similar = difflib.get_close_matches(name, names, 3, 0.5)
         hint = f"; did you mean {', '.join(similar)}?" if similar else ""
         if longer:
-            hint = f"; {len(longer)} begin so: {format_list(longer, 3)}; name one of them"
+            hint = (
+                f"; {len(longer)} names begin with this text: {format_list(longer, 3)}; give "
+                "one of these names"
+            )
         raise ModelError(
             f"has no node '{name}'{hint}",
             self.model.path or "model",

@@ -193,7 +193,7 @@ class ModelCutter:
             is_exchanged = not find_dependencies(protos, starts)[1].isdisjoint(ends)
             hint = "; give a tensor on the way to it"
             if is_exchanged:
-                hint = ", but the other way round: exchange them"
+                hint = ", but the inputs depend on it: exchange `inputs` and `outputs`"
             raise ModelError(
                 f"output '{ends[0]}' does not depend on '{next(iter(starts))}'{hint}",
                 path,

@@ -39,7 +39,8 @@ _EXPORT = (
 )
 _TF = "convert it to ONNX first, for instance with tf2onnx"
 _BUILT = (
-    "an engine holds no graph to look at: give its ONNX file; 'qdqtool engine' reads its layer JSON"
+    "an engine contains no ONNX graph: give the ONNX file of the engine ('qdqtool engine' "
+    "reads its layer JSON)"
 )
 
 _TYPES = (
@@ -68,7 +69,7 @@ _TYPES = (
     ),
     FileType(
         "a picture",
-        "give the ONNX model here, and pictures to --calib",
+        "give the ONNX model here, and images to --calib",
         (".jpg", ".jpeg", ".png", ".bmp"),
         ((0, b"\x89PNG"), (0, b"\xff\xd8\xff")),
     ),
@@ -81,7 +82,7 @@ _TYPES = (
     ),
     FileType(
         "a web page",
-        "the download went wrong: fetch the file itself",
+        "the download failed: download the model file itself",
         (),
         ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html")),
     ),
@@ -95,7 +96,7 @@ _TYPES = (
     FileType("a log", "give the ONNX model first, then the builds of it", (".log",), of_build=True),
     FileType(
         "a zip archive",
-        "unpack it; a PyTorch file is one too: export that to ONNX",
+        "unpack the archive; if it is a PyTorch checkpoint, export the network to ONNX",
         (".zip",),
         ((0, b"PK\x03\x04"),),
     ),
@@ -140,10 +141,10 @@ def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_
     elif missing:
         reason = f"not an ONNX model ({missing})"
     elif head[0] == 0x08:  # the first byte of a file from any exporter
-        reason = "an ONNX model that is cut off or damaged; export or copy it again"
+        reason = "the ONNX model is truncated or damaged; export or copy it again"
         return error(reason, name, code="file-damaged")
     else:
-        reason = "not an ONNX model, or damaged; export it again"
+        reason = "not an ONNX model, or a damaged model; export it again"
     return error(reason, name, code="wrong-format")
 
 

@@ -174,12 +174,14 @@ class _QuantizerFinder:
         dtype = _RANGES.get((int(bounds[0]), int(bounds[1]))) if np.isfinite(bounds).all() else None
         if dtype is None:
             low, high = bounds
-            return refuse(f"its integers are {low:g} to {high:g}, and not 8-bit")
+            return refuse(f"its integers are {low:g} to {high:g}, not 8-bit")
         if not np.array_equal(zero_point, np.rint(zero_point)):
             return refuse("its zero point is not an integer")
         axis = self._find_axis(source, scale)
         if scale.size > 1 and axis is None:
-            return refuse(f"its scale of shape {list(scale.shape)} is not one for each channel")
+            return refuse(
+                f"its scale has shape {list(scale.shape)}, which is not one value for each channel"
+            )
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
         if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT):
             return refuse("its input is not float32")
@@ -207,13 +209,15 @@ class _QuantizerFinder:
             return FakeQuantizer(form, nodes, source, problem=problem)
         rounding = str(node.attributes.get("rounding_mode", "ROUND")).upper()
         if rounding not in ("ROUND", "HALF_EVEN"):
-            problem = f"it rounds by {rounding}, QuantizeLinear to the nearest even integer"
+            problem = (
+                f"it rounds by {rounding}, but QuantizeLinear rounds to the nearest even integer"
+            )
             return FakeQuantizer(form, nodes, source, problem=problem)
         bits = self.value(node.input(3))
         scale, zero = self.value(node.input(1)), self.value(node.input(2))
         if bits is None or bits.size != 1 or float(bits.reshape(-1)[0]) != _BITS:
             text = "unknown" if bits is None else ", ".join(f"{b:g}" for b in bits.reshape(-1)[:3])
-            return FakeQuantizer(form, nodes, source, problem=f"it has {text} bits, and not 8")
+            return FakeQuantizer(form, nodes, source, problem=(f"it has {text} bits, not 8"))
         low, high = (-128, 127) if node.integer("signed", 1) else (0, 255)
         low += node.integer("narrow", 0) if low else 0
         return self.build(form, nodes, source, scale, zero, (low, high))
@@ -307,7 +311,9 @@ class _RoundChain:
         source = start
         self._follow_straight_through(source)
         if is_floor:
-            problem = "it rounds halves up, QuantizeLinear to the nearest even integer"
+            problem = (
+                "it rounds halves up, but QuantizeLinear rounds them to the nearest even integer"
+            )
             form = QuantizerForm.DECOMPOSED
             return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
         bounds = (self._low, self._high)

@@ -31,7 +31,7 @@ def describe_other_kind(model: Model) -> str | None:
     """Return why a network is probably not a YOLO-like detector; None if it may be one."""
     task = model.metadata.get("task", "")
     if task == "classify":
-        return "the model's metadata say task=classify"
+        return "the model's metadata has task=classify"
     if "task" in model.metadata or find_dfl(model):
         return None
     ops = {node.op for node in model.nodes}
@@ -124,7 +124,7 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
     metadata = model.metadata
     kind = describe_other_kind(model)
     if origin == "function":
-        kind = "the model was calibrated with a function of the caller"
+        kind = "the model was calibrated with a preprocessing function"
     is_ultralytics = origin == "metadata" and not metadata.keys().isdisjoint(_ULTRALYTICS)
     if origin in ("option", "model") or is_ultralytics or kind is None:
         return []

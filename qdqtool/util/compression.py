@@ -71,7 +71,7 @@ def unpack(
             if not whole:
                 return
             raise error(
-                "the compressed file is cut off; copy it again", name, code="file-damaged"
+                "the compressed file is truncated; copy it again", name, code="file-damaged"
             ) from None
         except damage as cause:
             if total and not whole:

@@ -20,7 +20,7 @@ from qdqtool.util import limits
 StrPath = str | os.PathLike[str]
 FileKey = tuple[int | str, ...]
 _MAX_NAMES = 3  # maximum number of file names in a message
-INVALID_NAME = "no file name can hold a NUL or half a character"
+INVALID_NAME = "a file name cannot contain a NUL or an incomplete character"
 
 
 class InputFiles:
@@ -77,7 +77,7 @@ class InputFiles:
         other = self._reserved.setdefault(key, (option, os.fspath(path)))[0]
         if other != option:
             raise _output_error(
-                f"is the output of {other} as well; choose another name", path, option, "duplicate"
+                f"is also the output of {other}; choose another name", path, option, "duplicate"
             )
 
     def nesting_error(self) -> QdqtoolError:
@@ -171,7 +171,7 @@ def _is_input(option: str, path: str, name: str) -> QdqtoolError:
     same_name = os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
     other_name = "" if same_name else f" (it is {name})"
     return _output_error(
-        f"is one of the files read{other_name}; choose another name",
+        f"is one of the input files{other_name}; choose another name",
         path,
         option,
         "output-is-input",
@@ -221,7 +221,7 @@ def find_reading_problem(path: StrPath) -> tuple[str, str]:
         return "", ""
     advice = "give a file"
     if stat.S_ISFIFO(mode):
-        advice = "write what it gives to a file first (a log may come on standard input, as -)"
+        advice = "write its output to a file first (a log can be piped to standard input, as -)"
     return "not-a-file", f"is {_special_kind(mode)}; {advice}"
 
 
@@ -337,7 +337,7 @@ def _writing_problem(target: Path) -> tuple[str, str]:
             return "not-a-file", f"is {_special_kind(mode)}; give a file name"
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(target):
-            return "not-a-file", "is a link to nothing; remove it, or name another file"
+            return "not-a-file", ("is a broken link; remove it, or give another file name")
         if not target.parent.is_dir():
             missing = f"the folder {target.parent} does not exist; create it first"
             return "folder-missing", missing
@@ -346,5 +346,7 @@ def _writing_problem(target: Path) -> tuple[str, str]:
     except OSError as error:
         return "not-written", f"cannot be written: {error.strerror or error}"
     if not is_stream(target) and not os.access(target.parent, os.W_OK):
-        return "not-written", f"the folder {target.parent} cannot be written to; name another one"
+        return "not-written", (
+            f"the folder {target.parent} cannot be written to; give another folder"
+        )
     return "", ""
