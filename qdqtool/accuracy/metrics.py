@@ -148,9 +148,9 @@ class DetectionAgreementMetric:
     name: str = "agreement-map"
     identity: str = name
     sentence: str = (
-        "agreement mAP: average precision (IoU .50 to .95, all classes ranked together) of the "
-        "INT8 detections, with the float model's own detections of score "
-        f"{_REFERENCE_SCORE:g} and more taken as the truth; 1 is the same detections"
+        "agreement mAP: average precision (IoU .50 to .95, all classes ranked "
+        "together) of the INT8 detections, with the float model's detections of score "
+        f"{_REFERENCE_SCORE:g} and more as ground truth; 1 means equal detections"
     )
 
     @property
@@ -208,8 +208,8 @@ class TopClassMetric:
     def sentence(self) -> str:
         """Definition of the metric."""
         return (
-            "top-1 agreement: share of the images on which the same class has the largest score "
-            f"({self.classes} classes)"
+            "top-1 agreement: share of the images for which both models give the same class "
+            f"the largest score ({self.classes} classes)"
         )
 
     @property
@@ -243,9 +243,9 @@ class OutputAgreementMetric:
     name: str = "output-agreement"
     identity: str = name
     sentence: str = (
-        "output agreement: one minus the root mean square difference between the INT8 and the "
-        "float model's outputs, as a part of the float outputs' standard deviation; 1 is the same "
-        "outputs"
+        "output agreement: one minus the root mean square difference between the "
+        "INT8 and the float model's outputs, as a fraction of the float outputs' standard "
+        "deviation; 1 means equal outputs"
     )
 
     def prepare(self, reference: Outputs) -> Any:
@@ -291,8 +291,8 @@ class UserMetric:
     def sentence(self) -> str:
         """Definition of the metric."""
         return (
-            f"{self.name}: the mean of this function over the images, as a part of what it gives "
-            "for the float model"
+            f"{self.name}: the mean of this function over the images, as a fraction of the "
+            "float model's mean"
         )
 
     def prepare(self, reference: Outputs) -> Any:

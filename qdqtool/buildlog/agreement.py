@@ -158,29 +158,31 @@ class ConversionCounts(_SubscriptableRecord):
 class Difference(StrEnum):
     """Difference between prediction and build, as a template of the message."""
 
-    STATUS = "predicted to be {}, the compiler says {}"
+    STATUS = "predicted to be {}, but the compiler reports {}"
     PRECISION = "predicted {}, built {}"
     INPUT = "predicted {} input, built {} input"
     OUTPUT = "predicted {} output, built {} output"
     RESIDUAL = "predicted {} residual, built {} residual"
-    TAKES_RESIDUAL = "predicted that it takes a residual input, built otherwise"
-    TAKES_NONE = "predicted that it takes no residual input, built otherwise"
-    ABSORBS = "predicted that it absorbs {}, the engine's layer does not"
+    TAKES_RESIDUAL = "predicted with a residual input, built without"
+    TAKES_NONE = "predicted without a residual input, built with one"
+    ABSORBS = "predicted to absorb {}, but the engine's layer does not"
     ABSORBED = "the engine's layer absorbs {}, which was not predicted"
     LINE_AND_INPUT = (
-        "the log contradicts itself: line {} quantizes it, the engine lists a float input"
+        "the log contradicts itself: line {} quantizes the input, but the engine lists float"
     )
     LINE_AND_OUTPUT = (
-        "the log contradicts itself: line {} quantizes the output, the engine lists float"
+        "the log contradicts itself: line {} quantizes the output, but the engine lists float"
     )
-    NO_LINE = "the log contradicts itself: the engine lists INT8, no pass line quantizes it"
+    NO_LINE = (
+        "the log contradicts itself: the engine lists INT8, but no pass line quantizes the layer"
+    )
     TWO_TYPES = "the log contradicts itself: {} in line {}, {} in line {}"
-    END = "the model's {} is {}, the engine lists {}"
-    FIRST_LINE = "first line at which prediction and log part"
-    LOGGED = "logged, not predicted"
-    NOT_LOGGED = "predicted, not logged"
-    STAYS = "remains in the engine, not predicted"
-    GONE = "predicted to remain, not in the engine"
+    END = "the model's {} is {}, but the engine lists {}"
+    FIRST_LINE = "first line at which prediction and log differ"
+    LOGGED = "logged, but not predicted"
+    NOT_LOGGED = "predicted, but not logged"
+    STAYS = "remains in the engine, but was not predicted to"
+    GONE = "predicted to remain, but not in the engine"
 
 
 DetailedDifference: TypeAlias = tuple[Difference, tuple[object, ...]]

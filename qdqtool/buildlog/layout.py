@@ -83,14 +83,14 @@ def _describe_excess(ranks: dict[str, int], links: Sequence[_Link]) -> str:
     The layout takes time quadratic in the size of a row. Each edge counts in every row it passes.
     """
     if len(ranks) > limits.DRAWN_LAYERS:
-        return f"{len(ranks)} layers are too many for a picture, the limit is {limits.DRAWN_LAYERS}"
+        return f"{len(ranks)} layers are too many for a drawing; the limit is {limits.DRAWN_LAYERS}"
     points = sum(max(1, ranks[target] - ranks[source]) for source, target in links)
     widest = max(Counter(ranks.values()).values(), default=0)
     if points > limits.DRAWN_POINTS or widest > limits.DRAWN_ROW:
         return (
-            f"{len(ranks)} layers and {len(links)} edges, up to {widest} in one row, are too many "
-            f"for a picture; the limits are {limits.DRAWN_POINTS} edges, one for each row that "
-            f"they pass, and {limits.DRAWN_ROW} in a row"
+            f"{len(ranks)} layers and {len(links)} edges, up to {widest} in one row, are too "
+            f"many for a drawing; the limits are {limits.DRAWN_POINTS} edges (an edge counts once "
+            f"for each row that it passes) and {limits.DRAWN_ROW} layers in a row"
         )
     return ""
 

@@ -380,8 +380,8 @@ def _check_is_log(build: Build, head: bytes, name: str) -> None:
     if any(contents) or build.tactics != TacticCounts():
         return
     if b"\0" in head:
-        reason, code = "is a binary file; give the text that trtexec printed", "binary-file"
+        reason, code = ("is a binary file; give the text output of trtexec"), "binary-file"
     else:
-        reason = "no line of TensorRT is in it; give a log made with 'trtexec --verbose'"
+        reason = "contains no line of TensorRT; give the output of 'trtexec --verbose'"
         code = "wrong-format"
     raise BuildLogError(f"{reason}, or --exportLayerInfo's JSON", name, code=code)

@@ -471,7 +471,7 @@ def _infer_window(
         return
     source, target = node.input_shape(0), node.output_shape()
     if source is None or target is None or len(source) < 3 or len(source) != len(target):
-        node.inferred.append("strides and pads (defaults; the shapes are not known)")
+        node.inferred.append("strides and pads (defaults, because the shapes are unknown)")
         return
     edges = list(zip(source[2:], target[2:], strict=True))
     listed_sizes = itertools.chain(attributes.get("kernel_shape", ()), itertools.repeat(0))
@@ -585,7 +585,7 @@ def _infer_transpose(node: InferredAttributes) -> None:
         axes_by_size.setdefault(source[axis], []).append(axis)
     node.attributes["perm"] = [axes_by_size[size].pop() for size in target]
     is_unique = len(set(source)) == len(source)
-    node.inferred.append("perm (the only one that fits)" if is_unique else "perm")
+    node.inferred.append(("perm (the only order that fits the shapes)") if is_unique else "perm")
 
 
 def _infer_reduce(node: InferredAttributes) -> None:

@@ -165,7 +165,7 @@ def describe_contents(build: Build) -> list[str]:
     if understood:
         return [f"{format_count(understood, 'line')} of TensorRT with nothing to keep"]
     unknown = format_count(lines.marked, "line")
-    return [f"{unknown} that TensorRT wrote and that this version does not know"]
+    return [(f"{unknown} of TensorRT that this version of qdqtool does not recognize")]
 
 
 def summarize_passes(build: Build) -> list[Json]:

@@ -411,12 +411,12 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
     untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]
     if untyped:
         text = (
-            f"{' and '.join(untyped)}: layer times without data types; "
-            "give the layer JSON or the log as well"
+            f"{' and '.join(untyped)}: has layer times but no data types; give the layer JSON "
+            "or the log as well"
         )
         result.notes.append(Note(text, code="untyped-times", files=untyped))
     if first.has_times != second.has_times:
-        text = "one build has layer times, the other has none: give its profile as well"
+        text = "only one of the builds has layer times: give the profile of the other build as well"
         result.notes.append(Note(text, code="one-untimed"))
     return result
 

@@ -30,7 +30,7 @@ _LOSS_REASONS = {
     LossReason.WEIGHTS: "the Q/DQ of {} weights are gone",
     LossReason.DATA: "the Q/DQ of {} input are gone",
     LossReason.FLOAT_BUILD: FLOAT_BUILD,
-    LossReason.UNEXPLAINED: "predicted INT8; this build does not say why",
+    LossReason.UNEXPLAINED: ("predicted INT8; the build does not show the reason"),
 }
 _CHANGES = {
     ChangeKind.GAINED_INT8: "gained INT8",
@@ -178,7 +178,7 @@ def _loss_reason(node: NodeChange, *, many: bool) -> str:
 
 
 def _output_texts(comparison: Comparison) -> dict[ChangeKind, str]:
-    lost = "still in INT8, but with float output now"
+    lost = "in INT8 as before, now with float output"
     gained = "in INT8 as before, now with INT8 output"
     if comparison.a.kind != comparison.b.kind:
         lost = "with float output where INT8 is predicted"

@@ -1,1 +1,1 @@
-"""Small models that show a finding, a prediction or a failing build of a large one."""
+"""Extraction of small models that reproduce a finding or a failing build of a large model."""

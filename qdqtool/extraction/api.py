@@ -1,4 +1,4 @@
-"""Extraction of a small model: selects a part, shrinks it, and hides names and numbers."""
+"""Extract a small model: select a part, shrink it, and hide names and numbers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from qdqtool.util.text import format_list
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import ModelCheck
 
-_PART = "a part"  # in place of a hash, which would take time for each model that is tried
+_PART = "a part"  # placeholder for the model's hash, whose computation would be slow
 _Rename = Callable[[str], str]
 
 
 class ExtractionJob:
-    """One extraction.
+    """State of one extraction, with its steps as methods.
 
     Args:
         model: The whole model.
@@ -57,10 +57,10 @@ class ExtractionJob:
         cutter: Cutter of the model.
         invariants: Findings and convolutions that the extract keeps.
         budget: Number of nodes that trimming may predict.
-        check: Builder or command. None without one.
+        check: Builder or command that tries each model. None without both.
         notes: Notes of the result that contain no names.
-        proto: The extract so far.
-        is_whole: Whether the whole model was kept because the part alone does not build like it.
+        proto: The small model so far.
+        is_whole: Whether the whole model was kept, because the part does not build like it.
         is_interrupted: Whether Ctrl-C ended the shrinking.
     """
 
@@ -74,26 +74,26 @@ class ExtractionJob:
         self.proto = model.proto
         self.is_whole = self.is_interrupted = False
         self._is_between = self._is_minimized = False
-        # These texts contain names, which are replaced in a private extract.
+        # Functions that create texts with names; a private extract passes a function to rename.
         self._describe_selection: Callable[[_Rename], str] = lambda rename: ""
         self._describe_cut: Callable[[_Rename], Note] | None = None
-        # The part before Constant nodes became initializers.
+        # The part with Constant nodes, before they became initializers.
         self._proto_with_nodes: onnx.ModelProto | None = None
 
     @cached_property
     def whole(self) -> Prediction:
-        """Prediction of the whole model, computed after the arguments were checked."""
+        """Prediction of the whole model, computed on first use."""
         return predict(self.model, self.target)
 
     # Selection ------------------------------------------------------------------------------------
 
     def select(self, selection: SelectionOptions, is_checked: bool) -> None:
-        """Choose the part and its invariants."""
+        """Choose the part, and the invariants that it keeps."""
         selection.check_consistency()
         if selection.inputs or selection.outputs:
             self._is_between = True
             self._set_part(self.cutter.find_between(selection.inputs, selection.outputs))
-            self._describe_selection = lambda rename: "everything between the tensors given"
+            self._describe_selection = lambda rename: "everything between `inputs` and `outputs`"
             self._select_common_invariants()
         elif selection.findings:
             texts = dict.fromkeys(selection.findings)
@@ -118,7 +118,7 @@ class ExtractionJob:
 
         def describe(rename: _Rename) -> str:
             places = [f"{f.code} at {rename(f.node) or 'the network'}" for f in findings]
-            return f"what {format_list(places)} depends on"
+            return f"the part that {format_list(places)} depends on"
 
         self._describe_selection = describe
 
@@ -132,7 +132,7 @@ class ExtractionJob:
             return
         self._set_part(self.cutter.complete(self.cutter.find_nodes_within([node], hops)))
         self._describe_selection = lambda rename: (
-            f"{rename(node.name)} and what is up to {hops} hops around it"
+            f"{rename(node.name)} and the nodes up to {hops} hops around it"
         )
         missing = self.invariants.find_missing(self._predict(self.proto))
         if missing:
@@ -144,10 +144,10 @@ class ExtractionJob:
             )
 
     def find_anchors(self, findings: Sequence[Finding]) -> list[Node]:
-        """Return the nodes from which a part for some findings grows.
+        """Return the nodes around which the part for some findings is grown.
 
-        They are the nodes that the findings name, without constant nodes, which show nothing by
-        themselves. If they name none, it is the first node.
+        These are the nodes that the findings name, except nodes that depend on constants alone
+        (unless a finding is at such a node). If the findings name no node, return the first node.
         """
         anchors: dict[int, Node] = {}
         for finding in findings:
@@ -174,7 +174,10 @@ class ExtractionJob:
         similar = difflib.get_close_matches(name, names, 3, 0.5)
         hint = f"; did you mean {', '.join(similar)}?" if similar else ""
         if longer:
-            hint = f"; {len(longer)} begin so: {format_list(longer, 3)}; name one of them"
+            hint = (
+                f"; {len(longer)} names begin with this text: {format_list(longer, 3)}; give "
+                "one of these names"
+            )
         raise ModelError(
             f"has no node '{name}'{hint}",
             self.model.path or "model",
@@ -186,7 +189,8 @@ class ExtractionJob:
     def _narrow(self, anchors: Sequence[Node]) -> None:
         """Grow and trim the part around the anchors.
 
-        Sketches of parts are predicted first. If the result does not hold, real parts are.
+        First predict sketches of parts, which is fast. If the resulting part does not keep the
+        invariants, repeat the search with complete parts.
         """
         names = self.invariants.required_nodes()
         needed = frozenset(n.index for n in map(self._find, names) if n is not None)
@@ -232,7 +236,7 @@ class ExtractionJob:
             return False
 
     def _as_model(self, proto: onnx.ModelProto) -> Model:
-        # External weights are not read, so that a cut costs no reading.
+        # Do not read external weights, so that cutting stays fast.
         return Model(proto, self.model.path, _PART, self.model.base_dir)
 
     def _predict(self, proto: onnx.ModelProto) -> Prediction:
@@ -242,7 +246,7 @@ class ExtractionJob:
         self.proto = load_full(self._as_model(self.cutter.build(part))).proto
 
     def _select_common_invariants(self) -> None:
-        """Keep as invariants the findings and types that the part shares with the whole model."""
+        """Set the invariants: findings and types that are equal in the part and whole model."""
         prediction = self._predict(self.proto)
         outcomes = {c.name: c for c in prediction.convolutions}
         unchanged, changed = [], []
@@ -266,7 +270,7 @@ class ExtractionJob:
         """Start the builder or command on the whole model, until the stack is closed."""
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
-        # Weights are read into a copy, as the user's model does not change.
+        # Read weights into a copy, because the user's model must not change.
         copy = onnx.ModelProto()
         copy.CopyFrom(self.model.proto)
         whole = load_full(self._as_model(copy)).proto
@@ -292,7 +296,7 @@ class ExtractionJob:
         return bool(self.invariants.findings or self.invariants.convolutions)
 
     def restore_checked(self) -> None:
-        """Restore Constant nodes, or the whole model, if the part does not build like it."""
+        """If the part fails the check, try it with Constant nodes, else keep the whole model."""
         check = self.check
         if check is None or check.holds(self.proto):
             return
@@ -383,7 +387,7 @@ class ExtractionJob:
     # Result ---------------------------------------------------------------------------------------
 
     def finish(self, options: ShrinkOptions) -> Extraction:
-        """Return the result, which is predicted once more."""
+        """Predict the final model and return the result."""
         proto, invariants = self.proto, self.invariants
         prediction = predict(proto, self.target)
         missing = invariants.find_missing(prediction)
@@ -470,7 +474,7 @@ def extract(
     limit: int | None = None,
     private: bool = False,
 ) -> Extraction:
-    """Extract the part of a Q/DQ model that a finding, a node or a failing build depends on.
+    """Extract the part of a Q/DQ model that a finding, node or failing build depends on.
 
     Args:
         model: Path, bytes, ModelProto, or an onnx-graphsurgeon Graph. It is not changed.

@@ -1,4 +1,4 @@
-"""Builders and commands that show whether a smaller model behaves like the whole one."""
+"""Checks by builder or command whether a smaller model behaves like the whole model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from qdqtool.verification.local_build import (
 )
 
 TIMEOUT = 600.0  # seconds for one build
-# A smaller model gets a minute and five times the seconds of the whole model.
+# Time limit of a smaller model: five times the time of the whole model, plus a minute.
 _EXTRA_SECONDS, _SECONDS_FACTOR = 60.0, 5.0
 _BLOCK = 2**20  # bytes of output that are read at once
 _POLL_SECONDS = 0.1
@@ -48,7 +48,7 @@ class ModelCheck(Protocol):
     """Behavior of the whole model that a smaller one has to keep.
 
     Attributes:
-        is_ambiguous: Whether another fault could look the same.
+        is_ambiguous: Whether a different fault could pass the check.
     """
 
     is_ambiguous: bool
@@ -57,12 +57,12 @@ class ModelCheck(Protocol):
         """Describe the behavior.
 
         Args:
-            hide: Function that replaces names in a text. With it, texts of the user are left out.
+            hide: Function that replaces names in a text. If given, texts of the user are left out.
         """
         ...
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Check whether a model behaves the same."""
+        """Return whether a model behaves like the whole model."""
         ...
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class BuildOutcome:
         return self.status == "built" and not self.differences
 
     def matches(self, other: BuildOutcome) -> bool:
-        """Check whether this is the same fault."""
+        """Return whether another outcome is of the same fault."""
         return (
             self.status == other.status
             and self.message == other.message
@@ -110,7 +110,7 @@ class BuilderCheck:
 
     Attributes:
         whole: Outcome of the whole model.
-        is_ambiguous: False, as the outcome has a message.
+        is_ambiguous: False, because messages distinguish faults.
 
     Raises:
         BuilderError: The builder is not on this machine, or the build ran out of time.
@@ -162,7 +162,7 @@ class BuilderCheck:
         """Build a model."""
         folder = Path(self._folder.name)
         path = folder / "model.onnx"
-        write_model(proto, path)  # which can be over 2 GB
+        write_model(proto, path)  # the file may exceed 2 GB
         model = Model(proto)
         if self._process is not None:
             (folder / "build.log").unlink(missing_ok=True)
@@ -192,7 +192,7 @@ class BuilderCheck:
         )
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Check whether the build of a model ends like that of the whole model."""
+        """Return whether the build of a model ends like that of the whole model."""
         return self.build(proto).matches(self.whole)
 
     def close(self) -> None:
@@ -222,17 +222,17 @@ def _find_compiler_differences(
 class CommandCheck:
     """Check that a user's command has the same exit code, and prints the same text.
 
-    The command is split like by a shell, and run without one. ``{}`` in it stands for the model's
-    file, which is otherwise the last argument.
+    The command is split into words as a shell does, but runs without a shell. The path of the
+    model replaces ``{}``, or is added as last argument.
 
-    A command that hangs on a smaller model must not cost the whole timeout each time. So each
-    smaller model gets five times the seconds of the whole model, and a minute for a busy machine.
+    Each smaller model may take five times as long as the whole model plus a minute, so that a
+    command that hangs does not use up the timeout each time.
 
     Args:
         proto: The whole model.
         command: The command.
-        says: Text in its output, errors included, as most programs end with 1 after any error.
-            Empty for any output.
+        says: Text that the output or error output has to contain, because most programs end with 1
+            after any error. Empty: any output.
         timeout: Seconds for each run.
 
     Attributes:
@@ -300,14 +300,15 @@ class CommandCheck:
     def run(self, proto: onnx.ModelProto, timeout: float) -> int | None:
         """Return the exit code for a model, None after a timeout."""
         path = Path(self._folder.name) / "model.onnx"
-        write_model(proto, path)  # which can be over 2 GB
+        write_model(proto, path)  # the file may exceed 2 GB
         arguments = [argument.replace("{}", str(path)) for argument in self._arguments]
         try:
             if not self._says:
                 return run_command(arguments, timeout)
             with _write_to_file(self.output) as descriptor:
                 return run_command(arguments, timeout, descriptor)
-        except (OSError, ValueError) as error:  # NUL or an unpaired surrogate is a ValueError
+        # ValueError: the command contains NUL or an unpaired surrogate.
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise QdqtoolError(
                 f"`check`: {self._arguments[0]!r} cannot be run: {reason}",
@@ -316,7 +317,7 @@ class CommandCheck:
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Check whether the command ends the same for a model."""
+        """Return whether exit code and text are the same for a model."""
         return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
     @property
@@ -391,7 +392,7 @@ def _write_to_file(path: Path) -> Iterator[int]:
         yield write
     finally:
         os.close(write)
-        ended.set()  # a process that the command left running may hold the other end
+        ended.set()  # a process left running by the command may keep the pipe open
         thread.join()
 
 
@@ -399,7 +400,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def _generalize(message: str, model: Model) -> str:
-    """Return a compiler's message without names and numbers, which differ in a smaller model."""
+    """Return a compiler's message without names and numbers, to compare it between models."""
     names = {name for n in model.nodes for name in (n.name, n.proto.name)}
     names.update(model.producers, model.initializers, model.inputs)
     contained = [n for n in names if len(n) > 2 and n in message]

@@ -1,4 +1,4 @@
-"""Parts of a model, with its constants, types, opsets and metadata."""
+"""Cut parts out of a model, with the constants, types, opsets and metadata they need."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.proto.subgraphs import extract_part, find_dependencies, nested_graphs
 
-_SMALL = 4096  # bytes of a constant that a sketch contains
+_SMALL = 4096  # a sketch contains constants up to this many bytes
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Nodes of a model that can be a model of their own.
+    """Nodes that form a part of a model.
 
     Attributes:
         nodes: Indices of the nodes.
-        inputs: Tensors that enter, in the order of their first consumer.
-        outputs: Tensors that leave.
+        inputs: Input tensors of the part, in the order of their first consumer.
+        outputs: Output tensors of the part.
     """
 
     nodes: frozenset[int]
@@ -31,7 +31,7 @@ class ModelPart:
 
 
 class ModelCutter:
-    """Finds parts of one model, and builds models of them.
+    """Finder of parts of one model, which also builds models from parts.
 
     Attributes:
         model: The model.
@@ -68,7 +68,7 @@ class ModelCutter:
         return indices
 
     def can_be_input(self, tensor: str) -> bool:
-        """Check whether a tensor can be a network input: a float of known rank, not of a DQ."""
+        """Return whether a tensor can be a network input: a float of known rank, not from a DQ."""
         producer = self.model.producer(tensor)
         if producer is None:
             return True
@@ -77,11 +77,13 @@ class ModelCutter:
         return self.model.shape(tensor) is not None
 
     def complete(self, nodes: Iterable[int], every_output: bool = False) -> ModelPart:
-        """Return the smallest part with some nodes that cuts no Q/DQ pair, weight or shape in two.
+        """Return the smallest part with some nodes that can be a model of its own.
+
+        The part keeps Q/DQ pairs, constant nodes and computed shapes together with their consumers.
 
         Args:
             nodes: Indices of the nodes.
-            every_output: Whether tensors with consumers on both sides of the cut become outputs.
+            every_output: Whether tensors that also have consumers inside become outputs.
         """
         model = self.model
         inside = set(nodes)
@@ -104,7 +106,7 @@ class ModelCutter:
         return {t: None for t in consumed if t not in produced and t not in self.model.initializers}
 
     def _find_inseparable(self, node: Node, inside: set[int]) -> list[Node]:
-        """Return the neighbors of a node without which it cannot be in a part."""
+        """Return the neighbors that a part has to contain if it contains a node."""
         nodes = []
         for tensor in node.consumed_tensors:
             producer = self.model.producer(tensor)
@@ -130,7 +132,7 @@ class ModelCutter:
                     yield tensor
 
     def find_between(self, inputs: Iterable[str], outputs: Iterable[str]) -> ModelPart:
-        """Return the part between tensors that the user named.
+        """Return the part between given tensors.
 
         Args:
             inputs: First tensors. Empty for the network's inputs.
@@ -178,7 +180,7 @@ class ModelCutter:
     def _check_starts(
         self, starts: Mapping[str, None], ends: list[str], needed: frozenset[str] | set[str]
     ) -> None:
-        """Check that the outputs of a part depend on all of its inputs, and on no other ones.
+        """Check that the outputs depend on all given inputs, and on no other network input.
 
         Args:
             starts: Inputs of the part.
@@ -191,7 +193,7 @@ class ModelCutter:
             is_exchanged = not find_dependencies(protos, starts)[1].isdisjoint(ends)
             hint = "; give a tensor on the way to it"
             if is_exchanged:
-                hint = ", but the other way round: exchange them"
+                hint = ", but the inputs depend on it: exchange `inputs` and `outputs`"
             raise ModelError(
                 f"output '{ends[0]}' does not depend on '{next(iter(starts))}'{hint}",
                 path,
@@ -222,7 +224,7 @@ class ModelCutter:
     def _find_dependent_end(
         self, network_input: str, starts: Mapping[str, None], ends: list[str]
     ) -> str:
-        """Return the first output that depends on a network input past the start tensors."""
+        """Return the first output that depends on a network input around the start tensors."""
         dependent = {network_input}
         for node in self.model.ordered:
             if not dependent.isdisjoint(node.consumed_tensors):
@@ -238,7 +240,7 @@ class ModelCutter:
         )
 
     def value_info(self, tensor: str) -> onnx.ValueInfoProto:
-        """Return type and dimensions of a tensor, declared or inferred."""
+        """Return the name, type and dimensions of a tensor, declared or inferred."""
         declared = self._declared.get(tensor)
         if declared is not None and _has_type(declared):
             copy = onnx.ValueInfoProto()
@@ -260,12 +262,15 @@ class ModelCutter:
         """
         proto = self._build(part, lambda tensor: tensor)
         graph = proto.graph
-        if not any(True for _ in nested_graphs(graph.node)):  # a subgraph may use any opset
+        # Unused opsets are dropped, unless subgraphs may need them.
+        if not any(True for _ in nested_graphs(graph.node)):
             _remove_unused_opsets(proto)
         return proto
 
     def sketch(self, part: ModelPart) -> Model:
-        """Return a part for prediction that shares types and constants with the whole model.
+        """Return a light model of a part, for prediction only.
+
+        It shares types and large constants with the whole model in place of copies.
 
         Raises:
             ModelError: The type of an input is unknown.
@@ -296,7 +301,7 @@ class ModelCutter:
                     code="unknown-type",
                     node=tensor,
                 )
-        # TensorRT's passes depend on the order of nodes, such as which of two equal Qs remains.
+        # Keep the order of nodes, which decides, for example, which of two equal Qs TensorRT keeps.
         nodes = self._sort(part.nodes)
         consumed = {t for n in nodes for t in n.consumed_tensors}
         constants = (consumed & self._constant_order.keys()) - ends.keys()
@@ -310,8 +315,8 @@ class ModelCutter:
         )
         graph = proto.graph
         for node in graph.node:
-            # Of nodes with one name, all but the first are named after their outputs. A node
-            # without a name gets one from TensorRT.
+            # If several nodes have one name, all but the first are named after their outputs.
+            # TensorRT names nodes without a name.
             if node.name:
                 node.name = self.model.producers[next(filter(None, node.output))].name
         graph.input.extend(ends[t] for t in part.inputs)

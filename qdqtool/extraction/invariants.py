@@ -1,4 +1,4 @@
-"""Findings and predictions that an extract has to show like the whole model."""
+"""Findings and predictions that must be equal in an extract and the whole model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from qdqtool.util.text import format_list
 
 @dataclass(frozen=True)
 class Invariants:
-    """Findings and convolutions that an extract shows like the whole model.
+    """Findings and convolutions that an extract has to reproduce.
 
     Attributes:
-        findings: Findings with the same message and fix.
-        convolutions: Convolutions with the same data types.
+        findings: Findings to reproduce with the same message and fix.
+        convolutions: Convolutions to reproduce with the same data types.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -25,25 +25,26 @@ class Invariants:
 
     @classmethod
     def from_findings(cls, prediction: Prediction, findings: Sequence[Finding]) -> Invariants:
-        """Return findings and the convolutions that they name."""
+        """Return invariants of findings and the convolutions that they name."""
         names = {name for f in findings for name in (*f.convolutions, f.node)}
         return cls(tuple(findings), tuple(c for c in prediction.convolutions if c.name in names))
 
     @classmethod
     def from_node(cls, prediction: Prediction, name: str) -> Invariants:
-        """Return the findings and the convolution of a node."""
+        """Return invariants of the findings at a node and its convolution."""
         return cls(
             tuple(f for f in prediction.findings if f.node == name or name in f.convolutions),
             tuple(c for c in prediction.convolutions if c.name == name),
         )
 
     def required_nodes(self) -> set[str]:
-        """Return the nodes that the findings list as consumers."""
+        """Return the names of nodes that the findings list as consumers."""
         return {name for f in self.findings for name in iterate_consumer_names(finding_key(f))}
 
     def find_missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
-        """Return the findings and convolutions that a prediction does not show."""
-        places = {(f.code, f.node) for f in self.findings}  # a key costs time
+        """Return the findings and convolutions that a prediction does not reproduce."""
+        # Only create keys of candidates, which is slow.
+        places = {(f.code, f.node) for f in self.findings}
         present = {finding_key(f) for f in prediction.findings if (f.code, f.node) in places}
         outcomes = {c.name: c for c in prediction.convolutions}
         missing: list[Finding | ConvOutcome] = [
@@ -56,11 +57,14 @@ class Invariants:
         ]
 
     def hold_in(self, prediction: Prediction) -> bool:
-        """Check whether a prediction shows everything."""
+        """Return whether a prediction reproduces all findings and convolutions."""
         return not self.find_missing(prediction)
 
     def without(self, missing: Sequence[Finding | ConvOutcome]) -> Invariants:
-        """Return the findings and convolutions that are not among some missing ones."""
+        """Return the invariants without some missing findings and convolutions.
+
+        `missing` has to contain the same objects, not equal ones.
+        """
         removed = set(map(id, missing))
         return Invariants(
             tuple(f for f in self.findings if id(f) not in removed),
@@ -69,7 +73,7 @@ class Invariants:
 
 
 def has_same_types(outcome: ConvOutcome, other: ConvOutcome) -> bool:
-    """Check whether two outcomes have the same data types. FLOAT agrees with any float type."""
+    """Return whether two outcomes have the same data types; FLOAT agrees with any float."""
     return (
         outcome.op == other.op
         and outcome.weights == other.weights
@@ -81,12 +85,14 @@ def has_same_types(outcome: ConvOutcome, other: ConvOutcome) -> bool:
 
 
 def choose_finding(prediction: Prediction, text: str, node: str | None) -> Finding:
-    """Return the finding of ``CODE`` or ``CODE:n``, counted from 1 as by ``predict``.
+    """Return the finding that ``CODE`` or ``CODE:n`` selects.
+
+    n counts the findings of that code from 1, in the order of ``predict``.
 
     Args:
         prediction: Prediction with the findings.
         text: The code, with or without number.
-        node: Node that the finding has to name. None for any.
+        node: Name of a node that the finding has to name. None: any node.
 
     Raises:
         ModelError: The prediction has no such finding.
@@ -124,7 +130,7 @@ def _finding_error(message: str, code: str, prediction: Prediction, node: str | 
 def describe_missing(
     missing: Sequence[Finding | ConvOutcome], rename: Callable[[str], str] = str
 ) -> str:
-    """Name the first of some missing findings and convolutions.
+    """Describe the first missing finding or convolution, with the number of others.
 
     Args:
         missing: Findings and convolutions.

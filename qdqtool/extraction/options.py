@@ -10,18 +10,19 @@ from qdqtool.builders.options import BUILDERS
 from qdqtool.errors import QdqtoolError
 from qdqtool.util.checks import check_choice, check_not_text
 
-PREDICTED_MODELS = 2000  # models to predict at most while shrinking
-CHECKED_MODELS = 400  # the same if each is built or given to the user's command
+PREDICTED_MODELS = 2000  # default maximum number of models predicted while shrinking
+CHECKED_MODELS = 400  # the same if each model is built or given to a command
 
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """Part of a model that is extracted.
+    """Selection of the part of a model to extract.
 
     Attributes:
         finding: Codes of findings, or ``CODE:n``.
         node: Name of a node.
-        hops: Number of nodes around `node`. None for as many as its prediction needs.
+        hops: Distance around `node` in steps from node to node. None: as far as needed to keep its
+            prediction.
         inputs: Tensors at which the part begins.
         outputs: Tensors at which it ends.
     """
@@ -48,7 +49,7 @@ class SelectionOptions:
 
     @property
     def findings(self) -> list[str]:
-        """The findings as a list."""
+        """The codes in `finding` as a list."""
         return [self.finding] if isinstance(self.finding, str) else list(self.finding or ())
 
     @property
@@ -60,7 +61,7 @@ class SelectionOptions:
         """Check that the options do not contradict each other.
 
         Raises:
-            QdqtoolError: They do.
+            QdqtoolError: Two options contradict each other.
         """
         if self.inputs or self.outputs:
             if self.findings or self.node or self.hops is not None:
@@ -79,7 +80,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class ShrinkOptions:
-    """Reduction of a part, and the behavior that it keeps.
+    """Options of shrinking: what to reduce, and which behavior to keep.
 
     Attributes:
         minimize: Whether to remove nodes, channels, pixels and weights.
@@ -134,7 +135,7 @@ class ShrinkOptions:
 
     @property
     def is_checked(self) -> bool:
-        """Whether each model is built or given to a command."""
+        """Whether a builder or command checks each model."""
         return bool(self.builder or self.check)
 
     @property
@@ -146,7 +147,7 @@ class ShrinkOptions:
 
 
 def check_not_empty(parameter: str, values: Sequence[str | None]) -> None:
-    """Check that no text of an argument is blank.
+    """Reject blank texts in an argument.
 
     Raises:
         QdqtoolError: A text is blank.

@@ -1,14 +1,14 @@
 """Removal of everything from a model but its structure, so that it can be sent to others.
 
-Names are replaced consistently. Doc strings, metadata and other texts are removed. The prediction
-must not change, which is checked. Dimensions, integer constants that hold shapes, and single
+Names are replaced consistently. Doc strings, metadata and other texts are removed. A check ensures
+that the prediction does not change. Dimensions, integer constants that hold shapes, and single
 numbers (the bounds of a Clip) are structure. Words of ONNX, TensorRT and programs that write models
 remain.
 
-Weights and scales become random ones that keep what TensorRT's decisions depend on. Scales: equal
-ones remain equal, and single scales keep their order (a Concat takes the largest). Weights: each
-output channel fills the same part of its quantizer's range as before. No new number is the product
-of an old and a random one: the random numbers do not reveal the old ones.
+Random numbers replace weights and scales, but keep the properties that decide in TensorRT. Equal
+scales remain equal, and single scales keep their order (a Concat takes the largest). The weights of
+each output channel fill the same share of their quantizer's range as before. New scales are drawn
+from a range instead of multiplied by a random factor, so that they do not reveal the old scales.
 """
 
 import functools
@@ -53,12 +53,12 @@ _STRUCTURE = (
     "OneHot",
     "TopK",
 )
-# New scales lie between the smallest old one divided by the first number and the largest times this
-# number, all multiplied by one factor from 1/e to e (the exponent is the second number).
+# New scales lie between (smallest old scale / _WIDEN) and (largest old scale * _WIDEN), times one
+# random factor between exp(-_SHIFT) and exp(_SHIFT).
 _WIDEN = 1.5
 _SHIFT = 1.0
-_FEW = 9  # numbers of a channel: a 3x3 kernel
-_LARGE = 64  # elements of a table of integers that is not a shape
+_FEW = 9  # fewer numbers per channel are few (9: a 3x3 kernel)
+_LARGE = 64  # integer constants with more elements are tables, not shapes
 _WEIGHT_TYPES = frozenset(
     {
         *qdq.FLOATS,
@@ -80,7 +80,7 @@ def mask_numbers(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     scales = _draw_scales(model, {n.input(1) for n in quantizers}, random)
     structure = {n.input(2) for n in quantizers}
     structure.update(t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:])
-    # Tensors in attributes have an empty name like unset inputs, and are not structure.
+    # Drop the empty name, which unset inputs and tensors in attributes share.
     structure.discard("")
     for name, tensor in _constants(proto):
         if name in scales:
@@ -114,7 +114,7 @@ def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
 
 
 def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield every graph with a prefix that distinguishes names in subgraphs."""
+    """Yield every graph and subgraph with a unique prefix for names inside it."""
     yield "", proto.graph
     yield from (("/", graph) for graph in nested_graphs(proto.graph.node))
 
@@ -125,7 +125,7 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
 
 
 def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield every stored tensor with its name in the main graph, empty in most attributes."""
+    """Yield every stored tensor with its name; the name is empty in most attributes."""
     for prefix, graph in _all_graphs(proto):
         yield from ((prefix + t.name, t) for t in graph.initializer)
         yield from ((prefix + s.values.name, s.values) for s in graph.sparse_initializer)
@@ -150,7 +150,7 @@ def _make_tensor(value: Array, name: str) -> onnx.TensorProto:
 
 
 def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> _ScalePairs:
-    """Return old and new values of constant scales."""
+    """Return the old and new values of constant scales, by tensor name."""
     old = {}
     single, vectors = set[float](), set[float]()
     for name in sorted(names):
@@ -172,7 +172,7 @@ def _draw_scales(model: Model, names: set[str], random: np.random.Generator) -> 
 def _draw_numbers(
     values: list[float], random: np.random.Generator, shift: float, ordered: bool
 ) -> dict[float, float]:
-    """Return the new number of each old one, except for zeros, NaN and infinities."""
+    """Return a new number for each old number except zeros, NaN and infinities."""
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
         return {}
@@ -186,9 +186,9 @@ def _draw_numbers(
 
 
 def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> Array | float:
-    """Return new over old scale of the quantizer of a constant, 1 without one.
+    """Return the ratio of new to old scale of the Q after a constant; 1 without a Q.
 
-    The result can be multiplied with the constant.
+    The shape of the ratio allows multiplication with the constant.
     """
     if value.dtype.kind != "f":
         return 1.0
@@ -207,24 +207,24 @@ def _scale_ratio(model: Model, name: str, scales: _ScalePairs, value: Array) -> 
 
 
 def _divide_scales(old: Array, new: Array) -> Array:
-    """Return new over old scales as a vector, with 1 for scales that are 0 or not finite."""
+    """Return the ratios of new to old scales as a vector; 1 if a scale is 0 or not finite."""
     before, after = (s.astype(np.float64).reshape(-1) for s in (old, new))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((before != 0) & np.isfinite(before), after / before, 1.0)
 
 
 def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
-    """Return random numbers between smallest and largest of each channel, both of which occur."""
+    """Return random numbers with the same minimum and maximum per channel as scaled values."""
     if not value.size:
         return value
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
-        return value  # 0, 1, 2, ... is an index (the DFL's bins), not weights
+        return value  # keep 0, 1, 2, ...: positions such as the DFL's bins, not weights
     scaled = value.astype(np.float64) * ratio
-    # Without a new scale, the range of few numbers would reveal all of them.
+    # With few numbers per channel and an unchanged scale, the ranges would reveal the numbers.
     is_scaled = not isinstance(ratio, float) or ratio != 1.0
     by_channel = scaled.ndim > 1 and (is_scaled or scaled.size >= _FEW * scaled.shape[0])
     rows = scaled.reshape(scaled.shape[0] if by_channel else 1, -1)
-    finite = np.isfinite(rows)  # infinities and NaN remain, as they may be the fault
+    finite = np.isfinite(rows)  # keep infinities and NaN, which may cause the fault
     if not finite.any(axis=1).all():
         return value
     low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)
@@ -241,7 +241,7 @@ def _draw_like(value: Array, ratio: Array | float, random: np.random.Generator) 
     return new.reshape(value.shape).astype(value.dtype)
 
 
-# Public words -------------------------------------------------------------------------------------
+# Public words (no secrets) ------------------------------------------------------------------------
 
 PUBLIC_DOMAINS = frozenset({*RUN_DOMAINS, "ai.onnx.preview.training", "trt"})
 _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
@@ -249,7 +249,7 @@ _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
 
 @record
 class PublicWords:
-    """Words that reveal nothing, by their use."""
+    """Words of ONNX, TensorRT and known programs that reveal nothing, by purpose."""
 
     attributes: tuple[str, ...]
     values: tuple[str, ...]
@@ -265,7 +265,7 @@ def public_words() -> PublicWords:
 
 
 def is_public(text: str) -> bool:
-    """Check whether a text is a word of ONNX, TensorRT or a known program."""
+    """Return whether a text is a word of ONNX, TensorRT or a known program."""
     return text in _vocabulary()
 
 
@@ -303,7 +303,7 @@ def _runtime_operators() -> dict[str, frozenset[str]]:
 
 
 def is_public_value(attribute: str, text: str) -> bool:
-    """Check whether the text of a public attribute is one of its words."""
+    """Return whether the text of an attribute is one of its known values."""
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
     words = public_words()
@@ -326,9 +326,9 @@ _PREFIXES = {
     "graph": "g",
 }
 _SEEDS = 8
-_SHORTEST = 3  # letters of a text that can be distinguished from chance
-_LONG = 64  # letters of a text that is not a new name
-_MAX_SPELLINGS = 20_000  # if more are in use, this is an attack
+_SHORTEST = 3  # shorter texts may occur by chance and do not count as leaks
+_LONG = 64  # texts with more letters are not new names, so search them in another way
+_MAX_SPELLINGS = 20_000  # tries to find a free name; a model that uses more names is malicious
 _CLEARED = frozenset(
     {
         "metadata_props",
@@ -346,11 +346,11 @@ _CLEARED = frozenset(
     }
 )
 _WORD = re.compile(r"[^\s,()';\"`]+")
-_UNNAMED_PREFIX = "node_of_"  # of TensorRT's name for a node without one, before its output
-_COPY_SUFFIX = "_clone_"  # and a number, in the names of copies before Concats
-_LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
-_COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers of any text
-# Words in the report of every model.
+_UNNAMED_PREFIX = "node_of_"  # TensorRT's name of a node without name: this prefix and its output
+_COPY_SUFFIX = "_clone_"  # names of TensorRT's copies before Concats end with this and a number
+_LAYER_SEPARATOR = re.compile(r"( \+ | \|\| )")  # separates the nodes in a layer's name
+_COMMON_WORD = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # words and numbers that occur in any text
+# Words that the report contains for every model.
 _REPORT_WORDS = frozenset(
     {
         "model.onnx",
@@ -372,14 +372,14 @@ def _without_copy_suffixes(name: str) -> str:
 
 
 class PrivateNames:
-    """New names of everything in a model.
+    """New names for nodes, tensors and other objects of a model.
 
     Args:
-        secrets: Texts of the original model, none of which may be left.
+        secrets: Texts of the original model that must not remain.
 
     Attributes:
-        names: New name of each original one.
-        kept: Words of ONNX that were kept.
+        names: New name by original name.
+        kept: Public words that were kept.
     """
 
     def __init__(self, secrets: set[str]) -> None:
@@ -389,7 +389,7 @@ class PrivateNames:
         self._spellings = {kind: _spell_names(prefix) for kind, prefix in _PREFIXES.items()}
 
     def rename(self, original: str, kind: str = "tensor") -> str:
-        """Return the new name of something.
+        """Return the new name for an original name; empty for an empty name.
 
         Raises:
             ModelError: The original model contains every possible name.
@@ -414,7 +414,7 @@ class PrivateNames:
         return word
 
     def rename_layer(self, name: str) -> str:
-        """Return the new name of a node, of TensorRT's copy of it, or of a layer of several."""
+        """Return the new name for a node, a copy of it by TensorRT, or a layer of several nodes."""
         parts = _LAYER_SEPARATOR.split(name)
         if name not in self.names and len(parts) > 1:
             return "".join(p if i % 2 else self.rename_layer(p) for i, p in enumerate(parts))
@@ -424,7 +424,7 @@ class PrivateNames:
         return self.names.get(original, original) + name[len(original) :]
 
     def replace_names(self, text: str) -> str:
-        """Replace the original names in a text of a compiler: whole names, the longest first."""
+        """Replace original names in a compiler's text; only whole names, the longest first."""
         names = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
         if names:
             pattern = "|".join(map(re.escape, names))
@@ -436,9 +436,9 @@ class PrivateNames:
         return _WORD.sub(lambda match: self.names.get(match[0], match[0]), text)
 
     def select_invariants(self, invariants: Invariants, prediction: Prediction) -> Invariants:
-        """Return what the prediction of the private model says of the same nodes.
+        """Return the invariants at the same nodes, from the prediction of the private model.
 
-        Its messages hold none of the original numbers.
+        Messages in that prediction contain no original numbers.
         """
         places = {(str(f.code), self.rename_layer(f.node)) for f in invariants.findings}
         names = {self.rename_layer(c.name) for c in invariants.convolutions}
@@ -448,15 +448,15 @@ class PrivateNames:
         )
 
     def find_leak(self, text: str) -> str | None:
-        """Return an original text within a text of the new model, None if there is none."""
+        """Return a secret that a text of the new model contains; None if it contains none."""
         if not text or text in self.kept or is_public(text):
             return None
         return text if text in self._secrets else self._find_within(text, _SHORTEST + 1)
 
     def find_leak_in_prose(self, text: str) -> str | None:
-        """Return an original text within prose, None if there is none.
+        """Return a secret that a prose text contains; None if it contains none.
 
-        Common words do not count, as they may be names by chance.
+        Common words do not count, because they may also be names.
         """
         harmless = {*self.names.values(), *self.kept, *_REPORT_WORDS}
         for word in {w.rstrip(".:,") for w in _WORD.findall(text)} - harmless:
@@ -468,7 +468,7 @@ class PrivateNames:
         return None
 
     def _find_within(self, text: str, shortest: int) -> str | None:
-        """Return an original text of at least some letters within a text."""
+        """Return a secret of at least `shortest` letters within a text; None without one."""
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         for start in range(len(text) + 1):
@@ -494,15 +494,15 @@ def _spell_names(prefix: str) -> Iterator[str]:
 def make_private(
     whole: Model, proto: onnx.ModelProto, prediction: Prediction
 ) -> tuple[onnx.ModelProto, PrivateNames]:
-    """Return a model with nothing of the original but its structure, and the new names.
+    """Return a copy of a model that only keeps its structure, and the new names.
 
     Args:
-        whole: The user's model, none of whose texts may be left.
-        proto: The part of it to send. It is not changed.
+        whole: The user's model; none of its texts may remain.
+        proto: The part to make private. It is not changed.
         prediction: Prediction of the part.
 
     Raises:
-        ModelError: The prediction would change, or a text would be left.
+        ModelError: The prediction would change, or a text would remain.
     """
     path = whole.path or "model"
     secrets = {*_texts(whole.proto), whole.path, whole.base_dir}
@@ -537,7 +537,7 @@ def make_private(
 
 
 def _describe_difference(before: Prediction, after: Prediction, names: PrivateNames) -> str:
-    """Describe the first difference of two predictions except names, empty if there is none."""
+    """Describe the first difference of two predictions besides names; empty without one."""
     outcomes = [
         [(c.index, c.op, c.weights, c.precision, c.inputs, c.output) for c in p.convolutions]
         for p in (before, after)
@@ -583,12 +583,13 @@ def _is_repeated(field: Any) -> bool:
 def _replace_texts(
     message: Message, names: PrivateNames, attributes: frozenset[str] | None = frozenset()
 ) -> None:
-    """Replace or clear every text of a message.
+    """Replace or clear every text in a protobuf message, in place.
 
     Args:
         message: The message.
         names: New names.
-        attributes: Public attributes of the node that the message is in. None for a custom one.
+        attributes: Public attributes of the node that contains the message. None for a custom
+            operator.
     """
     if isinstance(message, onnx.NodeProto):
         attributes = public_attributes(message)

@@ -1,6 +1,7 @@
-"""Ways to make a model smaller.
+"""Reductions: functions that make a model smaller.
 
-Each takes a model, which it does not change, and yields smaller ones, the smallest first.
+Each function takes a model, which it does not change, and yields smaller models, the smallest
+first.
 """
 
 import functools
@@ -24,8 +25,8 @@ ConstantLookup = Callable[[onnx.TensorProto], onnx.TensorProto]
 
 _Message = TypeVar("_Message", onnx.ModelProto, onnx.TensorProto)
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
-LARGE = 4096  # bytes of a constant that is detached from candidates, unless it may hold sizes
-_PLAIN = 64  # elements of a constant that is small enough
+LARGE = 4096  # constants with more bytes are detached from candidates, unless they may hold sizes
+_PLAIN = 64  # constants with at most this many elements are not flattened
 _NOT_RESIZED = _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
 
 
@@ -41,9 +42,9 @@ def copy_message(proto: _Message) -> _Message:
 
 
 def prune(proto: onnx.ModelProto, convert: ConstantLookup = _identity) -> onnx.ModelProto:
-    """Return the nodes, constants and inputs that the outputs of a model need.
+    """Return a copy of a model without nodes, constants and inputs that no output needs.
 
-    Types remain only if shape inference cannot find them.
+    Declared types are kept only if shape inference cannot infer them.
 
     Args:
         proto: The model.
@@ -86,7 +87,7 @@ def _is_float(kind: onnx.TypeProto) -> bool:
 
 
 def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models with one output, the first ones upstream, and models with one output less.
+    """Yield models with one output, those upstream first, and models with one output less.
 
     Args:
         proto: The model.
@@ -112,7 +113,7 @@ def reduce_outputs(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx
 
 
 def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
-    """Yield models without half of the nodes, a quarter, ..., and without single ones.
+    """Yield models without a half of the nodes, a quarter, ... and down to a single node.
 
     Outputs of the removed nodes become network inputs.
 
@@ -131,7 +132,10 @@ def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.M
 
 
 def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterator[range]:
-    """Yield the indices of halves, quarters, ... of the nodes, then of single ones from the end."""
+    """Yield the indices of halves, quarters, ... of the nodes, down to single nodes.
+
+    The last nodes come first.
+    """
     size = len(nodes) // 2
     while size > 1:
         yield from (range(i, i + size) for i in range(0, len(nodes) - size + 1, size))
@@ -145,7 +149,7 @@ def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterat
 def _remove_range(
     proto: onnx.ModelProto, indices: range, constants: set[str], types: dict[str, onnx.TypeProto]
 ) -> onnx.ModelProto | None:
-    """Return the model without some nodes and with their outputs as network inputs.
+    """Return the model without some nodes, whose outputs become network inputs.
 
     Args:
         proto: The model.
@@ -178,9 +182,9 @@ def _find_consumed(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def bypass_nodes(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """Yield models without a node whose consumers can read one of its inputs instead.
+    """Yield models in which the consumers of a node read one of the node's inputs instead.
 
-    The input has the type of the output. A Q/DQ pair is removed as a whole.
+    That input must have the same type as the output. A Q/DQ pair is removed as a whole.
     """
     types, constants = collect_types(proto), collect_constants(proto)
     nodes = proto.graph.node
@@ -234,7 +238,7 @@ def store_constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def _find_constant_tensors(proto: onnx.ModelProto) -> dict[int, onnx.TensorProto]:
-    """Return the tensors of the Constant nodes that no output needs, by the node's index."""
+    """Return the tensors of Constant nodes by node index, unless they are network outputs."""
     outputs = {o.name for o in proto.graph.output}
     tensors: dict[int, onnx.TensorProto] = {}
     for index, node in enumerate(proto.graph.node):
@@ -261,7 +265,7 @@ def reduce_channels(
 ) -> Iterator[onnx.ModelProto]:
     """Yield models with fewer channels.
 
-    Every number of channels that a factor divides is divided by it, then single ones become 1.
+    First divide all numbers of channels that a factor divides. Then set single numbers to 1.
     """
     sizes = _list_channel_counts(proto)
     factors = [f for f in _factors(sizes) if any(size % f == 0 for size in sizes)]
@@ -296,7 +300,8 @@ def reduce_images(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         yield _forget_types(candidate)
     sides = sorted({d for shape in shapes for d in shape[2:] if d > 1}, reverse=True)
     for factor in _factors(sides):
-        for power in (0, 1, 2):  # constants hold no size, a side, or an area
+        # A size in a constant may be independent of the image, a side, or an area.
+        for power in (0, 1, 2):
             yield _divide_sides(proto, factor, power)
 
 
@@ -325,9 +330,9 @@ def _change_dims(
 def flatten_weights(
     proto: onnx.ModelProto, find_constant: ConstantLookup = _identity
 ) -> Iterator[onnx.ModelProto]:
-    """Yield models whose constants have one value, all of them and single ones.
+    """Yield models whose weights repeat one value: first all weights, then single ones.
 
-    The value is the one with the largest magnitude.
+    The repeated value is the value with the largest magnitude.
     """
     graph = proto.graph
     large = [i for i, t in enumerate(graph.initializer) if _can_be_flattened(t, find_constant)]
@@ -354,7 +359,10 @@ def _can_be_flattened(tensor: onnx.TensorProto, find_constant: ConstantLookup) -
 
 
 def _factors(sizes: list[int]) -> list[int]:
-    """Return powers of two, small odd numbers and the sizes, in falling order."""
+    """Return factors to try for dividing sizes, in descending order.
+
+    These are powers of two, small odd numbers, and the sizes themselves.
+    """
     largest = sizes[0] if sizes else 1
     factors = {2**i for i in range(1, largest.bit_length())} | {3, 5, 7} | set(sizes)
     return sorted((f for f in factors if 1 < f <= largest), reverse=True)
@@ -373,7 +381,7 @@ def _resize(
     find_constant: ConstantLookup,
     change_contents: bool,
 ) -> onnx.ModelProto:
-    """Return a copy with other numbers of channels in weights, inputs and groups."""
+    """Return a copy with the numbers of channels changed in weights, inputs and groups."""
     resizing = (n for n in proto.graph.node if n.op_type in ("Resize", "Upsample"))
     structural = {t for n in resizing for t in n.input[1:]}
 
@@ -402,7 +410,7 @@ def _resize(
 
 
 def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
-    """Check whether shapes may be computed from a constant: a vector of integers, not a table."""
+    """Return whether a constant may hold sizes: a short vector of integers."""
     return (
         tensor.data_type in _INTEGERS
         and len(tensor.dims) <= 1
@@ -411,7 +419,7 @@ def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
 
 
 def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
-    """Change the sizes in constants and attributes, as of Reshape, Slice and Split."""
+    """Change sizes in constants and attributes (of Reshape, Slice, Split ...), in place."""
 
     def change_size(size: int) -> int:
         return change(size) if 1 < size < 2**31 else size
@@ -428,7 +436,7 @@ def _change_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> No
 
 
 def _forget_types(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Remove inferred types and the dimensions of outputs, which shape inference finds again."""
+    """Remove types and output dimensions in place, because shape inference restores them."""
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
@@ -447,13 +455,13 @@ ALL: tuple[Reduction, ...] = (
     reduce_images,
     flatten_weights,
 )
-# If the cost of a try depends on the bytes of a model, the largest savings come first.
+# Order for checks whose time depends on the bytes of a model: largest savings first.
 BYTES_FIRST: tuple[Reduction, ...] = (
     store_constants,
     reduce_channels,
     *(reduction for reduction in ALL if reduction not in (store_constants, reduce_channels)),
 )
-# For generated networks, whose inputs and outputs may have any type.
+# For generated networks: inputs and outputs may have any type.
 LOOSE: tuple[Reduction, ...] = (
     functools.partial(reduce_outputs, floats=False),
     functools.partial(remove_nodes, floats=False),

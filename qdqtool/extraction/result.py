@@ -38,19 +38,19 @@ SCHEMA = "qdqtool/extraction/1"
 
 @dataclass(slots=True, repr=False)
 class Extraction:
-    """A small model with a finding or prediction of a large one.
+    """A small model that reproduces findings or predictions of a large model.
 
     Attributes:
         proto: The small model.
         prediction: Prediction of the small model.
         whole: Prediction of the whole model.
-        shown: Findings and convolutions that are the same in both. If the model is private, the
-            same nodes in its own prediction.
+        shown: Findings and convolutions that are the same in both models. For a private model they
+            are those of its own prediction, with new names.
         nodes: Number of nodes of the small and of the whole model.
         kept: One line that says what was kept and why.
         notes: Further notes for the user.
         checked: Outcome of the builder or command for both models. Empty without one.
-        private: New names of a private model. None otherwise.
+        private: New names in a private model. None for other models.
         interrupted: Whether Ctrl-C ended the shrinking.
         source: Path of the whole model. Empty for one in memory.
         read: Files that were read, none of which :meth:`save` overwrites.
@@ -75,20 +75,20 @@ class Extraction:
 
     @property
     def ok(self) -> bool:
-        """Whether the extraction was completed and shows something."""
+        """Whether the extraction ran to its end, and reproduces a finding or outcome."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The small model, as results of other functions name it."""
+        """The small model; same as `proto`."""
         return self.proto
 
     def summary(self) -> Json:
-        """Return the numbers of nodes of the part and of the whole."""
+        """Return the numbers of nodes of the small and of the whole model."""
         return {"nodes": self.nodes[0], "of": self.nodes[1]}
 
     def to_graphsurgeon(self) -> onnx_graphsurgeon.Graph:
-        """Return the model as an onnx-graphsurgeon graph, which can be edited independently."""
+        """Return a copy of the small model as an onnx-graphsurgeon graph."""
         return to_graphsurgeon(self.proto)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -212,7 +212,7 @@ def _table(rows: list[ConvOutcome]) -> list[str]:
 
 
 def _list_mismatches(extraction: Extraction, verification: dict[str, Any]) -> list[str]:
-    """Return a table of the mismatches in the extract, or of all if none is in it."""
+    """Return a table of the mismatches that the extract contains; of all if it has none."""
     private = extraction.private
     nodes = {n.name for n in extraction.proto.graph.node}
     mismatches = [m for m in verification.get("mismatches", ()) if isinstance(m, dict)]
@@ -272,7 +272,7 @@ def _versions(verification: dict[str, Any] | None) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return one line that does not end a cell of a table."""
+    """Return a text on one line for a cell of a Markdown table."""
     return as_line(text).replace("|", "\\|")
 
 

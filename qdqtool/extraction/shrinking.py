@@ -1,4 +1,4 @@
-"""Step-by-step reduction of a model as long as it shows the same."""
+"""Reduce a model step by step while a check holds."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +22,19 @@ from qdqtool.proto.slim import strip_data, tensor_bytes
 from qdqtool.util import limits
 
 ModelCheck = Callable[[onnx.ModelProto], bool]
-_FINDING_COST = 8  # making a candidate takes an eighth of the time of predicting it
+_FINDING_COST = 8  # creating a candidate takes 1/8 of the time of its prediction
 
 
 class ModelShrinker:
     """Makes a model smaller, step by step.
 
-    Candidates contain no large constants, only those that are tried get theirs back.
+    Candidates are created without large constants. These are restored only in candidates that are
+    checked.
 
     Args:
         proto: The model. It is not changed.
-        holds: Function that checks whether a smaller model shows the same. It does not if the
-            function raises an error.
+        holds: Function that returns whether a smaller model is acceptable. An exception other than
+            BuilderError means that it is not.
         reductions: Ways to make it smaller, see :mod:`qdqtool.extraction.reductions`.
         limit: Maximum number of models to try.
         bounded: Whether nodes and bytes of the models are limited too, see
@@ -83,7 +84,7 @@ class ModelShrinker:
         return attach_constants(self._light, self._constants)
 
     def steps(self) -> Iterator[bool]:
-        """Yield for each model that is tried whether it holds, until no smaller one does."""
+        """Try smaller models until none is acceptable; yield for each whether it is."""
         progress = True
         while progress and not self.exhausted:
             progress = False
@@ -112,13 +113,13 @@ class ModelShrinker:
                 return
 
     def run(self) -> onnx.ModelProto:
-        """Take all steps and return the smallest model."""
+        """Run all steps and return the smallest model that holds."""
         for _ in self.steps():
             pass
         return self.proto
 
     def _spend(self, nodes: int, size: int = 0) -> bool:
-        """Subtract nodes and bytes from the budget, and return whether it was enough."""
+        """Subtract nodes and bytes from the budget; return False if a limit is exceeded."""
         if self._budget is not None:
             self._budget = (self._budget[0] - nodes, self._budget[1] - size)
             self.exhausted = min(self._budget) < 0
@@ -128,14 +129,15 @@ class ModelShrinker:
         return self._constants.get(tensor.doc_string, tensor)
 
     def _try(self, candidate: onnx.ModelProto, copied_bytes: int = 0) -> bool | None:
-        """Check whether a candidate holds, and replace the model by it.
+        """Check a candidate; if it holds, it becomes the new model.
 
         Args:
             candidate: The candidate.
             copied_bytes: Bytes of constants that were copied to make it.
 
         Returns:
-            None if it is not tried: it is invalid, was tried before, or exceeds the budget.
+            Whether the candidate holds. None if it was not checked, because it is invalid, was
+            tried before, or exceeds the budget.
         """
         if not self._spend(len(candidate.graph.node) // _FINDING_COST, copied_bytes):
             return None
@@ -143,7 +145,7 @@ class ModelShrinker:
         try:
             typed = self._infer_types(detach_constants(candidate, constants))
         except Exception:
-            return None  # reductions also make models that onnx refuses
+            return None  # reductions may create invalid models
         digest = _digest(typed)
         if digest in self._digests:
             return None
@@ -155,13 +157,13 @@ class ModelShrinker:
         try:
             holds = self._holds(complete)
         except BuilderError:
-            raise  # the compiler is gone, so that no further answer means anything
+            raise  # the compiler is gone, so further checks are meaningless
         except Exception:
             return False
         if holds:
             self._light = typed
             marks = (t.doc_string for t in typed.graph.initializer)
-            # A tensor keeps its whole candidate in memory, so new ones are copied.
+            # Copy new tensors, because a tensor keeps its whole candidate in memory.
             self._constants = {
                 m: self._constants.get(m) or copy_message(constants[m])
                 for m in marks
@@ -178,19 +180,19 @@ def _digest(proto: onnx.ModelProto) -> bytes:
 
 
 def _constant_size(proto: onnx.ModelProto) -> int:
-    """Return the bytes of the initializers with data, without serializing them."""
+    """Return the number of bytes of initializers that have data."""
     return sum(data_size(t) for t in proto.graph.initializer if has_data(t))
 
 
 def detach_constants(
     proto: onnx.ModelProto, constants: dict[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return the nodes that the outputs of a model need, with large constants without data.
+    """Return a pruned copy of a model whose large constants have no data.
 
     Args:
         proto: The model.
-        constants: Dictionary to which the constants are added, by the mark that their doc strings
-            have afterwards.
+        constants: Dictionary to which the removed constants are added. The key, a hash, becomes the
+            doc string of the constant without data.
     """
 
     def detach(tensor: onnx.TensorProto) -> onnx.TensorProto:
@@ -208,7 +210,7 @@ def detach_constants(
 def attach_constants(
     proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return a copy of a model with the constants that were detached."""
+    """Return a copy of a model with the data of constants that were detached."""
     complete = copy_message(proto)
     for tensor in complete.graph.initializer:
         constant = constants.get(tensor.doc_string)

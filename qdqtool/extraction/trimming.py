@@ -1,4 +1,4 @@
-"""Search for the smallest part of a model that shows the same.
+"""Search for the smallest part of a model that passes a check.
 
 A part is grown from the nodes that a finding names, then nodes far from them are removed.
 """
@@ -11,11 +11,11 @@ from qdqtool.ir.graph import Node
 from qdqtool.util import limits
 
 PartCheck = Callable[[ModelPart], bool]
-# A part is wide if it has this many times as many nodes as hops to the farthest. YOLOv8 has 4 times
-# as many, the blocks of Inception fewer.
+# A part is wide if it has more than this many nodes per hop of distance to the farthest node.
+# YOLOv8 has 4 nodes per hop, blocks of Inception fewer.
 _WIDE = 50
 _BRANCH_GROUPS = 8
-_FINDING_COST = 8  # finding the rest of a part takes an eighth of the time of predicting it
+_FINDING_COST = 8  # completing a part takes 1/8 of the time of its prediction
 _HOPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
 
@@ -25,15 +25,15 @@ def grow_part(
     holds: PartCheck,
     needed: frozenset[int] = frozenset(),
 ) -> Iterator[ModelPart | None]:
-    """Try wider and wider parts around some nodes, and the whole model last.
+    """Try growing parts around some nodes, until one holds.
 
-    The whole model is not checked, as it shows everything by definition.
+    If no smaller part holds, the result is the whole model, without a check.
 
     Args:
         cutter: Cutter of the model.
         anchors: Nodes of the smallest part.
-        holds: Function that checks whether a part shows the same.
-        needed: Indices of nodes without which a part is not tried.
+        holds: Function that returns whether a part is acceptable.
+        needed: Indices of nodes that a part has to contain to be tried.
 
     Yields:
         None for each part that does not hold, then the first one that does.
@@ -57,32 +57,32 @@ def grow_part(
 
 
 class TrimBudget:
-    """Number of nodes that trimming may still predict.
+    """Budget of trimming: total number of nodes of the parts that are predicted.
 
-    If each node of a wide part counts, the cost grows with the square of their number. A part with
-    more findings than nodes, because copies of Qs remain, counts as that many nodes.
+    Without a limit, the cost of wide parts would grow with the square of their size. A part with
+    more findings than nodes counts by the number of its findings.
 
     Attributes:
-        nodes_left: Number of nodes. If it is negative, trimming was stopped.
+        nodes_left: Number of nodes left. Trimming stops if it becomes negative.
     """
 
     def __init__(self) -> None:
         self.nodes_left = limits.TRIMMED_NODES
 
     def spend(self, nodes: int) -> bool:
-        """Subtract some nodes, and return whether the budget was enough."""
+        """Subtract nodes from the budget; return False if it is exceeded."""
         self.nodes_left -= nodes
         return self.nodes_left >= 0
 
 
 class PartTrimmer:
-    """Makes a part smaller as long as it shows the same.
+    """Makes a part smaller as long as it passes a check.
 
     Args:
         cutter: Cutter of the model.
         part: The part.
-        anchors: Nodes that remain. Nodes that are not connected with them are removed too.
-        holds: Function that checks whether a part shows the same.
+        anchors: Nodes that remain. Nodes that lose their connection to them are removed too.
+        holds: Function that returns whether a part is acceptable.
         budget: Number of nodes to predict.
         needed: Indices of further nodes that remain.
 
@@ -107,7 +107,7 @@ class PartTrimmer:
         self._needed = needed
 
     def steps(self) -> Iterator[bool]:
-        """Yield for each smaller part whether it holds, until none does or the budget is spent."""
+        """Try smaller parts until none holds or the budget is spent; yield whether each holds."""
         yield from self._select_groups()
         fixed = self._needed.union(n.index for n in self._anchors)
         size = max(1, len(self.part.nodes) // 2)
@@ -135,9 +135,9 @@ class PartTrimmer:
                 return
 
     def _select_groups(self) -> Iterator[bool]:
-        """Keep a group of the branches of a wide part, and again of these, as long as one holds.
+        """Reduce a wide part to an eighth of its branches, repeatedly while a group holds.
 
-        Trying eight groups of an eighth costs as much as trying one part without one of them.
+        Trying eight groups of 1/8 costs about as much as trying the part without one node once.
         """
         while True:
             distances = _NodeDistances(self._cutter, self.part, self._anchors)
@@ -158,7 +158,7 @@ class PartTrimmer:
                 return
 
     def _remove(self, removed: set[int]) -> ModelPart | None:
-        """Return the part without some nodes, None if it is not smaller or lacks a needed node."""
+        """Return the part without some nodes; None if not smaller or if a needed node is lost."""
         nodes = self._find_connected(self.part.nodes - removed - self._cutter.constant)
         if not self._needed <= nodes:
             return None
@@ -180,7 +180,7 @@ class PartTrimmer:
 
 
 class _NodeDistances:
-    """Nodes of a part around the anchors, except constant nodes.
+    """Distances of a part's nodes from the anchors, without constant nodes.
 
     Attributes:
         order: Indices of the nodes, the farthest from the anchors first.
@@ -202,7 +202,7 @@ class _NodeDistances:
         self.is_wide = len(distance) > _WIDE * max(1, *distance.values())
 
     def groups(self) -> Iterator[set[int]]:
-        """Yield groups of adjacent branches, an eighth each, with the nodes near the anchors."""
+        """Yield groups of adjacent branches, 1/8 of the nodes each, with nodes near the anchors."""
         order = self._order_branches()
         size = -(-len(order) // _BRANCH_GROUPS)
         near = {i for i, distance in self._distance.items() if not distance}
@@ -222,7 +222,7 @@ class _NodeDistances:
     def _order_branches(self) -> list[int]:
         """Return all nodes so that each branch is contiguous."""
         branches: dict[int, list[int]] = {}
-        for index, previous in self._previous.items():  # the nearest first
+        for index, previous in self._previous.items():  # nearest nodes first
             branches.setdefault(previous, []).append(index)
         order = []
         stack = sorted((i for i, distance in self._distance.items() if not distance), reverse=True)

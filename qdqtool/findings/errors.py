@@ -214,9 +214,9 @@ def _find_part(file: str, *, is_parser: bool) -> tuple[str, str]:
 
 
 _TOPICS = {  # topics by words of a condition or function; the first match counts
-    ("scale",): "It is about scales: their number, or that there is one at all.",
-    ("axis", "dims", "shape"): "It is about shapes or axes.",
-    ("memory", "alloc"): "It is about memory.",
+    ("scale",): ("The error concerns scales: their number, or a missing scale."),
+    ("axis", "dims", "shape"): ("The error concerns shapes or axes."),
+    ("memory", "alloc"): ("The error concerns memory."),
 }
 
 
@@ -227,7 +227,7 @@ def explain_form(text: str) -> KnownError | None:
         return _explain_marked_line(text)
     first = "The lines above name the node or layer. "
     if error.part in ("", "the builder"):
-        first = "Read the lines above: they name the node. "
+        first = "The lines above name the node. "
     name = error.condition or error.quoted or error.status or error.function or error.file
     return KnownError(
         "unknown-error",
@@ -245,13 +245,13 @@ def explain_form(text: str) -> KnownError | None:
 def _describe_form(error: ErrorLine) -> Iterator[str]:
     """Yield one sentence for each part of an error text."""
     if error.status:
-        yield f"The parser says {error.status}."
+        yield (f"The parser reports {error.status}.")
     if error.condition:
         yield f"A condition in TensorRT's code did not hold: {error.condition}."
     elif error.quoted and not error.file:
         yield f"TensorRT says: {error.quoted}."
     if error.code is not None:
-        meaning = _CODES.get(error.code, "none that the documentation names")
+        meaning = _CODES.get(error.code, "not in the documentation")
         yield f"Error code {error.code} is {meaning}."
     if error.file:
         function = f", function {error.function}" if error.function else ""
@@ -317,10 +317,10 @@ def _advise(error: ErrorLine) -> str:
             "on this machine."
         )
     return (
-        "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without --int8). If "
-        "that works, run 'qdqtool predict' for what it knows before a build, then leave the Q/DQ "
-        "of one block after another out. Try a newer TensorRT before anything longer: most texts "
-        "of this form are bugs of one version."
+        "Find out whether Q/DQ is the cause: build the model without Q/DQ (or without "
+        "--int8). If that works, run 'qdqtool predict' to find causes in the model, then remove "
+        "the Q/DQ of one block after another. Try a newer TensorRT first: most texts of this form "
+        "are bugs of one version."
     )
 
 
@@ -417,8 +417,11 @@ def adapt_to_node(entry: KnownError, text: str) -> KnownError:
     if node.kind is _OTHER_KIND and not node.is_quantized:
         return replace_fields(
             entry,
-            cause=f"{shorten_name(node.name)}: its name does not say what it is. {entry.cause}",
-            unknown="The kind of the node; the advice is the one for convolutions.",
+            cause=(
+                f"{shorten_name(node.name)}: the kind of this node is not clear from its name. "
+                f"{entry.cause}"
+            ),
+            unknown=("The kind of the node is unknown; this advice is for convolutions."),
         )
     advice = node.kind if node.kind.cause else NODE_KINDS["plain"]
     ends = " to ".join(map(shorten_name, node.ends)) or "its first to its last node"

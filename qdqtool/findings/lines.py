@@ -167,7 +167,7 @@ def _explain_name(name: str, by_name: Mapping[str, type[Pass]]) -> LineAnswer:
 def _explain_heading(line: str) -> LineAnswer | None:
     match = _HEADING.match(line)
     if match:
-        default = "A stage of the build has ended; so many layers are left."
+        default = "A stage of the build has ended; the number is that of the remaining layers."
         return LineAnswer(line, None, (), HEADINGS.get(match[1], default), int(match[2]))
     for beginning, meaning in HEADINGS.items():
         if line.startswith(beginning):

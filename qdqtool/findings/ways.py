@@ -150,8 +150,8 @@ def trtexec_advice(target: Target) -> str:
         return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
     if version and not target.strongly_typed and version[0] == 10 and version[1] >= 12:
         return (
-            "trtexec warns that --int8 and --fp16 are deprecated. To do without: qdqtool insert "
-            "--strongly-typed, then trtexec --stronglyTyped"
+            "trtexec warns that --int8 and --fp16 are deprecated. To avoid both flags: "
+            "qdqtool insert --strongly-typed, then trtexec --stronglyTyped"
         )
     return ""
 
@@ -173,8 +173,10 @@ def describe_float_flag(way: str | None, bfloat16: bool = False) -> tuple[str, s
     if bfloat16:
         flags = _BFLOAT16_FLAGS.get(way or "trtexec", _BFLOAT16_FLAGS["trtexec"])
         return (
-            "the model has bfloat16, which the builder allows with the flag BF16 (TensorRT 9.0 "
-            "and later, GPUs of compute capability 8.0 and later).",
+            (
+                "the model has bfloat16, which needs the builder flag BF16 (TensorRT 9.0 and "
+                "later, GPUs of compute capability 8.0 and later)."
+            ),
             f"{flags}, or a strongly typed network without flags.",
         )
     if way is not None:

@@ -294,7 +294,7 @@ class FixSession:
             if finding.code in codes and place not in refused:
                 why_not = _explain_untried(finding)
                 if place is not None:
-                    why_not = "it remains after the fix that was applied there"
+                    why_not = "the finding remains after the fix that was applied there"
                 self.refused.append(FixAttempt(finding.code, finding.node, finding.fix, why_not))
 
     def report_losses(self) -> None:
@@ -338,7 +338,7 @@ def _make_attempt(site: FixSite, why_not: str = "") -> FixAttempt:
 
 
 def _describe_limit(tries: int, reason: Note | None) -> Note:
-    text = f"the places that cause this were not found within {tries} tries"
+    text = f"the nodes that cause this finding were not found within {tries} tries"
     if reason is None:
         return Note(text, code="not-separated")
     return Note(f"{text}: {reason}", code="not-separated-as")
@@ -346,10 +346,10 @@ def _describe_limit(tries: int, reason: Note | None) -> Note:
 
 def _explain_untried(finding: Finding) -> str:
     if not attempted_reasons(finding):
-        return "no fix does this by itself for what causes it here"
+        return "no automatic fix exists for the cause of this finding"
     if finding.gains:
-        return "the model lacks something that a fix needs here"
-    return "a fix would gain nothing here"
+        return "the model does not meet a condition of the fix"
+    return "the fix would not improve the prediction"
 
 
 def _count_errors(prediction: Prediction) -> int:

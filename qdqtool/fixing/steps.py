@@ -129,7 +129,7 @@ MODEL_STEPS = (
     ModelStep(
         (faults.DecomposedNorm,),
         _EXACT,
-        description="layer normalizations in pieces as LayerNormalization",
+        description=("decomposed layer normalizations written as LayerNormalization"),
         convert=quantizers.to_layer_norm,
     ),
     ModelStep(

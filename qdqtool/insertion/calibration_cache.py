@@ -98,8 +98,8 @@ class CacheReport:
         if missing:
             more = f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
             yield (
-                f"  no known range: {', '.join(missing[:_MAX_NAMES])}{more}; their layers run in "
-                "FP16"
+                f"  no known range: {', '.join(missing[:_MAX_NAMES])}{more}; the layers of these "
+                "tensors run in FP16"
             )
         if self.precisions.unnamed:
             yield (

@@ -145,9 +145,9 @@ def _change_to_int8(editor: Editor, name: str, tensor: str, preprocess: Preproce
     others = [n.name for n in model.consumers(tensor) if n.index not in indices]
     scales = {_read_scale(model, q) for q in quantizers}
     if others or len(scales) != 1 or model.is_output(tensor):
-        reason = "it is needed as float or with several scales"
+        reason = "the tensor has float consumers or several scales"
         if others:
-            reason = f"'{others[0]}' reads it as float"
+            reason = f"'{others[0]}' reads the tensor as float"
         raise ModelError(
             f"`input_type='int8'`: input '{name}': {reason}; use uint8 or float",
             code="needed-as-float",

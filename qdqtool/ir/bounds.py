@@ -1,7 +1,8 @@
-"""Bounds of tensors that hold for every input, known from the operators alone.
+"""Bounds of tensors that hold for every network input, from the operators alone.
 
 A Sigmoid produces values from 0 to 1, and a DequantizeLinear values that its integers can express.
-Operators that only move values keep the bounds. Nothing here runs the network or reads data.
+Operators that only move values keep the bounds. The module neither runs the network nor reads
+calibration data.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.types import Precision
 from qdqtool.util.records import record
 
-MAX_CONSTANT = 1 << 20  # values of a constant operand that are read for its bounds
-_MAX_TENSORS = 200  # between a quantizer and the parts of its Concat
-_MAX_STEPS_TO_CONCAT = 16  # operators before the first Concat; each Q asks for its Concat
+MAX_CONSTANT = 1 << 20  # maximum values of a constant operand whose bounds are read
+_MAX_TENSORS = 200  # maximum tensors between a quantizer and the inputs of its Concat
+_MAX_STEPS_TO_CONCAT = 16  # maximum operators before the first Concat; the search runs for each Q
 _INTEGER_RANGES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -113,7 +114,7 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
         return None
     low, high = rounded
     if low >= high:
-        return source  # a quantizer downstream is judged by its input without this one
+        return source  # a later quantizer is checked against the bounds before this one
     step = scalars[0]
     if low > source.low + step or high < source.high - step:
         return Bounds(low, high, node.name, node.op)
@@ -121,7 +122,10 @@ def _bound_dequantizer(model: Model, node: Node, bounds: dict[str, Bounds]) -> B
 
 
 def find_constant_value(params: QuantParams, bounds: Bounds | None) -> float | None:
-    """Return the value that a quantizer rounds all values within bounds to, None if several."""
+    """Return the value to which a quantizer rounds all values within bounds, or None.
+
+    None if it rounds them to several values, or if bounds or parameters are unknown.
+    """
     if bounds is None or bounds.low >= bounds.high:
         return None
     ends = _quantize_range(params, bounds.low, bounds.high)
@@ -145,7 +149,8 @@ def _quantize_range(params: QuantParams, low: float, high: float) -> tuple[float
     """Return the least and greatest value that a Q and DQ produce from a bounded tensor.
 
     ONNX divides by the scale in float32, rounds half to even, adds the zero point and saturates.
-    Each of these steps is monotone, so that the ends of the range decide.
+    Each step is monotone, so that only the ends of the range are computed. None without one known
+    scale and zero point (see :func:`read_scalars`).
     """
     scalars = read_scalars(params)
     if scalars is None:
@@ -212,7 +217,7 @@ _OPERATIONS: dict[str, Callable[[float, float], float]] = {
 
 
 def _read_number(model: Model, node: Node, position: int, attribute: str) -> float | None:
-    """Return a number that an input or an attribute states, None if missing or unknown."""
+    """Return a number from an input or attribute of a node; None if missing or unknown."""
     if node.input(position):
         return model.scalar(node.input(position))
     number = node.attributes.get(attribute)

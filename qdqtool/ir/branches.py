@@ -1,4 +1,4 @@
-"""Branches of If and bodies of Loop and Scan: folded, or counted and read as graphs of their own.
+"""Branches of If and bodies of Loop and Scan: folding, counting, reading as models.
 
 TensorRT's parser imports one branch of an If whose condition is constant. The other subgraphs
 become conditional layers and loops, which the simulation leaves out.
@@ -23,7 +23,7 @@ from qdqtool.proto.subgraphs import (
 )
 from qdqtool.util.records import record
 
-_MAX_LEVELS = 50  # of If in If
+_MAX_LEVELS = 50  # maximum levels of nested Ifs
 
 
 @record
@@ -89,7 +89,7 @@ def fold_constant_branches(model: Model) -> Model:
     """Return the model with one branch in place of each If whose condition is constant.
 
     Returns:
-        The same model if it has no such If, else another one.
+        The same model if it has no such If, else a changed copy.
     """
     for _ in range(_MAX_LEVELS):
         branches = dict(_find_constant_branches(model))
@@ -100,7 +100,7 @@ def fold_constant_branches(model: Model) -> Model:
 
 
 def _find_constant_branches(model: Model) -> Iterator[tuple[int, onnx.GraphProto]]:
-    """Yield the index of each If with a constant condition, and the branch that it takes."""
+    """Yield the node index and the executed branch of each If with a constant condition."""
     evaluator = ConstantEvaluator(model)
     for node in model.nodes:
         if node.op != "If" or node.domain not in STANDARD:
@@ -148,13 +148,13 @@ def _inline(
         proto: The model.
         node: The If.
         branch: Its branch.
-        used: Names in use, to which those of the branch are added.
+        used: Names in use. The names of the branch are added.
     """
     copy = onnx.GraphProto()
     copy.CopyFrom(branch)
     produced = {tensor for inner in copy.node for tensor in inner.output}
     names: dict[str, str] = {}
-    passed: list[tuple[str, str]] = []  # results that no node of the branch produces
+    passed: list[tuple[str, str]] = []  # branch outputs that no node of the branch produces
     for value, output in zip(copy.output, node.outputs, strict=True):
         if value.name in produced and value.name not in names:
             names[value.name] = output

@@ -26,11 +26,11 @@ from qdqtool.proto.subgraphs import DOMAINS
 
 _Array = npt.NDArray[Any]
 
-MOST_ELEMENTS = 1 << 25  # of all tensors upstream of one constant
-MOST_WORK = 1 << 29  # operations for all constants of a model
-_MAX_NODES = 1000  # upstream of one constant
-_MAX_SHAPE_ELEMENTS = 4096  # of a tensor that may be a shape
-_MAX_CACHED_ELEMENTS = 1 << 22  # of all results that are kept for the next constant
+MOST_ELEMENTS = 1 << 25  # maximum elements of all tensors upstream of a constant
+MOST_WORK = 1 << 29  # maximum operations for all constants of a model
+_MAX_NODES = 1000  # maximum nodes upstream of a constant
+_MAX_SHAPE_ELEMENTS = 4096  # maximum elements of a tensor that may be a shape
+_MAX_CACHED_ELEMENTS = 1 << 22  # maximum elements of all cached results
 # Operators whose time is linear in their inputs and outputs, except products. This holds for
 # the reference implementation as well.
 _LINEAR = frozenset(
@@ -115,7 +115,7 @@ class ConstantEvaluator:
 
     Attributes:
         model: The model.
-        operations_left: Operations that are left for all constants together.
+        operations_left: Number of operations that may still be spent on constants.
     """
 
     def __init__(self, model: Model, work: int = MOST_WORK) -> None:
@@ -126,9 +126,9 @@ class ConstantEvaluator:
         self._cache_elements_left = _MAX_CACHED_ELEMENTS
 
     def evaluate(self, tensor: str) -> _Array | None:
-        """Return a constant's value.
+        """Return the value of a tensor that depends on constants only.
 
-        None if it depends on a network input or a quantizer, or if a limit is exceeded.
+        None if the tensor depends on a network input or a quantizer, or if a limit is exceeded.
         """
         values: dict[str, _Array] = {}
         nodes = self._find_nodes(tensor, values)
@@ -158,7 +158,7 @@ class ConstantEvaluator:
 
         Args:
             tensor: Name of the tensor.
-            values: Gets the known values that the nodes read.
+            values: Receives the known values that the nodes read.
         """
         nodes: dict[int, Node] = {}
         stack = [tensor]
@@ -202,8 +202,8 @@ class ConstantEvaluator:
     ) -> dict[str, _Array] | None:
         """Return the outputs of one node by name.
 
-        None for an unsupported operator, for unknown or too large sizes, and for inputs that do not
-        fit.
+        None for an unsupported operator, for unknown or too large sizes, and for inputs that the
+        operator rejects.
 
         Args:
             node: The node.
@@ -252,7 +252,7 @@ def _count_operations(node: Node, inputs: Mapping[str, _Array], written: int) ->
 def _run(
     model: onnx.ModelProto, inputs: dict[str, _Array], outputs: list[str]
 ) -> list[_Array] | None:
-    """Return the outputs of a model of one node; None if the operator refuses the inputs."""
+    """Return the outputs of a model of one node; None if the operator rejects the inputs."""
     from onnx.reference import ReferenceEvaluator
 
     try:
@@ -271,7 +271,7 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
     """
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # C++
+    except Exception:  # onnx's C++ raises various errors
         return None
     size = 0
     for value in inferred.graph.output:
@@ -286,25 +286,25 @@ def _infer_size(model: onnx.ModelProto) -> int | None:
 
 # Folding --------------------------------------------------------------------------------------
 
-MOST_FOLDED_ELEMENTS = 1 << 20  # of a folded constant with data; larger ones have type and shape
+MOST_FOLDED_ELEMENTS = 1 << 20  # maximum elements of a folded constant with data
 _MOVING_KINDS = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
 def fold_constants(model: Model) -> Model:
-    """Return the model with initializers in place of values that only constants compute.
+    """Return the model with initializers in place of values computed from constants alone.
 
     The builder computes such values (ConstantOfShape, Expand and arithmetic of constants, also of
     static shapes) when it builds the engine. Three kinds remain as they are: INT64 and INT32, which
     are shapes and indices; data that is only cast or reshaped, which passes of the optimizer fold;
-    and data that a Q or DQ reads or writes, because TensorRT wants a stored constant there and
-    findings name those that are not. Scales and zero points are folded.
+    and data that a Q or DQ reads or writes, because TensorRT requires a stored constant there and
+    findings name data that is not stored. Scales and zero points are folded.
 
     Args:
         model: The model. It is not changed.
 
     Returns:
-        The same model if it has no such values. Else a variant without their nodes. A value of more
-        than ``MOST_FOLDED_ELEMENTS`` elements has type and shape, but no data.
+        The same model if it has no such values. Else a variant without their nodes, in which a
+        value of more than ``MOST_FOLDED_ELEMENTS`` elements has type and shape, but no data.
     """
     cache: dict[str, Model] = model.cache.setdefault("folded constants", {})
     if not cache:
@@ -314,8 +314,8 @@ def fold_constants(model: Model) -> Model:
 
 
 def _find_foldable(model: Model) -> list[str]:
-    """Return the float tensors to fold: computed from constants, and read by another node."""
-    computed: dict[str, bool] = {}  # to whether an operator other than a move computed it
+    """Return the tensors to fold: computed from constants, and read by a run-time node."""
+    computed: dict[str, bool] = {}  # tensor to whether an operator other than a move computed it
     nodes: set[int] = set()
     for node in model.ordered:
         state = _computed_state(model, node, computed)
@@ -333,7 +333,7 @@ def _find_foldable(model: Model) -> list[str]:
 
 
 def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
-    """Return whether a tensor is a parameter of quantizers, or generated and not quantized."""
+    """Return whether a tensor is only a scale or zero point, or generated and unquantized."""
     quantizers = [node for node in model.consumers(tensor) if is_qdq(node)]
     if not quantizers:
         return is_generated
@@ -341,7 +341,11 @@ def _is_foldable(model: Model, tensor: str, is_generated: bool) -> bool:
 
 
 def find_computed_parameters(model: Model) -> dict[str, list[Node]]:
-    """Return the quantizers that read each scale or zero point that constants compute."""
+    """Return scales and zero points that operators compute from constants.
+
+    Returns:
+        The quantizers that read each of these tensors, by tensor.
+    """
     parameters: dict[str, list[Node]] = {}
     for node in model.nodes:
         for tensor in node.inputs[1:3] if is_qdq(node) else ():
@@ -354,7 +358,10 @@ def find_computed_parameters(model: Model) -> dict[str, list[Node]]:
 
 
 def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:
-    """Return whether an operator other than a move computes a constant; None if it is not one."""
+    """Return whether an operator other than a move computes the outputs of a node.
+
+    None if the outputs are no constants, or cannot be folded.
+    """
     if node.op == "Constant" or node.op not in _LINEAR or node.captured:
         return None
     if node.op in _SHAPE_OPERATORS:
@@ -370,7 +377,7 @@ def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> b
 
 
 def _replace_by_constants(model: Model, tensors: Collection[str]) -> Model:
-    """Return a variant of a model in which constants replace the nodes that compute tensors."""
+    """Return a variant of a model in which initializers replace computed tensors."""
     evaluator = ConstantEvaluator(model)
     constants = {t: c for t in tensors if (c := _fold(model, evaluator, t)) is not None}
     if not constants:
@@ -403,9 +410,10 @@ def _fold(model: Model, evaluator: ConstantEvaluator, tensor: str) -> TensorProt
 
 
 def _find_used_nodes(model: Model, constants: Mapping[str, TensorProto]) -> set[int]:
-    """Return the nodes that an output depends on, past the new constants, and those without use.
+    """Return indices of the nodes that remain after constants replaced tensors.
 
-    Nodes that no output depended on before remain.
+    Nodes that only the replaced tensors needed are left out. Nodes on which no output depended
+    before remain.
     """
     reachable = _find_upstream(model, model.outputs, frozenset())
     remaining = _find_upstream(model, model.outputs, constants.keys())
@@ -413,7 +421,7 @@ def _find_used_nodes(model: Model, constants: Mapping[str, TensorProto]) -> set[
 
 
 def _find_upstream(model: Model, outputs: Collection[str], ends: Collection[str]) -> set[int]:
-    """Return the nodes upstream of tensors; the search ends at some tensors."""
+    """Return indices of the nodes upstream of tensors; the search ends at tensors of ``ends``."""
     nodes: set[int] = set()
     stack = list(outputs)
     while stack:

@@ -8,12 +8,12 @@ from qdqtool.ir.graph import Model
 
 
 class NetworkCuts:
-    """Cuts through a network before its nodes, in topological order.
+    """Possible cuts of a network: cut ``i`` is before the node ``i`` in topological order.
 
     Attributes:
         model: The network.
-        positions: Position of the node that produces each tensor except constants; -1 for network
-            inputs.
+        positions: Position of the node that produces each tensor; -1 for network inputs. Constants
+            are left out, unless they are among the outputs.
     """
 
     def __init__(self, model: Model, outputs: Sequence[str]) -> None:
@@ -21,7 +21,7 @@ class NetworkCuts:
 
         Args:
             model: The network.
-            outputs: Tensors that are read after the last node.
+            outputs: Tensors that are needed after the last node.
         """
         self.model = model
         self.positions: dict[str, int] = {}

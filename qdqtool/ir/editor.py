@@ -1,9 +1,9 @@
 """Editing of ONNX models, for preparing, rewriting, fixing and half precision.
 
-An editor adds constants and nodes, changes the inputs and outputs of nodes, and removes nodes. When
-it finishes, it drops nodes and constants that lost their last consumer, and keeps a valid order,
-the model's metadata and its value_info. The edits take effect together: until then a step sees the
-original graph, so that its result does not depend on the order of the edits.
+An editor adds constants and nodes, changes the inputs and outputs of nodes, and removes nodes. Its
+method ``finish`` drops nodes and constants that lost their last consumer, and keeps a valid order,
+the model's metadata and its value_info. Until then, the index shows the original graph, so
+that the result does not depend on the order of the edits.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Editor:
     Attributes:
         model: The model. To edit a copy, pass :meth:`qdqtool.ir.graph.Model.copy`.
         proto: Its message.
-        edited: Indices of the nodes that were changed, were removed or got a node before them. The
-            caller may empty it.
+        edited: Indices of nodes that were changed or removed, or before which a node was inserted.
+            The caller may empty the set.
     """
 
     def __init__(self, model: Model) -> None:
@@ -45,7 +45,7 @@ class Editor:
         self._added_bytes = 0
         self._removed: set[int] = set()
         self._touched: set[int] = set()
-        self._constants: dict[str, onnx.TensorProto] = {}  # added, or with another value
+        self._constants: dict[str, onnx.TensorProto] = {}  # added or changed constants
         self._added_constants: set[str] = set()
         self._changes_types = False
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
@@ -55,9 +55,9 @@ class Editor:
         self._aliases: dict[str, str] = {}
 
     def edit_proto(self, node: Node) -> onnx.NodeProto:
-        """Return the message of a node, to be changed.
+        """Return the message of a node for changing it, and mark the node as edited.
 
-        For a node of the model that the edited one is a copy of, it is the message in the copy.
+        The node may be from the original of which the edited model is a copy.
         """
         self._touched.add(node.index)
         self.edited.add(node.index)
@@ -68,7 +68,7 @@ class Editor:
         return node.index in self._removed
 
     def unique_name(self, base: str) -> str:
-        """Return a name that is not in use: ``base``, with a number if necessary."""
+        """Return an unused name, and mark it as used: ``base``, with a number if necessary."""
         name, number = base, self._next_numbers.get(base, 1)
         while name in self._names:
             name, number = f"{base}_{number}", number + 1
@@ -152,14 +152,14 @@ class Editor:
         self._add_constant(constant)
 
     def set_input(self, node: Node, position: int, tensor: str) -> None:
-        """Make a node read another tensor; missing inputs before it become unset ones."""
+        """Set the input tensor of a node at a position; missing inputs before it are unset."""
         proto = self.edit_proto(node)
         while len(proto.input) <= position:
             proto.input.append("")
         proto.input[position] = tensor
 
     def redirect(self, old: str, new: str, consumers: Iterable[Node] | None = None) -> None:
-        """Make the consumers of a tensor, or some of them, read another one."""
+        """Make all consumers of a tensor, or those in ``consumers``, read another tensor."""
         for node in self.model.consumers(old) if consumers is None else consumers:
             proto = self.edit_proto(node)
             for position, tensor in enumerate(proto.input):
@@ -167,9 +167,9 @@ class Editor:
                     proto.input[position] = new
 
     def is_captured(self, tensor: str) -> bool:
-        """Return whether a subgraph (If, Loop, Scan) reads a tensor.
+        """Return whether a subgraph (If, Loop, Scan) reads a tensor of the main graph.
 
-        :meth:`redirect` does not change subgraphs.
+        :meth:`redirect` does not change such inputs.
         """
         return any(tensor in node.captured for node in self.model.consumers(tensor))
 
@@ -189,7 +189,7 @@ class Editor:
         """Add a node with one output before another node and return the output's name.
 
         Args:
-            before: The other node.
+            before: Node before which the new node is added.
             op: Operator type of the new node.
             base: Name of the new node, which gets a number if the name is in use.
             inputs: Inputs of the new node.
@@ -261,9 +261,9 @@ class Editor:
         proto.input[:] = inputs
 
     def bypass(self, node: Node, source: str) -> None:
-        """Make the consumers of a node read another tensor.
+        """Make the consumers of a node's output read another tensor instead.
 
-        If a subgraph or the network's output needs the node's output, the node becomes an Identity.
+        If a subgraph reads the output or it is a network output, the node becomes an Identity.
         """
         if not self.model.is_output(node.output) and not self.is_captured(node.output):
             self._aliases[node.output] = source
@@ -277,14 +277,15 @@ class Editor:
         self._add_constant(constant)
 
     def remove_pairs(self, q: Node, dqs: Iterable[Node]) -> bool:
-        """Remove a Q and its DQs.
+        """Remove a Q and its DQs, or only the DQs if the Q has further consumers.
 
-        Consumers of a DQ read the input of Q instead. If a DQ produces a network output, the
-        producer of that input produces the output instead.
+        Consumers of a DQ read the input of the Q instead. If a DQ produces a network output, the
+        producer of the Q's input produces this output instead.
 
         Returns:
-            False if nothing was removed: the result of Q is a network output, a subgraph reads the
-            result of a DQ, or one tensor would have to be two outputs.
+            True if the DQs were removed. False if nothing was removed: the result of the Q is a
+            network output, a subgraph reads the result of a DQ, or the Q's input cannot become the
+            network output that a DQ produces.
         """
         pairs = list(dqs)
         ends = [dq for dq in pairs if self.model.is_output(dq.output)]
@@ -294,7 +295,7 @@ class Editor:
         for dq in pairs:
             if dq not in ends:
                 self.redirect(dq.output, source)
-                self._aliases[dq.output] = source  # another call may remove the source itself
+                self._aliases[dq.output] = source  # a later call may remove the source
             self.remove(dq)
         if all(self.is_removed(node) for node in self.model.consumers(q.output)):
             self.remove(q)
@@ -308,7 +309,10 @@ class Editor:
         )
 
     def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
-        """Return whether a tensor can take the place of the network output that DQs produce."""
+        """Return whether a tensor can become the network output that DQs produce.
+
+        A node has to produce it, and it must not be an output already.
+        """
         producer = self.model.producer(tensor)
         return (
             len(ends) <= 1
@@ -318,7 +322,7 @@ class Editor:
         )
 
     def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
-        """Rename a tensor to a network output, also for the consumers of its DQs."""
+        """Rename a tensor to a network output; its consumers and those of its DQs read it."""
         outputs = self.edit_proto(self.model.producers[tensor]).output
         outputs[list(outputs).index(tensor)] = output
         self.redirect(tensor, output)
@@ -344,14 +348,14 @@ class Editor:
         pruned = self._prune(nodes, captured)
         ordered = sort_topologically(pruned, self._inputs_and_captured, self._outputs)
         self.model.replace_constants((), self._constants, self._changes_types)
-        has_cycle = len(ordered) != len(pruned)  # which replace_nodes refuses
+        has_cycle = len(ordered) != len(pruned)  # replace_nodes rejects a cycle
         self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
         self._drop_constants(consumed, captured)
         self._drop_stale_types()
         return self.model
 
     def _apply_aliases(self, nodes: list[Node | onnx.NodeProto]) -> None:
-        """Make nodes read the tensors that bypassed nodes and removed pairs were replaced by."""
+        """Replace outputs of bypassed nodes and removed pairs in the inputs of nodes."""
         if not self._aliases:
             return
         for node in nodes:
@@ -364,13 +368,13 @@ class Editor:
         while tensor in self._aliases:
             links.append(tensor)
             tensor = self._aliases[tensor]
-        self._aliases.update(dict.fromkeys(links, tensor))  # so that each link is followed once
+        self._aliases.update(dict.fromkeys(links, tensor))  # follow each link only once
         return tensor
 
     def _prune(
         self, nodes: list[Node | onnx.NodeProto], captured: set[str]
     ) -> list[Node | onnx.NodeProto]:
-        """Return nodes without those that lost their last consumer.
+        """Return the nodes without nodes that lost their last consumer.
 
         Nodes that had no consumer before the edits remain.
         """
@@ -421,7 +425,10 @@ class Editor:
         return any(uses[output] > 0 or output in required for output in self._outputs(node))
 
     def _as_unchanged(self, node: Node | onnx.NodeProto) -> Node | None:
-        """Return a node whose message is unchanged; reading messages again is slow."""
+        """Return an indexed node whose message is unchanged, else None.
+
+        The index of such a node is valid, and reading it is faster than reading the message.
+        """
         return node if isinstance(node, Node) and node.index not in self._touched else None
 
     def _inputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
@@ -492,7 +499,7 @@ def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -
 def with_nodes(
     model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
 ) -> Model:
-    """Return a variant of a model with more nodes and their constants, without large weights."""
+    """Return a variant of a model with added nodes and constants, without large weights."""
     proto = strip_large_weights(model.proto)
     proto.graph.node.extend(nodes)
     proto.graph.initializer.extend(constants)

@@ -11,7 +11,7 @@ from qdqtool.errors import QdqtoolError
 
 _Error = TypeVar("_Error", bound=QdqtoolError)
 
-HEAD = 64  # bytes that decide
+HEAD = 64  # bytes at the start of a file that identify its type
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class FileType:
         step: How to get an ONNX model from it, or how to use the file instead.
         endings: File name endings.
         magics: Offset and bytes that identify it.
-        of_build: Whether it may describe a build.
+        of_build: Whether it may be the log or another record of a TensorRT build.
     """
 
     name: str
@@ -39,7 +39,8 @@ _EXPORT = (
 )
 _TF = "convert it to ONNX first, for instance with tf2onnx"
 _BUILT = (
-    "an engine holds no graph to look at: give its ONNX file; 'qdqtool engine' reads its layer JSON"
+    "an engine contains no ONNX graph: give the ONNX file of the engine ('qdqtool engine' "
+    "reads its layer JSON)"
 )
 
 _TYPES = (
@@ -68,7 +69,7 @@ _TYPES = (
     ),
     FileType(
         "a picture",
-        "give the ONNX model here, and pictures to --calib",
+        "give the ONNX model here, and images to --calib",
         (".jpg", ".jpeg", ".png", ".bmp"),
         ((0, b"\x89PNG"), (0, b"\xff\xd8\xff")),
     ),
@@ -81,7 +82,7 @@ _TYPES = (
     ),
     FileType(
         "a web page",
-        "the download went wrong: fetch the file itself",
+        "the download failed: download the model file itself",
         (),
         ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html")),
     ),
@@ -95,7 +96,7 @@ _TYPES = (
     FileType("a log", "give the ONNX model first, then the builds of it", (".log",), of_build=True),
     FileType(
         "a zip archive",
-        "unpack it; a PyTorch file is one too: export that to ONNX",
+        "unpack the archive; if it is a PyTorch checkpoint, export the network to ONNX",
         (".zip",),
         ((0, b"PK\x03\x04"),),
     ),
@@ -103,7 +104,9 @@ _TYPES = (
 
 
 def recognize(name: str, head: bytes) -> FileType | None:
-    """Return the type of a file, by its ending first; None if it may be a damaged ONNX model.
+    """Return the type of a file, by its ending first, or None if it is unknown.
+
+    A file of unknown type may be a damaged ONNX model.
 
     Args:
         name: Path.
@@ -138,15 +141,15 @@ def wrong_file_error(name: str, head: bytes, missing: str = "", *, error: type[_
     elif missing:
         reason = f"not an ONNX model ({missing})"
     elif head[0] == 0x08:  # the first byte of a file from any exporter
-        reason = "an ONNX model that is cut off or damaged; export or copy it again"
+        reason = "the ONNX model is truncated or damaged; export or copy it again"
         return error(reason, name, code="file-damaged")
     else:
-        reason = "not an ONNX model, or damaged; export it again"
+        reason = "not an ONNX model, or a damaged model; export it again"
     return error(reason, name, code="wrong-format")
 
 
 def is_model_name(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path ends as that of an ONNX model does."""
+    """Return whether a path has the ending of an ONNX model."""
     return os.fspath(path).lower().endswith((".onnx", ".onnx.gz"))
 
 

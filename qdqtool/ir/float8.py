@@ -1,4 +1,4 @@
-"""FP8 numbers as TensorRT and ONNX store them: E4M3FN, a sign, 4 exponent and 3 mantissa bits.
+"""FP8 numbers in the format E4M3FN: a sign, 4 exponent bits and 3 mantissa bits.
 
 The largest magnitude is 448, the smallest normal one 2**-6, the smallest one 2**-9. There is no
 infinity; the code 127 and its negative are NaN. Older numpy and onnx have no such type, so codes
@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 E4M3_MAX = 448.0
 _MANTISSA_BITS = 3
-_MIN_EXPONENT = -6  # of normal numbers; below, the distance of numbers stays 2**-9
+_MIN_EXPONENT = -6  # of normal numbers; the distance of smaller numbers is 2**-9
 _BIAS = 7
 _NAN = 0x7F
 _SIGN = 0x80
@@ -34,13 +34,13 @@ def round_to_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _exponents(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-    """Return the exponents of numbers, at least that of the smallest normal number."""
+    """Return the exponents of numbers; smaller ones than :data:`_MIN_EXPONENT` are raised."""
     fractions, exponents = np.frexp(numbers)
     return np.where(fractions == 0, _MIN_EXPONENT, np.maximum(exponents - 1, _MIN_EXPONENT))
 
 
 def encode_e4m3(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the codes of values after :func:`round_to_e4m3`."""
+    """Round values as :func:`round_to_e4m3` does, and return their E4M3 codes."""
     numbers = round_to_e4m3(values)
     exponents = _exponents(numbers)
     # 8 to 15 for normal numbers, 0 to 7 below them; the carry makes the exponent's lowest bit.

@@ -37,7 +37,7 @@ from qdqtool.util import limits
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 if unknown) and dimensions
-EDITED = "edited"  # replaces the hash of a model that differs from its file
+EDITED = "edited"  # stands for the hash of a model that differs from its file
 # Operators whose output shapes depend on the types and shapes of the inputs, not on their values
 _SHAPED_BY_TYPES = frozenset(
     {
@@ -63,14 +63,14 @@ _VALUE_FIELDS = {  # field of an AttributeProto that holds the value, by type
 }
 _UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_MAX_CACHED_BYTES = 1 << 16  # a cache of larger constants would hold all weights a second time
+_MAX_CACHED_BYTES = 1 << 16  # larger constants are not cached: the cache would copy all weights
 
 
 class Node:
     """A node of the main graph.
 
     Attributes:
-        index: Place in the graph's node list.
+        index: Position in the graph's node list.
         name: The node's name, or its first output's name where the name is missing or not unique.
         op: Operator type.
         inputs: Input tensor names; an empty string is an optional input that is not set.
@@ -98,7 +98,7 @@ class Node:
         self.read(proto)
 
     def read(self, proto: onnx.NodeProto) -> None:
-        """Read everything except index and name from a message."""
+        """Set all attributes except ``index`` and ``name`` from a message."""
         self.proto = proto
         self.domain = proto.domain
         op, inputs, outputs = proto.op_type, proto.input[:], proto.output[:]
@@ -107,7 +107,7 @@ class Node:
             self.op = intern(op)
             self.inputs = tuple(map(intern, inputs))
             self.outputs = tuple(map(intern, outputs))
-        except TypeError:  # bytes that are not UTF-8, which Model refuses
+        except TypeError:  # bytes that are not UTF-8; Model rejects them
             self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
             self.captured = tuple(find_captured_tensors(proto))
@@ -158,7 +158,7 @@ class Node:
         return attributes
 
     def integer(self, name: str, default: int) -> int:
-        """Return an integer attribute.
+        """Return an integer attribute, or ``default`` if it is missing.
 
         Raises:
             ModelError: The attribute is not an integer.
@@ -183,14 +183,14 @@ class Node:
 
 
 class Model:
-    """An ONNX model with its index.
+    """An ONNX model with an index of its main graph.
 
     Args:
         sha256: Hash of the file's bytes, or :data:`EDITED`. Without it, the message is hashed when
             the hash is first needed.
-        types: Model of which this one is a part or a variant. Tensors of the same names have the
-            same types, so that they need not be inferred again.
-        constants: Model that holds the data of this model's initializers, which have none.
+        types: Model of which this model is a part or a variant. Types are read from it, because
+            tensors of equal names have equal types.
+        constants: Model with the data of initializers that have no data in this model.
 
     Attributes:
         proto: The message; external weights are loaded lazily, see :meth:`constant`.
@@ -205,9 +205,10 @@ class Model:
         outputs: Names of the graph outputs.
         opset: Version of the default domain.
         inlined_functions: Functions of the file whose calls were replaced by their nodes.
-        function_node_names: Names of their nodes in the functions, by node name. TensorRT's parser
-            names layers so.
-        cache: Results of other modules, by module, then by node index or tensor. Edits clear it.
+        function_node_names: Name of each inlined node in its function, by node name. TensorRT's
+            parser names layers after it.
+        cache: Results of other modules, by module, then by node index or tensor. Edits empty the
+            cache.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class Model:
         self._sha256 = value
 
     def copy(self) -> Model:
-        """Return the same model with a message of its own, for editing."""
+        """Return an equal model with a copy of the message, for editing."""
         model = copy.copy(self)
         model.__dict__.pop("_nodes_by_name", None)
         model.proto, model._sha256 = onnx.ModelProto(), EDITED
@@ -300,7 +301,7 @@ class Model:
         return model
 
     def reindex(self) -> None:
-        """Index the message again after a large change: other opset or types."""
+        """Index the whole message again, after a change of opset or types."""
         self._sha256, self._types, self._variant_of = EDITED, None, None
         self.__dict__.pop("_nodes_by_name", None)
         self._read()
@@ -329,7 +330,7 @@ class Model:
             for name in node.outputs:
                 self.producers.pop(name, None)
         removed = set(map(id, nodes))
-        for name in _input_tensors(nodes):  # each tensor once: all nodes may read one scale
+        for name in _input_tensors(nodes):  # without duplicates: all nodes may read one scale
             remaining = [n for n in self.consumers_by_tensor[name] if id(n) not in removed]
             if remaining:
                 self.consumers_by_tensor[name] = remaining
@@ -353,10 +354,10 @@ class Model:
     def replace_nodes(
         self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]
     ) -> None:
-        """Give the graph another list of nodes and update the index.
+        """Replace the graph's list of nodes and update the index.
 
         Args:
-            nodes: New list in file order: remaining nodes, and the messages of new ones.
+            nodes: New list in file order: remaining nodes, and messages of new nodes.
             touched: Indices of remaining nodes whose messages were changed.
 
         Raises:
@@ -381,7 +382,7 @@ class Model:
     def _replace_messages(
         self, nodes: Sequence[Node | onnx.NodeProto], changed: Container[int]
     ) -> list[Node]:
-        """Rewrite and renumber the nodes; return those that are new or changed.
+        """Rewrite and renumber the nodes; return the new and changed nodes.
 
         Args:
             nodes: The new list.
@@ -463,11 +464,12 @@ class Model:
         outputs: Sequence[str],
         types: Mapping[str, TensorType],
     ) -> list[TensorType] | None:
-        """Return the output types of a changed node, None if unknown.
+        """Return the output types of a changed node; None if unknown.
 
         Args:
             node: The node.
-            inputs: Its inputs before the change. The types remain if the new inputs have the same.
+            inputs: Its inputs before the change. The output types remain if the new inputs have
+                equal types.
             outputs: Its outputs before the change.
             types: Types before the change.
         """
@@ -502,7 +504,7 @@ class Model:
         return self.elem_type(node.input(2)) if node.input(2) else onnx.TensorProto.UINT8
 
     def tensor_type(self, tensor: str) -> TensorType:
-        """Return the element type and the dimensions of a tensor."""
+        """Return element type (0 if unknown) and dimensions (None if unknown) of a tensor."""
         elem_type, shape = self._constant_type(tensor)
         if elem_type and shape is not None:
             return elem_type, shape
@@ -525,7 +527,7 @@ class Model:
         return {node.name: node for node in self.nodes}
 
     def producer(self, tensor: str) -> Node | None:
-        """Return the node that produces a tensor, None for inputs and initializers."""
+        """Return the node that produces a tensor; None for inputs and initializers."""
         return self.producers.get(tensor)
 
     def consumers(self, tensor: str) -> list[Node]:
@@ -537,7 +539,7 @@ class Model:
         return tensor in self._output_names
 
     def constant_proto(self, tensor: str) -> onnx.TensorProto | None:
-        """Return the TensorProto of an initializer or of a Constant with a tensor value."""
+        """Return the TensorProto of an initializer or of a Constant with a tensor, else None."""
         initializer = self.initializers.get(tensor)
         if initializer is not None:
             return initializer
@@ -574,7 +576,7 @@ class Model:
         return value
 
     def scalar(self, tensor: str) -> float | None:
-        """Return the value of a constant with one element, None for other tensors."""
+        """Return the value of a constant with one element; None for other tensors."""
         value = self.constant(tensor)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
@@ -602,13 +604,13 @@ class Model:
         return external.to_array(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
-        """Drop the cached values of constants, after their protos were filled in."""
+        """Drop cached values of constants; call it after data was filled into their protos."""
         self._arrays.clear()
         self._initializer_types.clear()
         self.cache.clear()
 
     def external_tensor(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
-        """Return a copy of an external tensor with its data, None if the file is missing."""
+        """Return a copy of an external tensor with its data; None if the file is missing."""
         if not self.base_dir:
             return None
         location = external.read_location(proto)
@@ -633,7 +635,7 @@ class Model:
         return loaded
 
     def constant_shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Return the dimensions of a constant, also if its data is not available."""
+        """Return the dimensions of a constant, even without its data; None for other tensors."""
         return self._constant_type(tensor)[1]
 
     def _constant_type(self, tensor: str) -> tuple[int, tuple[int, ...] | None]:
@@ -663,9 +665,10 @@ class Model:
         return self._infer_node_types() or self._infer_graph_types()
 
     def _infer_node_types(self) -> dict[str, TensorType] | None:
-        """Infer missing types node by node, which is fast; return None if one is not covered.
+        """Infer missing types node by node, which is fast; None if a type is not covered.
 
-        Exporters state the types of float tensors. Quantizers leave out those of their own.
+        Exporters state the types of float tensors, but quantization tools do not state the types of
+        tensors that they add.
         """
         cache = NodeTypeCache(self.proto)
         types = self._types = self._read_stated_types()
@@ -703,11 +706,11 @@ class Model:
         return None not in [(self._types or {}).get(t, _UNKNOWN)[1] for t in node.outputs if t]
 
     def shape(self, tensor: str) -> Shape | None:
-        """Return the dimensions of a tensor (None for a symbolic one), None for unknown rank."""
+        """Return the dimensions of a tensor (None for an open one); None for unknown rank."""
         return self.tensor_type(tensor)[1]
 
     def elem_type(self, tensor: str) -> int:
-        """Return the ONNX element type (``onnx.TensorProto.FLOAT``) of a tensor, 0 if unknown."""
+        """Return the ONNX element type (``TensorProto.FLOAT``) of a tensor; 0 if unknown."""
         return self.tensor_type(tensor)[0]
 
     @property
@@ -728,7 +731,7 @@ def _input_tensors(nodes: Iterable[Node]) -> set[str]:
 
 
 def _add_types(types: dict[str, TensorType], node: Node, outputs: Sequence[TensorType]) -> bool:
-    """Add the types of a node's outputs; return whether they agree with the known ones."""
+    """Add the types of a node's outputs; return whether they agree with known types."""
     pairs = zip(node.outputs, outputs, strict=True)
     return all(types.setdefault(tensor, kind) == kind for tensor, kind in pairs if tensor)
 
@@ -744,7 +747,7 @@ def _read_type(value: onnx.TypeProto) -> TensorType:
 
 
 def hash_message(proto: onnx.ModelProto) -> str:
-    """Return the hash of a message's bytes; empty if it is too large for a file."""
+    """Return the SHA-256 of a message; empty if the message is too large for a file."""
     try:
         parts = MessageParts(proto)
         if parts.size > limits.MODEL_MESSAGE:

@@ -1,7 +1,8 @@
 """Conversion from and to graphs of onnx-graphsurgeon.
 
-onnx-graphsurgeon drops the metadata of a model, such as YOLO's class names and strides. The graphs
-made here keep it as the attribute ``metadata_props``, which :func:`from_graphsurgeon` reads again.
+onnx-graphsurgeon drops the metadata of a model, such as YOLO's class names and strides. Graphs
+of :func:`to_graphsurgeon` have the metadata as the attribute ``metadata_props``, which
+:func:`from_graphsurgeon` reads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def is_graphsurgeon(source: object) -> bool:
-    """Return whether an object is of onnx-graphsurgeon, without importing it."""
+    """Return whether an object is from onnx-graphsurgeon, without importing the package."""
     return type(source).__module__.partition(".")[0] == "onnx_graphsurgeon"
 
 
@@ -64,7 +65,7 @@ def to_graphsurgeon(proto: onnx.ModelProto) -> onnx_graphsurgeon.Graph:
 
 @contextlib.contextmanager
 def quiet_graphsurgeon() -> Iterator[None]:
-    """Silence the lines that onnx-graphsurgeon prints on stdout. It raises its errors as well."""
+    """Suppress output of onnx-graphsurgeon on stdout. Its errors are raised as well."""
     from onnx_graphsurgeon.logger import G_LOGGER
 
     before = G_LOGGER.severity

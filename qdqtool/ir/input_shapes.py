@@ -10,14 +10,14 @@ from qdqtool.ir.qdq import find_bfloat16
 from qdqtool.types import ModelInfo
 
 _DEFAULT_SIZE = (640, 640)
-_SIZE = "qdqtool.size"  # metadata: height and width that `insert` or `tune` was given
-_SIZE_KEYS = (_SIZE, "imgsz")  # the second one is of Ultralytics
+_SIZE = "qdqtool.size"  # metadata key: height and width that the user gave to `insert` or `tune`
+_SIZE_KEYS = (_SIZE, "imgsz")  # the second key is from Ultralytics
 _IMAGE_SIZE = re.compile(r"[\[(]?\s*(\d{1,5})\s*[,x]\s*(\d{1,5})\s*[\])]?|(\d{1,5})")
 _MAX_SIDE = 1 << 16
 
 
 def metadata_size(model: Model) -> tuple[int, int] | None:
-    """Return height and width from the metadata (``[640, 640]``), None if they are not there."""
+    """Return height and width in pixels from the metadata; None if missing or invalid."""
     for key in _SIZE_KEYS:
         match = _IMAGE_SIZE.fullmatch(model.metadata.get(key, "").strip())
         if match is None:
@@ -29,7 +29,7 @@ def metadata_size(model: Model) -> tuple[int, int] | None:
 
 
 def image_shapes(model: Model) -> dict[str, tuple[int | None, int | None]]:
-    """Return height and width of each input of four dimensions, None where they are open."""
+    """Return height and width of each four-dimensional input; None for an open one."""
     shapes = {}
     for name in model.inputs:
         shape = [d if d is not None and d > 0 else None for d in model.shape(name) or ()]
@@ -59,8 +59,8 @@ def remember_size(model: Model, size: tuple[int, int] | None) -> None:
 def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
     """Return a complete shape for each input that leaves dimensions open.
 
-    An open first dimension becomes `batch`. Height and width of four dimensions become those of the
-    metadata, else 640. Others become 1.
+    An open first dimension becomes `batch`. Open height and width of a four-dimensional input
+    become those of the metadata, else 640. Other open dimensions become 1.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in model.inputs:
@@ -79,7 +79,7 @@ def complete_shapes(model: Model, batch: int = 1) -> dict[str, tuple[int, ...]]:
 
 
 def describe_model(model: Model) -> ModelInfo:
-    """Return the facts about a model that results contain."""
+    """Return the description of a model that results contain: path, hash, opset, shapes."""
     return ModelInfo(
         model.path,
         model.sha256,

@@ -29,7 +29,7 @@ from qdqtool.util.files import open_input, same_file
 from qdqtool.util.outputs import atomic_write
 from qdqtool.util.text import cut_middle
 
-_OPSET_VERSIONS = range(1000)  # real versions are far smaller; others are damage
+_OPSET_VERSIONS = range(1000)  # real versions are far smaller; larger ones show damage
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
@@ -196,7 +196,7 @@ def load(source: ModelSource | Model) -> Model:
 
 
 def _check_name_lengths(model: Model) -> None:
-    """Check that names are not too long: results and each copy of the model repeat them."""
+    """Reject names that are too long: results and each copy of the model repeat them."""
     names = [*model.producers, *model.consumers_by_tensor, *model.initializers]
     names += [node.name for node in model.nodes]
     if sum(map(len, names)) > limits.NAMES:
@@ -240,10 +240,10 @@ def _load(source: ModelSource) -> Model:
 
 
 def _index(source: onnx.ModelProto, sha256: str = "", path: str = "", base_dir: str = "") -> Model:
-    """Return the model of a message.
+    """Return the indexed model of a message, which is not changed.
 
-    In a copy, functions and constant Ifs are inlined, and TensorRT's custom quantizers become those
-    of ONNX.
+    Functions and constant Ifs are inlined, and TensorRT's custom quantizers are replaced by those
+    of ONNX, in a copy of the message.
     """
     is_custom = has_custom_quantizers(source)
     if not source.functions and not is_custom:
@@ -275,7 +275,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
-    """Return a model's bytes, unpacked; None if there are more than protobuf reads."""
+    """Return a model's unpacked bytes; None if they are more than protobuf can read."""
     size = os.fstat(file.fileno()).st_size
     if size > MAX_PROTO_BYTES:
         raise _too_large(path, file.read(file_types.HEAD))
@@ -284,16 +284,16 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
         limit = min(limits.max_unpacked_size(size), MAX_PROTO_BYTES)
         blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
-    with contextlib.suppress(OSError):  # some files of the kernel can be read only once
+    with contextlib.suppress(OSError):  # some special files can be read only once
         file.seek(0)
         head = b""  # joining it with the rest would copy the whole model
     return _read_all(file, MAX_PROTO_BYTES, head)
 
 
 def _read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
-    """Return `head` and the rest of a file, None if there are more than `limit` bytes.
+    """Return `head` and the rest of a file; None if they exceed `limit` bytes.
 
-    Reading block by block takes no more memory than there are bytes.
+    Reading block by block never allocates more memory than the file has bytes.
     """
     blocks = [head] if head else []
     total = len(head)
@@ -418,12 +418,12 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
 def _split_message(proto: onnx.ModelProto) -> MessageParts | None:
     try:
         return MessageParts(proto)
-    except (ValueError, EncodeError):  # a part is over 2 GB
+    except (ValueError, EncodeError):  # a part of the message is over 2 GB
         return None
 
 
 def byte_size(proto: onnx.ModelProto) -> int:
-    """Return the size of a model's message.
+    """Return the size of a model's message in bytes.
 
     If protobuf cannot measure it, the size is one byte over :data:`MAX_PROTO_BYTES`.
     """
@@ -455,8 +455,8 @@ def write_external(
     """Write a model and its large weights to ``<name>.data`` next to it, one weight at a time.
 
     Args:
-        proto: The model, with placeholders for these weights. They receive the place of their
-            data, or the data itself if it is texts or half bytes.
+        proto: The model, with placeholders for these weights. Each placeholder receives the
+            location of its data, or the data itself if it is texts or half bytes.
         weights: Tensors with the data, by name.
         path: Output file.
 

@@ -2,8 +2,8 @@
 
 Facts are the layer that TensorRT's parser creates, whether a Q moves past the operator, whether it
 has weights, and whether it is an activation. The importer, placement, scale groups and fixes read
-this table and keep no lists of operators of their own. TensorRT-RTX is another compiler; its rules
-are in ``qdqtool/trt/rtx``. Facts have a :class:`Case`, which says how well they are proven.
+this table instead of lists of operators of their own. TensorRT-RTX is another compiler; its rules
+are in ``qdqtool/trt/rtx``. The :class:`Case` of a fact is its evidence.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class LayerKind(StrEnum):
 
 @record
 class QPassage:
-    """A Q moves up past the operator, and a DQ down.
+    """Property of an operator that a Q can move up past it, and a DQ down past it.
 
     Attributes:
         case: Evidence.
-        exact: Whether quantizing before or after gives the same numbers. Otherwise they differ by
-            at most one step; TensorRT goes by its list of operators, not by exactness.
+        exact: Whether quantizing before and after the operator gives equal numbers. Otherwise
+            they differ by at most one step. TensorRT moves the Q in both cases.
         when: Condition on the node; None for always.
         otherwise: Passage of another form of the operator, if the condition is not met.
     """
@@ -82,11 +82,12 @@ class ActivationFunction:
 
 @record
 class WeightUse:
-    """Weights, the second input of an operator that runs in INT8 if both inputs are quantized.
+    """Use of the second input as weights; the operator is INT8 if both inputs are quantized.
 
     Attributes:
         case: Evidence that it runs in INT8.
-        output_axis: Output axis of the weights, from the node and the weights' rank.
+        output_axis: Function that returns the axis of output channels, from the node and the rank
+            of the weights.
     """
 
     case: Case
@@ -100,15 +101,17 @@ class Operator:
     Attributes:
         name: ONNX name.
         kind: Layer that TensorRT's parser creates for it.
-        passage: How a Q moves up past it; None if it does not.
+        passage: How a Q moves up past it; None if a Q cannot.
         joins: All inputs are parts of the output (Concat): a Q after it moves to each input.
         cuts: Each output is a part of the input (Split, Slice).
         activation: Set for a pointwise function that TensorRT fuses into a convolution.
         weights: Set for an operator that runs in INT8 with quantized weights.
         operation: TensorRT's elementwise operation, for two operands.
-        averages: It mixes values (average pooling): INT8 only between a DQ and a Q.
-        moves: A shuffle that changes the order of the values; the others only change dimensions.
-        myelin: Only Myelin runs it, and connected layers at the network's end with it.
+        averages: The operator mixes values (average pooling), and is INT8 only between a DQ and a
+            Q.
+        moves: For a shuffle: it changes the order of the values. Other shuffles only change the
+            dimensions.
+        myelin: Only Myelin runs the operator, together with connected layers at the network's end.
     """
 
     name: str
@@ -134,7 +137,7 @@ class Operator:
 YOLO = "yolo-resnet18-orin-trt8502"
 RESNET = "resnet18-qat-rtx2000-trt8510"
 YOLOV8 = "yolov8-orin-trt8412-excerpts"
-YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # counts of 10.14.1, all reproduced by these rules
+YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # build of 10.14.1, whose counts these rules reproduce
 BEV_ORIN = "bevfusion-camera-orin-trt8502"
 BEV_86 = "bevfusion-camera-rtx3080ti-trt8600"
 MOBILENET = "mobilenetv2-titanrtx-qat-residual"
@@ -150,7 +153,7 @@ def _passage_from_guide(name: str) -> QPassage:
 
 
 def _padding_value(model: Model, node: Node) -> float | None:
-    """Return the constant that a Pad inserts, None if it copies values or if it is unknown."""
+    """Return the constant that a Pad inserts; None if unknown or if the Pad copies values."""
     if str(node.attributes.get("mode", "constant")) != "constant":
         return None
     if not node.input(2):
@@ -162,10 +165,10 @@ def _padding_value(model: Model, node: Node) -> float | None:
 
 
 def fills_below(model: Model, node: Node) -> bool:
-    """Return whether the values that a Pad inserts need no place in the range of its output.
+    """Return whether the range of a Pad's output need not include the inserted value.
 
-    That is minus infinity, or a negative value if only maximum poolings read the output. Quantized,
-    it saturates and is never the maximum.
+    This holds for minus infinity, and for a negative value if only maximum poolings read the
+    output. When quantized, the value saturates and is never the maximum.
     """
     if operator_of(node).kind != LayerKind.PADDING:
         return False
@@ -581,7 +584,7 @@ def find_case(name: str) -> Case:
 
 
 def passage(model: Model, node: Node | None) -> QPassage | None:
-    """Return how a Q passes a node; None if the node does not meet the conditions."""
+    """Return how a Q moves past a node; None if it cannot, because of operator or form."""
     candidate = operator_of(node).passage
     while (
         candidate is not None
@@ -596,7 +599,7 @@ def passage(model: Model, node: Node | None) -> QPassage | None:
 def commuting_inputs(model: Model, node: Node | None) -> tuple[str, ...]:
     """Return the inputs that a Q after a node moves to.
 
-    These are all inputs of a Concat, the data input of other operators, and none if a Q does not
+    These are all inputs of a Concat, and the first input of other operators. Empty if a Q cannot
     pass the node.
     """
     if node is None or passage(model, node) is None:
@@ -605,7 +608,7 @@ def commuting_inputs(model: Model, node: Node | None) -> tuple[str, ...]:
 
 
 def output_axis(node: Node, rank: int) -> int | None:
-    """Return the output axis of a node's weights, None for an operator without weights."""
+    """Return the axis of output channels of a node's weights; None without weights."""
     weights = operator_of(node).weights
     return None if weights is None else weights.output_axis(node, rank)
 
@@ -626,17 +629,17 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
 
 
 def needs_own_dq(node: Node | None) -> bool:
-    """Return whether a DQ reaches this operator only if it has no other consumer.
+    """Return whether a DQ is absorbed by this operator only if it has no other consumer.
 
-    TensorRT puts a shuffle before a matrix product. Before TensorRT 11, a DQ passes it only if it
-    has a single consumer
+    TensorRT inserts a shuffle before a matrix product. Before TensorRT 11, a DQ moves past the
+    shuffle only if the DQ has a single consumer
     (:class:`qdqtool.trt.passes.vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ`).
     """
     return operator_of(node).kind == LayerKind.MATRIX_MULTIPLY
 
 
 def is_pointwise(node: Node | None) -> bool:
-    """Return whether a node computes each value from the input values at the same place.
+    """Return whether a node computes each value from input values at the same position.
 
     TensorRT fuses such nodes into a PWN layer.
     """
@@ -651,7 +654,7 @@ def rearranges(node: Node | None) -> bool:
 def is_run_time(model: Model, tensor: str) -> bool:
     """Return whether a tensor is computed at run time.
 
-    Constants are not, also if they are reshaped or cast. A constant operand (of a Div, Sub, Pow,
+    Constants are not, even if nodes reshape or cast them. A constant operand (of a Div, Sub, Pow,
     Mul or Add) is not a layer's input: TensorRT fuses it into the PWN (``PWN(Constant + [Shuffle],
     Pow)`` in a published listing).
     """
@@ -664,14 +667,14 @@ def is_run_time(model: Model, tensor: str) -> bool:
 
 
 def pooling_type(model: Model, node: Node) -> str | None:
-    """Return the pooling that TensorRT makes of a reduction.
+    """Return the type of the pooling that TensorRT replaces a reduction with.
 
     ``AVERAGE`` or ``MAX``; None if it remains a reduction.
 
-    GlobalAveragePool was seen so (resnet18-qat-rtx2000-trt8510). NVIDIA's guide documents the same
-    for a Reduce that averages over H and W and keeps its dimensions, as ReduceMean with
-    ``keepdims=1`` does. A ReduceMax over the width alone was one in a user's engine. With
-    ``keepdims=0``, or over other axes, it remains a reduction.
+    A build shows this for GlobalAveragePool (resnet18-qat-rtx2000-trt8510). NVIDIA's guide
+    documents the same for a Reduce that averages over H and W and keeps its dimensions, as
+    ReduceMean with ``keepdims=1`` does. A ReduceMax over the width alone was a pooling in a user's
+    engine. With ``keepdims=0``, or over other axes, it remains a reduction.
     """
     if node.op == "GlobalAveragePool":
         return "AVERAGE"
@@ -690,7 +693,7 @@ def pooling_type(model: Model, node: Node) -> str | None:
 
 
 def reduction_axes(model: Model, node: Node) -> list[int] | None:
-    """Return the axes of a reduction as written, by input or attribute; None if not stated."""
+    """Return the axes of a reduction as written, possibly negative; None if not stated."""
     if node.input(1):
         value = model.constant(node.input(1))
         if value is None or value.dtype.kind != "i":

@@ -1,6 +1,6 @@
 """QuantizeLinear and DequantizeLinear nodes: pairs, scales and zero points.
 
-All spellings in use are supported: parameters as initializers or Constant nodes, shape ``[]`` or
+All forms in use are supported: parameters as initializers or Constant nodes, shape ``[]`` or
 ``[1]``, float weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing zero
 point, float16.
 """
@@ -31,7 +31,7 @@ FLOATS = frozenset(
         onnx.TensorProto.DOUBLE,
     }
 )
-QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # types that are quantized
+QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # types that can be quantized
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 # Metadata key of a model whose outliers were moved into weights: the tensors, one per line
@@ -58,7 +58,7 @@ _PRECISIONS: dict[int, Precision] = {
     onnx.TensorProto.FLOAT16: Precision.FP16,
     onnx.TensorProto.BFLOAT16: Precision.BF16,
 }
-_MAX_CHAIN = 20  # nodes between a stored constant and the quantizer that reads it
+_MAX_CHAIN = 20  # maximum nodes between a stored constant and its quantizer
 _STORED_TYPES = (
     onnx.TensorProto.INT8,
     onnx.TensorProto.INT4,
@@ -78,9 +78,9 @@ def precision_of(elem_type: int) -> Precision:
 
 @record
 class PerChannel:
-    """Summary of the scales of all channels, equal for equal scales.
+    """Summary of the scales of all channels. Equal scales have equal summaries.
 
-    It stands for the scales in findings: there may be a million of them, used many times.
+    Findings contain the summary in place of the scales, of which there may be a million.
 
     Attributes:
         count: Number of scales.
@@ -185,7 +185,7 @@ class QuantParams:
 
     @functools.cached_property
     def key(self) -> tuple[object, ...] | None:
-        """Key that is equal for equal quantization; None if a scale is unknown or NaN."""
+        """Key that is equal for quantizers with equal parameters; None if unknown or NaN."""
         if self.scales is None or self.zero_points is None or np.isnan(self.scales.values).any():
             return None
         size = self.scales.values.size
@@ -193,7 +193,7 @@ class QuantParams:
         return self.precision, axis, size, self.scales.digest, self.zero_points.digest
 
     def same_as(self, other: QuantParams) -> bool | None:
-        """Return whether both quantize alike; None if a scale or zero point is unknown."""
+        """Return whether both have equal parameters; None if a parameter is unknown."""
         if self.scales is None or self.zero_points is None:
             return None
         if other.scales is None or other.zero_points is None:
@@ -217,7 +217,7 @@ def is_qdq(node: Node | None) -> bool:
 
 
 def read_params(model: Model, node: Node) -> QuantParams:
-    """Return scale and zero point of a Q or DQ node in any spelling."""
+    """Return scale and zero point of a Q or DQ node in any supported form."""
     cache = model.cache.get("quantizers")
     if cache is None:
         cache = model.cache["quantizers"] = {}
@@ -346,9 +346,9 @@ def is_sparse(model: Model, tensor: str) -> bool:
 def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     """Yield nodes that read a stored int8, int4 or FP8 constant as numbers, and its name.
 
-    TensorRT's optimizer treats every such constant as quantized values. Operators of other domains
-    are plugins, which may read one. Shape needs only the dimensions. Nodes whose results are not
-    needed are not built.
+    TensorRT's optimizer treats every such constant as quantized values. Nodes that may read such a
+    constant are left out: DQs, plugins (operators of other domains), Shape, which reads the
+    dimensions only, and nodes whose results are not needed.
     """
     constants = _find_stored_constants(model)
     misreading: set[int] = set()
@@ -420,7 +420,7 @@ def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
 
 
 def float_tensor(model: Model, tensor: str) -> str:
-    """Return the tensor before consecutive Q/DQ pairs, as in the float network."""
+    """Return the tensor upstream of consecutive Q/DQ pairs, as in the float network."""
     pair = find_pair(model, tensor)
     while pair is not None and pair[1] is not None:
         tensor = pair[1].input(0)

@@ -25,11 +25,11 @@ RANDOM = (
     "Multinomial",
     "Bernoulli",
 )
-_PICKS = ("Gather", "GatherElements", "GatherND")  # their sizes do not depend on the indices
+_PICKS = ("Gather", "GatherElements", "GatherND")  # output sizes do not depend on index values
 _SIZED_BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
-_ELLIPSIS = "..."  # in an equation of Einsum: axes without letters
-_MAX_RANK = 64  # no tensor of a network has as many axes
+_ELLIPSIS = "..."  # stands for axes without letters in an equation of Einsum
+_MAX_RANK = 64  # maximum axes; no tensor of a network has as many
 _FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
 
 
@@ -37,11 +37,11 @@ _FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
 
 
 def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
-    """Return unstated values and shapes that are the same for all data of one size.
+    """Return tensors whose values or dimensions depend only on the network's input sizes.
 
     Returns:
-        Tensors with such values, as far as they say how other tensors are moved or padded; and
-        tensors with such dimensions.
+        Tensors with such values, if they are parameters of nodes that move, cut or pad tensors;
+        and tensors with such dimensions, if the model does not state them.
     """
     values = _SizeConstants(model)
     parameters: set[str] = set()
@@ -61,7 +61,7 @@ class _SizeConstants:
     """Tensors whose values depend on the sizes of the network's inputs only.
 
     Attributes:
-        tensors: Their names.
+        tensors: Names of the tensors.
     """
 
     def __init__(self, model: Model) -> None:
@@ -121,8 +121,8 @@ def is_linear(model: Model, node: Node) -> bool:
 def last_axis_sources(model: Model, tensor: str) -> list[str]:
     """Return the inputs of a tensor's producer that have the same last axis.
 
-    The producer only moves, joins or cuts other axes. A Reshape keeps the last axis if its size is
-    equal before and after, because values are in row-major order.
+    Empty unless the producer only moves, joins or cuts other axes. A Reshape keeps the last axis if
+    its size is equal before and after, because values are in row-major order.
     """
     node, size = model.producer(tensor), _last_size(model, tensor)
     if node is None or size is None or not _keeps_last_axis(node):
@@ -176,9 +176,10 @@ class Contraction(NamedTuple):
         result: Axes of the result.
         batch: Letters of both operands and the result.
         summed: Letters of both operands only.
-        free: Letters of the first operand and the result, and of the second and the result.
-        exact: Whether the number of axes of every ellipsis is known. An unknown number is assumed
-            to be the other operand's, or 1.
+        free: Letters of the first operand and the result only, then those of the second operand and
+            the result only.
+        exact: Whether the number of axes of every ellipsis is known. If unknown, it is assumed to
+            equal that of the other operand, or to be 1.
     """
 
     operands: tuple[str, str]
@@ -228,7 +229,7 @@ def _parse_equation(equation: str) -> list[str] | None:
 
 
 def _ellipsis_axes(term: str, shape: Shape | None) -> int | None:
-    """Return the number of axes that an ellipsis stands for; None if unknown or without one."""
+    """Return the number of axes of the ellipsis in a term; None if unknown or missing."""
     if shape is None or _ELLIPSIS not in term:
         return None
     return len(shape) - len(term.replace(_ELLIPSIS, "", 1))
@@ -256,9 +257,10 @@ def _expand_ellipses(terms: list[str], counts: list[int | None]) -> list[str] | 
 
 
 def _classify_axes(left: str, right: str, result: str, exact: bool) -> Contraction | None:
-    """Return the matrix product with such axes.
+    """Return the matrix product with some axes.
 
-    None if no axis is summed or if an axis has another role, such as one that only an operand has.
+    None if no axis is summed or if an axis has no role in a matrix product, such as an axis that
+    only one operand has.
     """
     batch = _select(_select(result, left), right)
     summed = _select(left, right, but_not=result)
@@ -271,5 +273,5 @@ def _classify_axes(left: str, right: str, result: str, exact: bool) -> Contracti
 
 
 def _select(axes: str, term: str, but_not: str = "") -> str:
-    """Return the letters of axes that occur in one term and not in another."""
+    """Return the letters of ``axes`` that occur in ``term`` and not in ``but_not``."""
     return "".join(letter for letter in axes if letter in term and letter not in but_not)

@@ -24,12 +24,12 @@ from qdqtool.util.records import record
 
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
-_MAX_STEPS = 8  # nodes before and after a Round
-_TOLERANCE = 1e-4  # of the product of the scales before and after a Round, which is 1
+_MAX_STEPS = 8  # maximum nodes before and after a Round
+_TOLERANCE = 1e-4  # tolerance of the product of the factors before and after a Round, which is 1
 _BITS = 8
 _QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _MQBENCH = re.compile(r"(?:FakeQuantize)?(?:Learnable|Fixed|DSQ)\w{0,20}Affine", re.IGNORECASE)
-_RANGES = {  # quantized type of the bounds of a Clip
+_RANGES = {  # quantized type by the bounds of a Clip
     (-128, 127): np.int8,
     (-127, 127): np.int8,
     (0, 255): np.uint8,
@@ -54,14 +54,14 @@ class FakeQuantizer:
 
     Attributes:
         form: Its form.
-        nodes: Its nodes, the last one last.
+        nodes: Its nodes; the last one produces the quantized tensor.
         source: Tensor that it quantizes.
         scale: Flat scales; None if it cannot be written as Q and DQ.
         zero_point: Zero points of the quantized type, as many as scales.
         axis: Channel axis; None for one scale.
         problem: Reason why it cannot be written as Q and DQ; empty if it can.
-        is_narrow: Whether its integers end at -127. Those of Q end at -128, so that values of data
-            below -127.5 steps differ by a step.
+        is_narrow: Whether its smallest integer is -127. That of Q is -128, so that values below
+            -127.5 steps differ by a step.
     """
 
     form: QuantizerForm
@@ -140,7 +140,7 @@ class _QuantizerFinder:
         return None
 
     def value(self, tensor: str) -> _FloatArray | None:
-        """Return a constant as float64, None for other tensors."""
+        """Return a constant as float64; None for other tensors."""
         value = self.constants.evaluate(tensor) if tensor else None
         if value is None or not np.issubdtype(np.asarray(value).dtype, np.number):
             return None
@@ -174,12 +174,14 @@ class _QuantizerFinder:
         dtype = _RANGES.get((int(bounds[0]), int(bounds[1]))) if np.isfinite(bounds).all() else None
         if dtype is None:
             low, high = bounds
-            return refuse(f"its integers are {low:g} to {high:g}, and not 8-bit")
+            return refuse(f"its integers are {low:g} to {high:g}, not 8-bit")
         if not np.array_equal(zero_point, np.rint(zero_point)):
             return refuse("its zero point is not an integer")
         axis = self._find_axis(source, scale)
         if scale.size > 1 and axis is None:
-            return refuse(f"its scale of shape {list(scale.shape)} is not one for each channel")
+            return refuse(
+                f"its scale has shape {list(scale.shape)}, which is not one value for each channel"
+            )
         zeros = np.broadcast_to(zero_point.reshape(-1), scale.size).astype(dtype)
         if self.model.elem_type(source) not in (0, onnx.TensorProto.FLOAT):
             return refuse("its input is not float32")
@@ -189,7 +191,7 @@ class _QuantizerFinder:
         )
 
     def _find_axis(self, source: str, scale: _FloatArray) -> int | None:
-        """Return the axis of a tensor along which scales differ; None if there is no single one."""
+        """Return the axis of a tensor along which scales differ; None unless exactly one does."""
         shape = self.model.shape(source)
         axes = [axis for axis, size in enumerate(scale.shape) if size > 1]
         if len(axes) != 1 or shape is None or scale.ndim > len(shape):
@@ -207,13 +209,15 @@ class _QuantizerFinder:
             return FakeQuantizer(form, nodes, source, problem=problem)
         rounding = str(node.attributes.get("rounding_mode", "ROUND")).upper()
         if rounding not in ("ROUND", "HALF_EVEN"):
-            problem = f"it rounds by {rounding}, QuantizeLinear to the nearest even integer"
+            problem = (
+                f"it rounds by {rounding}, but QuantizeLinear rounds to the nearest even integer"
+            )
             return FakeQuantizer(form, nodes, source, problem=problem)
         bits = self.value(node.input(3))
         scale, zero = self.value(node.input(1)), self.value(node.input(2))
         if bits is None or bits.size != 1 or float(bits.reshape(-1)[0]) != _BITS:
             text = "unknown" if bits is None else ", ".join(f"{b:g}" for b in bits.reshape(-1)[:3])
-            return FakeQuantizer(form, nodes, source, problem=f"it has {text} bits, and not 8")
+            return FakeQuantizer(form, nodes, source, problem=(f"it has {text} bits, not 8"))
         low, high = (-128, 127) if node.integer("signed", 1) else (0, 255)
         low += node.integer("narrow", 0) if low else 0
         return self.build(form, nodes, source, scale, zero, (low, high))
@@ -230,7 +234,7 @@ class _QuantizerFinder:
         levels = node.integer("levels", 256)
         scale = np.asarray((high - low) / max(levels - 1, 1), np.float64)
         with np.errstate(all="ignore"):
-            first = np.rint(low / scale)  # integer of the smallest value, with zero point 0
+            first = np.rint(low / scale)  # integer of the smallest value if the zero point is 0
         is_signed = bool(np.any(first < 0))
         bounds = (-128.0 if levels == 256 else -127.0, 127.0) if is_signed else (0.0, 255.0)
         if levels not in (255, 256) or (levels == 255 and not is_signed):
@@ -290,7 +294,7 @@ class _RoundChain:
         self._low, self._high = -np.inf, np.inf
 
     def read(self) -> FakeQuantizer | None:
-        """Return the quantizer, None if the chain is not one."""
+        """Return the quantizer that the chain computes; None if it computes anything else."""
         is_floor = self.nodes[0].op == "Floor"
         start, factor = self._follow(upward=True)
         end, scale = self._follow(upward=False)
@@ -301,13 +305,15 @@ class _RoundChain:
         with np.errstate(all="ignore"):
             product = np.asarray(factor * scale)
         if is_floor:
-            self._zero = self._zero - 0.5  # Floor(x + 0.5) rounds
+            self._zero = self._zero - 0.5  # Floor(x + 0.5) is a rounding, so that 0.5 is no offset
         if not np.allclose(product, 1, rtol=_TOLERANCE) or not np.allclose(self._zero, -self._back):
             return None
         source = start
         self._follow_straight_through(source)
         if is_floor:
-            problem = "it rounds halves up, QuantizeLinear to the nearest even integer"
+            problem = (
+                "it rounds halves up, but QuantizeLinear rounds them to the nearest even integer"
+            )
             form = QuantizerForm.DECOMPOSED
             return FakeQuantizer(form, tuple(self.nodes), source, problem=problem)
         bounds = (self._low, self._high)
@@ -319,7 +325,7 @@ class _RoundChain:
         """Walk from the Round to the scaling before or after it.
 
         Returns:
-            The tensor at the end, and the factor of the scaling; None without a scaling.
+            The tensor beyond the scaling, and its factor; both None without a scaling.
         """
         node = self.nodes[0] if upward else self.nodes[-1]
         for _ in range(_MAX_STEPS):
@@ -367,7 +373,10 @@ class _RoundChain:
         return consumer
 
     def _operands(self, node: Node) -> tuple[str, _FloatArray | None]:
-        """Return the input that is not constant, and the constant of a binary operator."""
+        """Return the computed input of a node, and the constant operand.
+
+        The constant is None if no operand is constant or the operator is not arithmetic of two.
+        """
         if node.op not in ("Add", "Sub", "Mul", "Div", "Min", "Max") or len(node.inputs) != 2:
             return node.input(0), None
         first, second = node.inputs
@@ -378,7 +387,11 @@ class _RoundChain:
         return (second, value) if value is not None else (first, None)
 
     def _read_step(self, node: Node, *, upward: bool) -> bool:
-        """Read a node between the Round and a scaling. Return whether it may be there."""
+        """Record the bounds or offset of a node between the Round and a scaling.
+
+        Returns:
+            Whether a quantizer can have such a node there.
+        """
         if node.op in ("Identity", "Cast"):
             return True
         if node.op == "Clip":
@@ -419,7 +432,7 @@ class _RoundChain:
 
 
 def rewrite_fake_quantizers(model: Model) -> int:
-    """Write the simulated quantizers that Q and DQ can express as these, in place.
+    """Replace the simulated quantizers that Q and DQ can express by Q and DQ, in place.
 
     Returns:
         Number of rewritten quantizers.

@@ -1,9 +1,9 @@
-"""Nodes of a Q/DQ model that can compute in FP16, for converting a model and for findings.
+"""Nodes of a Q/DQ model that can compute in FP16. Conversion and findings use them.
 
 Some nodes remain in FP32. Nodes after the last convolutions do little work, and pixel coordinates
 above 512 need more precision than FP16 has. Some operators have no FP16 form in ONNX. Other nodes
-hold values that FP16 cannot: its largest is 65,504, and the squares of a decomposed LayerNorm
-exceed that from 256 on.
+hold values that FP16 cannot: the largest FP16 number is 65,504, and the squares of a decomposed
+LayerNorm exceed that from 256 on.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from qdqtool.patterns.layernorm import find_decomposed_layer_norms, find_sums_of
 from qdqtool.proto.subgraphs import DOMAINS, STANDARD
 from qdqtool.types import Precision
 
-HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
-# The last in which the result of a DequantizeLinear always has the scale's type. Later ones have an
-# attribute for it, and without the attribute the same rule. FP32 is the type without it, too.
+HALF_OPSET = 19  # first opset whose QuantizeLinear accepts float16
+# Last opset in which the result of a DequantizeLinear always has the scale's type. Later opsets
+# have the attribute output_dtype; if it is missing or FP32, this opset's rule is applied.
 _SCALE_TYPE_OPSET = 22
 HALF_MAX = float(np.finfo(np.float16).max)
-# A range that is near the largest value: other images than those of the calibration may exceed it.
+# Ranges above this limit are too near the largest FP16 value: new images may exceed them.
 WIDE = HALF_MAX / 2
-_MAX_SCALE = WIDE / 128  # scale of an INT8 tensor with that range
+_MAX_SCALE = WIDE / 128  # scale of an INT8 tensor with the range WIDE
 _MAX_FP8_SCALE = WIDE / E4M3_MAX
 _FLOAT, _HALF = "tensor(float)", "tensor(float16)"
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype"})
-# Elements; in constants up to this size a value that FP16 rounds to zero matters (e.g. an epsilon).
+# Maximum elements of constants in which a value that FP16 rounds to zero matters, such as an
+# epsilon.
 _MAX_PARAMETER_ELEMENTS = 16
 
 
@@ -44,8 +45,8 @@ _MAX_PARAMETER_ELEMENTS = 16
 def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     """Return the inputs that remain float32 if an operator computes in float16.
 
-    An input remains float32 if its type is float32 only (the scales of a Resize). The answer comes
-    from ONNX's own schema.
+    An input remains float32 if ONNX's schema of the operator allows only float32 for it, as for the
+    scales of a Resize.
 
     Args:
         op: Operator type.
@@ -73,7 +74,7 @@ def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
 
 
 def _has_body_or_type(schema: onnx.defs.OpSchema) -> bool:
-    """Return whether an operator has a graph or an output type as attribute."""
+    """Return whether an operator has an attribute that is a graph or an output type."""
     kinds = {attribute.type for attribute in schema.attributes.values()}
     return onnx.defs.OpSchema.AttrType.GRAPH in kinds or not _TYPE_ATTRIBUTES.isdisjoint(
         schema.attributes
@@ -90,7 +91,7 @@ def _is_always_float(kind: str, inputs: list[str], allowed: dict[str, set[str]])
 def keeps_float32(model: Model, node: Node, position: int) -> bool:
     """Return whether an input of an FP16 node remains float32.
 
-    It does if its type requires it, or if it is a constant without elements.
+    It does if the schema requires float32, or if it is a constant without elements.
     """
     is_empty = 0 in (model.constant_shape(node.input(position)) or ())
     return is_empty or position in (_node_float32_inputs(model, node) or ())
@@ -108,8 +109,8 @@ def find_fp16_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
 
     Args:
         model: The model.
-        wide: Tensors whose values were seen to be near the largest of FP16. Tensors whose Q states
-            such a range are found here.
+        wide: Tensors with measured values near the largest FP16 number. Tensors whose Q has such
+            a range need not be listed.
     """
     tail = _find_tail(model)
     out_of_range = {*wide, *find_out_of_range(model)}
@@ -134,7 +135,7 @@ def _find_squares(model: Model) -> set[int]:
 
 
 def find_out_of_range(model: Model) -> Iterator[str]:
-    """Yield activations whose quantized range is near the largest value of FP16."""
+    """Yield activations whose quantized range is near or above the largest FP16 number."""
     for node in model.nodes:
         if qdq.is_qdq(node) and not model.is_constant(node.input(0)):
             scale = model.scalar(node.input(1))
@@ -144,10 +145,10 @@ def find_out_of_range(model: Model) -> Iterator[str]:
 
 
 def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
-    """Return whether a Q must remain FP32 because its DQ does.
+    """Return whether a Q must remain FP32 because a DQ of it remains FP32.
 
-    A pair has one scale. The scale of an activation may be written in both types if FP16 has a
-    number within a thousandth of it, so that the producer remains FP16.
+    Q and DQ share their scale. A Q of an activation can nevertheless be FP16 if an FP16 number is
+    within a thousandth of the scale, because the scale can then be stored in both types.
     """
     if all(node.index in half for node in model.consumers(q.output) if qdq.is_dq(node)):
         return False
@@ -163,10 +164,10 @@ def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
 
 
 def _bound_to_float32(model: Model, half: set[int]) -> set[int]:
-    """Return the nodes that share quantizers with nodes that remain FP32, by index.
+    """Return indices of nodes that share quantizers with nodes that remain FP32.
 
-    A Cast between a DQ and its consumer would separate them. All consumers of a DQ, and the DQs of
-    all inputs of a node, therefore have one type.
+    A Cast between a DQ and its consumer would prevent their fusion. Therefore all consumers of a
+    DQ, and the DQs of all inputs of a node, have one type.
 
     Args:
         model: The model.
@@ -226,7 +227,7 @@ def _has_float_types(model: Model, node: Node) -> bool:
 
 
 def _fits_half(model: Model, tensor: str, is_scale: bool) -> bool:
-    """Return whether FP16 holds the values of a constant; True for computed tensors."""
+    """Return whether FP16 can hold the values of a constant; True for computed tensors."""
     value = model.constant(tensor)
     if value is None or not value.size:
         return True

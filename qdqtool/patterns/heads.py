@@ -36,13 +36,13 @@ from qdqtool.patterns.pointwise import (
 from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.util.records import record
 
-_Range = tuple[int, int] | None  # channels [start, end) of axis 1; None for all of them
+_Range = tuple[int, int] | None  # channels [start, end) of axis 1; None for all channels
 
 _MIN_BINS, _MAX_BINS = 4, 256
-_MAX_BIN_ERROR = 0.1  # the most by which INT8 moves a bin; a DFL of 16 bins has 0.06
-_MAX_HOPS = 64  # tensors around a Softmax; scale, mask and reshaping of windows are a dozen
-_SIDES = 4  # of a box; reference points have two or four numbers
-_MAX_ROUNDS = 64  # each finds the next layer of a decoder
+_MAX_BIN_ERROR = 0.1  # maximum error of a bin after INT8 rounding; a DFL of 16 bins has 0.06
+_MAX_HOPS = 64  # maximum tensors searched around a Softmax; scale, mask and reshapes are a dozen
+_SIDES = 4  # sides of a box; reference points have two or four numbers
+_MAX_ROUNDS = 64  # maximum rounds of a search; each round finds the next decoder layer
 _PICKS = (
     "Gather",
     "GatherElements",
@@ -94,7 +94,7 @@ def find_head(model: Model) -> Head:
 
 def find_dfl(model: Model) -> set[int]:
     """Return the DFL's convolutions (or MatMuls) of a float or Q/DQ model, by node index."""
-    seen: set[str] = set()  # shared: many Softmaxes may lead to the same tensors
+    seen: set[str] = set()  # shared: several Softmaxes may lead to a tensor
     products: set[int] = set()
     for softmax in _softmaxes(model):
         products.update(node.index for node in _bin_products(model, softmax, seen))
@@ -135,8 +135,8 @@ def _multiplies_with_bins(model: Model, node: Node, tensor: str) -> bool:
 def _are_bins(model: Model, node: Node, tensor: str) -> bool:
     """Return whether an operand is 0, 1, ... n-1.
 
-    Unreadable weights of a convolution are judged by their shape [1, n, 1, 1], as are stored
-    integers, which a DQ scales.
+    If the values of a convolution's weights are not available, or are stored integers, the shape
+    [1, n, 1, 1] decides.
     """
     source = float_tensor(model, tensor)
     if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
@@ -166,21 +166,21 @@ def counts_up(model: Model, tensor: str) -> bool:
 def tensors_upstream_of_weighted(model: Model, dfl: Collection[int]) -> set[str]:
     """Return the tensors with a Conv, ConvTranspose, Gemm or MatMul downstream.
 
-    The nodes of the DFL do not count.
+    Nodes of the DFL (indices ``dfl``) do not count.
     """
     tensors: set[str] = set()
     for node in reversed(model.ordered):
         is_weighted = node.op in WEIGHTED and node.index not in dfl
         if is_weighted or not tensors.isdisjoint(node.outputs):
             tensors.update(node.inputs, node.captured)
-            tensors.discard("")  # an input that is not set
+            tensors.discard("")  # missing optional input
     return tensors
 
 
 def _is_activated(model: Model, tensor: str) -> bool:
-    """Return whether an activation follows.
+    """Return whether an activation directly follows a tensor or its Casts.
 
-    A Sigmoid alone does not count: it turns scores into probabilities.
+    A Sigmoid alone does not count, because it turns scores into probabilities.
     """
     aliases = [tensor]  # the tensor and its Casts
     for alias in aliases:
@@ -232,7 +232,10 @@ def convolutions_upstream(model: Model, tensor: str) -> set[int]:
 def _channel_sources(
     model: Model, node: Node, output: str, channels: _Range
 ) -> list[tuple[str, _Range]]:
-    """Return the inputs of a node that hold the given channels of its output."""
+    """Return the inputs that contain channels of a node's output, with their channels.
+
+    Empty if the node does not only move values.
+    """
     operator = operator_of(node)
     if operator.joins:
         return _concat_inputs(model, node, channels)
@@ -248,7 +251,7 @@ def _channel_sources(
 
 
 def _keeps_channels(model: Model, node: Node) -> bool:
-    """Return whether axis 1 means the same before and after a Reshape or Transpose."""
+    """Return whether a Reshape or Transpose leaves axis 1 in place."""
     if node.op == "Transpose":
         perm = node.attributes.get("perm", [])
         return len(perm) > 1 and perm[1] == 1
@@ -303,7 +306,7 @@ def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
 
 
 def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str, _Range]]:
-    """Return the inputs of a Concat that hold the given channels."""
+    """Return the inputs of a Concat that contain some channels, with their channels."""
     if _axis(model, node) != 1 or channels is None:
         return [(tensor, channels) for tensor in node.inputs]
     parts: list[tuple[str, _Range]] = []
@@ -350,13 +353,13 @@ def find_attentions(model: Model) -> list[Attention]:
     return attentions
 
 
-# Head sizes at which the kernel of a whole attention exists in INT8: builds on an RTX 4090 with
-# 10.9. Documented is 64 as well; a ViTPose with heads of 64 on 11.3 pays 18 % for the Q/DQ.
+# Head sizes with an INT8 kernel for the whole attention, seen in builds on an RTX 4090 with 10.9.
+# The documentation also lists 64, but Q/DQ slow down a ViTPose with heads of 64 by 18 % on 11.3.
 INT8_HEAD_SIZES = (16, 32)
 
 
 def is_computed_product(model: Model, node: Node | None) -> bool:
-    """Return whether a node is a MatMul of two tensors computed at run time, past Q/DQ."""
+    """Return whether a node is a MatMul of two computed tensors, with or without Q/DQ."""
     return (
         node is not None
         and node.op == "MatMul"
@@ -369,7 +372,8 @@ def is_computed_product(model: Model, node: Node | None) -> bool:
 def is_attention_probability(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Return whether a tensor holds attention probabilities, from 0 to 1.
 
-    It is a Softmax's result for a matrix product, possibly moved, or masked with a Where.
+    Such a tensor is the result of a Softmax that a matrix product reads. Nodes that move values, or
+    a Where that masks them, may be in between.
 
     Args:
         model: The model.
@@ -391,7 +395,7 @@ def is_attention_probability(model: Model, tensor: str, *, quantized: bool = Fal
 
 
 def _fills_with_probability(model: Model, node: Node) -> bool:
-    """Return whether a Where puts a number from 0 to 1 in; True for another node."""
+    """Return whether a Where inserts a number from 0 to 1; True for any other node."""
     if node.op != "Where":
         return True
     fill = model.scalar(node.input(1))
@@ -399,7 +403,10 @@ def _fills_with_probability(model: Model, node: Node) -> bool:
 
 
 def _find_score_product(model: Model, softmax: Node) -> Node | None:
-    """Return the nearest product upstream of a Softmax, past scale, mask and moved values."""
+    """Return the nearest matrix product upstream of a Softmax; None if not found.
+
+    Scaling, masking and nodes that move values may be in between.
+    """
     queue = [softmax.input(0)]
     for tensor in queue:
         node = model.producer(tensor)
@@ -413,7 +420,7 @@ def _find_score_product(model: Model, softmax: Node) -> Node | None:
 
 
 def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
-    """Return the product of a Softmax's result, and the input that holds the result."""
+    """Return the matrix product of a Softmax's result, and its input with the result."""
     queue = [softmax.output]
     for tensor in queue:
         if len(queue) > _MAX_HOPS:
@@ -451,7 +458,7 @@ class CoordinateLayers:
 
     Attributes:
         producers: Layers whose results are boxes, reference points or sampling offsets.
-        mlps: The layers of an MLP before one of these.
+        mlps: Layers of an MLP before a layer of ``producers``.
         consumers: Linears that read coordinates of at most four numbers each.
         scores: Layers that produce the scores by which a decoder's queries are selected.
     """
@@ -532,7 +539,11 @@ def _multiplies_few_columns(model: Model, node: Node) -> bool:
 
 
 def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
-    """Add layers whose results are combined with coordinates; return coordinate tensors."""
+    """Add layers whose results are combined with coordinates to the producers.
+
+    Returns:
+        Tensors of coordinates.
+    """
     coordinates: set[str] = set()
     for _ in range(_MAX_ROUNDS):
         count = len(layers.producers)
@@ -553,7 +564,10 @@ def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
 def _find_combined_producers(
     model: Model, operands: tuple[str, ...], coordinates: set[str]
 ) -> set[int]:
-    """Return the layers that alone produce an operand which is combined with coordinates."""
+    """Return the layers that produce the other operands of a node that reads coordinates.
+
+    An operand that also depends on other computed tensors is left out.
+    """
     producers: set[int] = set()
     if len(operands) > 1:
         for tensor in operands:
@@ -568,7 +582,7 @@ def _weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tu
     """Return the layers with weights that a tensor is calculated from.
 
     Returns:
-        Their node indices, and whether the tensor depends on no other computed tensor.
+        Node indices of the layers, and whether the tensor depends on no further computed tensor.
     """
     indices: set[int] = set()
     is_pure = True
@@ -612,7 +626,7 @@ def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str,
         return tuple(node.inputs)
     if node.domain in DOMAINS and node.op == "Where":
         return tuple(node.inputs[1:3])
-    if node.domain in DOMAINS and node.op in _SCATTERS:  # they write parts of a box
+    if node.domain in DOMAINS and node.op in _SCATTERS:  # these operators write parts of a box
         return (node.input(0), node.input(2))
     if _passes_first_input(node, reduced):
         return tuple(node.inputs[:1])
@@ -630,9 +644,9 @@ def _passes_first_input(node: Node, reduced: bool) -> bool:
 
 
 def _distribution_logits(model: Model, node: Node) -> str:
-    """Return the input of the Softmax whose mean over bins a layer of one column computes.
+    """Return the input of the Softmax over bins before a layer that computes the mean bin.
 
-    D-FINE and YOLO's DFL compute such a mean. Empty for another layer.
+    D-FINE and YOLO's DFL have such a layer of one column. Empty for any other layer.
     """
     if _column_count(model, node) != 1:
         return ""
@@ -654,9 +668,9 @@ def _column_count(model: Model, node: Node) -> int | None:
 
 
 def _mlp_upstream(model: Model, node: Node) -> set[int]:
-    """Return the Linears before a Linear.
+    """Return indices of the preceding Linears of an MLP, given its last Linear.
 
-    Each follows an activation of the previous one and is the only consumer of it.
+    Each Linear is the only consumer of the activation after the previous Linear.
     """
     indices: set[int] = set()
     while operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:

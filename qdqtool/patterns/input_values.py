@@ -1,4 +1,4 @@
-"""The values of pixels that a network takes, if it normalizes its input itself."""
+"""Range of pixel values that a network expects if it normalizes its input itself."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from qdqtool.util.notes import Note
 _MAX_STEPS = 24
 _MAPS = 4  # rank of images
 _CHANNELS = {1, 3, None}
-# Nodes that keep the values, and read the tensor as their first input.
+# Operators that keep the values of their first input.
 _MOVES = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Resize")
 _FACTORS = ("Mul", "Div")
 _TERMS = ("Add", "Sub")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-# Factors up to this one are for pixels up to 255: 1/255, 1/128, or 1/58, a deviation of pixels.
+# Factors up to this limit show pixels up to 255: 1/255, 1/128, or 1/58 (a standard deviation).
 _PIXEL_FACTOR = 1 / 30
-_PIXEL_MEAN = 2.0  # a mean beyond this is one of pixels
-_PIXELS = 16.0  # values beyond this are pixels, not normalized values
+_PIXEL_MEAN = 2.0  # a larger mean is one of pixels up to 255
+_PIXELS = 16.0  # larger values are pixels, not normalized values
 _TOLERANCE = 1e-3
 
 
@@ -36,7 +36,7 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
         used: The preprocessing of a run, as in its JSON.
     """
     if "scale" not in used:
-        return []  # a function of the user
+        return []  # the user preprocesses with a function
     low, high = _prepared_range(used)
     for tensor, highest in find_normalized_inputs(model).items():
         takes_pixels = highest > 1
@@ -62,7 +62,7 @@ def warn_own_normalization(model: Model, used: Mapping[str, Any]) -> list[Note]:
 
 
 def find_normalized_inputs(model: Model) -> dict[str, int]:
-    """Return the inputs that a network normalizes itself, and the highest value of their pixels."""
+    """Return the inputs that a network normalizes itself, with their highest pixel value."""
     found = {}
     for tensor in model.inputs:
         shape = model.shape(tensor)
@@ -83,18 +83,21 @@ def _prepared_range(used: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _describe_taken(factor: npt.NDArray[Any], term: npt.NDArray[Any]) -> int | None:
-    """Return the highest value of a pixel that a normalization is made for, None if unknown."""
+    """Return the highest pixel value, 1 or 255, that a normalization expects; else None."""
     largest = float(np.abs(factor).max())
     if largest <= _PIXEL_FACTOR or (largest == 1 and float(np.abs(term).max()) > _PIXEL_MEAN):
         return 255
-    # 2 * x - 1, or a mean and a deviation of values up to 1.
+    # 2 * x - 1, or mean and standard deviation of values up to 1.
     if 1 < largest <= _PIXELS and float(np.max(term)) < 0:
         return 1
     return 1 if largest == 1 and float(np.max(term)) < 0 else None
 
 
 def _find_affine(model: Model, tensor: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the factor and the term that a network's first nodes apply to an input."""
+    """Return factor and summand that a network's first nodes apply to an input.
+
+    They are 1 and 0 if the first node is of another kind.
+    """
     factor, term = np.ones(1), np.zeros(1)
     for _ in range(_MAX_STEPS):
         readers = model.consumers(tensor)

@@ -24,7 +24,7 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.types import Precision
 from qdqtool.util.records import record
 
-NORM_OPSET = 17  # the first with LayerNormalization
+NORM_OPSET = 17  # first opset with LayerNormalization
 NORMALIZATIONS = (
     "LayerNormalization",
     "GroupNormalization",
@@ -44,13 +44,13 @@ _SQUARES = (
     "Einsum",
     "MatMul",
 )
-# Arithmetic between the mean of squares and its root
+# Arithmetic that may be between the mean of squares and its root
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
 # Operators whose results are at most 1, and those whose results are at most as large as their input
 _AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
 _NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
 _FP16_MAX, _FP16_MIN = 65504.0, 6e-8
-_MAX_DEPTH = 4  # arithmetic nodes before the root, and consecutive Casts
+_MAX_DEPTH = 4  # maximum of arithmetic nodes before the root, and of consecutive Casts
 _Array = npt.NDArray[Any]
 
 
@@ -220,7 +220,7 @@ def _downstream_roots(model: Model, sums: Iterable[Node]) -> list[Node]:
 def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
     """Return whether the smallest and the largest sum of squares are known to fit FP16.
 
-    The sum of a constant is not computed at run time and counts as fitting. The result of a
+    A sum over a constant is not computed at run time and counts as fitting. The result of a
     LayerNormalization has a mean square of 1 before its gains, unless all channels are equal.
     """
     if not is_run_time(model, square.input(0)):
@@ -264,9 +264,8 @@ def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None
 def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     """Return the smallest magnitude above zero and the largest one that a tensor can have.
 
-    They are known after a DQ (its step and range), a Clip, a LayerNormalization and functions whose
-    results are at most 1, also if the values were moved or made positive afterwards. None if they
-    are unknown.
+    A DQ (by its step and range), a Clip, a LayerNormalization and functions with results of at most
+    1 determine them. Nodes that move values or make them positive may follow. None if unknown.
     """
     while _keeps_magnitude(model.producer(tensor)):
         tensor = model.producers[tensor].input(0)
@@ -312,8 +311,8 @@ def _clip_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
 def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
     """Return the smallest gain of a LayerNormalization, and its largest gain plus bias.
 
-    The bias is the largest one.
-    None for another node, for other axes than the last, and if a constant is unknown.
+    The second number is the largest gain plus the largest bias. None for any other node, for axes
+    other than the last, and if a constant is unknown.
     """
     if node is None or not _is(node, "LayerNormalization"):
         return None
@@ -334,10 +333,10 @@ def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
 
 
 def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInputs | None:
-    """Return the inputs of the LayerNormalization that computes the same; None if none does.
+    """Return the inputs of a LayerNormalization that can replace a decomposed one, or None.
 
-    One does if the last axes are normalized, scale and bias have their shape, and no other node
-    consumes a tensor in between.
+    It can if the last axes are normalized, scale and bias have the shape of these axes, and no
+    other node consumes a tensor in between.
     """
     if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
         return None
@@ -369,7 +368,7 @@ def _normalizes_last_axes(model: Model, norm: DecomposedLayerNorm) -> bool:
 
 
 def _is_used_inside(model: Model, norm: DecomposedLayerNorm) -> bool:
-    """Return whether a network output or another node consumes a tensor between the nodes."""
+    """Return whether a tensor between the nodes is a network output or has other consumers."""
     inside = {node.index for node in norm.nodes}
     for node in norm.nodes[:-1]:
         if model.is_output(node.output):
@@ -403,7 +402,10 @@ def _fits(name: str, value: _Array | None, sizes: list[int]) -> bool:
 
 
 def _input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
-    """Return the normalized tensor of the result's type, before or after a Cast."""
+    """Return the normalized tensor in the type of the result: before or after a Cast.
+
+    None if neither has this type.
+    """
     for tensor in (norm.nodes[0].input(0), norm.input):
         if elem_type in (0, model.elem_type(tensor)):
             return tensor
@@ -418,7 +420,7 @@ def _broadcast(value: _Array | None, sizes: list[int], dtype: Any) -> _Array | N
 
 
 def computes_in_fp16(model: Model, nodes: Iterable[Node]) -> bool:
-    """Return whether the file states FP16 for the result of a node."""
+    """Return whether the file states FP16 for the result of at least one of the nodes."""
     return any(model.elem_type(node.output) == onnx.TensorProto.FLOAT16 for node in nodes)
 
 
@@ -461,7 +463,7 @@ def _fuse(editor: Editor, norm: DecomposedLayerNorm, inputs: LayerNormInputs) ->
 
 
 def skip_identities(model: Model, tensor: str) -> str:
-    """Return the tensor before Identity nodes, which exporters write for equal weights."""
+    """Return the tensor upstream of Identity nodes, which exporters write for equal weights."""
     node = model.producer(tensor)
     while node is not None and node.op == "Identity":
         tensor = node.input(0)
@@ -484,7 +486,7 @@ def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
 
 
 class _NormCandidate:
-    """The nodes around the root of a mean of squares, by their role.
+    """Nodes around the root of a mean of squares, which may form a normalization.
 
     Attributes:
         variance: Nodes from the square to the last one before the root.
@@ -664,7 +666,7 @@ def _combines_constants(model: Model, node: Node, operands: list[str]) -> bool:
 
 
 def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:
-    """Return whether a product divides by the root itself, not by another function of it."""
+    """Return whether a product divides by the root itself, and not by a function of it."""
     inverted = (_exponent(model, roots[0]) or 0.0) < 0.0
     for node in roots[1:]:
         if inverted or not _inverts(model, node):
@@ -685,7 +687,10 @@ def _inverts(model: Model, node: Node) -> bool:
 
 
 def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
-    """Return the only consumer of a node and the constant that it applies with an operator."""
+    """Return the only consumer of a node if it applies a constant, and the constant.
+
+    ``op`` is the operator of the consumer. ``(None, "")`` if there is no such consumer.
+    """
     consumers = _consumers(model, node)
     if len(consumers) != 1 or not _is(consumers[0], op):
         return None, ""
@@ -698,7 +703,10 @@ def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None,
 
 
 def _axes_from_end(model: Model, reduction: Node) -> tuple[int, ...] | None:
-    """Return the axes of a reduction that keeps dimensions, counted from the end."""
+    """Return the axes of a reduction, counted from the end; None if unknown.
+
+    None also for a reduction that does not keep dimensions.
+    """
     if not reduction.integer("keepdims", 1):
         return None
     axes, shape = reduction_axes(model, reduction), model.shape(reduction.input(0))
@@ -726,7 +734,7 @@ def _is_float_cast(model: Model, node: Node) -> bool:
 
 
 def _skip_casts(model: Model, tensor: str) -> str:
-    """Return the tensor before Casts between float types."""
+    """Return the tensor upstream of Casts between float types."""
     for _ in range(_MAX_DEPTH):
         node = model.producer(tensor)
         if node is None or not _is_float_cast(model, node):
@@ -740,13 +748,13 @@ def _inputs_before_casts(model: Model, node: Node) -> list[str]:
 
 
 def _producer(model: Model, tensor: str, *ops: str) -> Node | None:
-    """Return the producer of a tensor, past Casts, if it is one of the operators."""
+    """Return the producer upstream of a tensor's Casts if it has one of the operators."""
     node = model.producer(_skip_casts(model, tensor))
     return node if _is(node, *ops) else None
 
 
 def _consumers(model: Model, node: Node, depth: int = _MAX_DEPTH) -> list[Node]:
-    """Return the consumers of a node's output, past Casts."""
+    """Return the consumers of a node's output, downstream of Casts."""
     consumers: list[Node] = []
     for consumer in model.consumers(node.output):
         if depth and _is_float_cast(model, consumer):
@@ -770,7 +778,7 @@ def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
 
 
 def _constant(model: Model, tensor: str) -> _Array | None:
-    """Return the value of a constant, past Casts and Identity nodes."""
+    """Return the value of the constant upstream of Casts and Identity nodes; else None."""
     after = None
     while after != tensor:
         after, tensor = tensor, skip_identities(model, _skip_casts(model, tensor))

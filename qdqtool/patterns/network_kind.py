@@ -1,4 +1,4 @@
-"""Signs that a network is no detector of YOLO's kind, which takes other inputs than YOLO."""
+"""Signs that a network is not a YOLO-like detector, so that it needs other inputs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _HEAD = (
     *("Conv", "Relu", "HardSwish", "Dropout", "Identity", "Cast", "ArgMax", "TopK"),
 )
 _MAX_HEAD = 24
-_DENSE_STRIDE = 4  # heads of detectors have strides of 8 and more
-_ULTRALYTICS = ("names", "stride", "imgsz")  # in the metadata of its exports, next to `task`
+_DENSE_STRIDE = 4  # maximum stride of a dense output; heads of detectors have strides of 8 and more
+_ULTRALYTICS = ("names", "stride", "imgsz")  # metadata keys of its exports, next to `task`
 _ROWS = 2  # rank of boxes without a batch
 _MAPS = 4  # rank of images and feature maps
 
 
 def describe_other_kind(model: Model) -> str | None:
-    """Return why a network is probably no detector of YOLO's kind, None if it may be one."""
+    """Return why a network is probably not a YOLO-like detector; None if it may be one."""
     task = model.metadata.get("task", "")
     if task == "classify":
-        return "the model's metadata say task=classify"
+        return "the model's metadata has task=classify"
     if "task" in model.metadata or find_dfl(model):
         return None
     ops = {node.op for node in model.nodes}
@@ -56,7 +56,7 @@ def describe_other_kind(model: Model) -> str | None:
 
 
 def _ends_in_pooling(model: Model, tensor: str) -> bool:
-    """Return whether only the layers of a classifier's head are between a pooling and an output."""
+    """Return whether an output follows a pooling, with only classifier layers in between."""
     for _ in range(_MAX_HEAD):
         node = model.producer(tensor)
         if node is None:
@@ -81,7 +81,7 @@ def _has_no_batch(model: Model, shape: tuple[int | None, ...]) -> bool:
 
 
 def _has_no_positions(shape: tuple[int | None, ...]) -> bool:
-    """Return whether an output is one vector of each image, such as [1, 1000] or [1, 512, 1, 1]."""
+    """Return whether an output is one vector per image: [1, 1000] or [1, 512, 1, 1]."""
     return len(shape) <= 2 or (len(shape) == _MAPS and shape[2:] == (1, 1))
 
 
@@ -124,7 +124,7 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
     metadata = model.metadata
     kind = describe_other_kind(model)
     if origin == "function":
-        kind = "the model was calibrated with a function of the caller"
+        kind = "the model was calibrated with a preprocessing function"
     is_ultralytics = origin == "metadata" and not metadata.keys().isdisjoint(_ULTRALYTICS)
     if origin in ("option", "model") or is_ultralytics or kind is None:
         return []

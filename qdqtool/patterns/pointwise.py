@@ -16,20 +16,20 @@ from collections.abc import Iterator
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import is_pointwise, is_run_time, is_sum
 
-_MAX_NODES = 24  # of one activation; Mish in its elementary operators has six
+_MAX_NODES = 24  # maximum nodes of an activation; Mish in elementary operators has six
 
 
 def run_time_inputs(model: Model, node: Node) -> list[str]:
-    """Return the tensors computed at run time that a node reads, each once."""
+    """Return the tensors computed at run time that a node reads, without duplicates."""
     return [t for t in dict.fromkeys(node.inputs) if t and is_run_time(model, t)]
 
 
 def activation_input(model: Model, node: Node | None) -> str | None:
-    """Return the nearest tensor that a pointwise node's output is a function of; None if none.
+    """Return the nearest tensor of which a pointwise node's output is a function, or None.
 
-    It is ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for the Mul of
-    ``x * (1 + Erf(x / 1.41))``. There is none for a sum of two tensors that are not functions of
-    one another.
+    The tensor is ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for the Mul of
+    ``x * (1 + Erf(x / 1.41))``. None for a sum of two tensors that are not functions
+    of one tensor.
     """
     operands: dict[str, None] = {}
     for _ in range(_MAX_NODES):
@@ -38,8 +38,8 @@ def activation_input(model: Model, node: Node | None) -> str | None:
         operands.update(dict.fromkeys(run_time_inputs(model, node)))
         if len(operands) <= 1:
             return next(iter(operands), None)
-        # The operand that is computed last cannot be an input of the others, so it is not the
-        # tensor that all of them are functions of.
+        # The operand that is computed last cannot be an input of the other operands. So it is
+        # not the tensor of which all operands are functions.
         last = max(operands, key=lambda tensor: _position(model, tensor))
         del operands[last]
         node = model.producer(last)
@@ -82,7 +82,7 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
 
     Results that are only used inside another function (a SiLU's Sigmoid) are left out.
     """
-    functions: dict[str, None] = {tensor: None}  # tensors that depend on nothing but the input
+    functions: dict[str, None] = {tensor: None}  # tensors that depend on the input alone
     inside: set[int] = set()
     queue = [tensor]
     for current in queue:
@@ -101,7 +101,7 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
 
 
 def _is_used_outside(model: Model, tensor: str, nodes: set[int]) -> bool:
-    """Return whether a tensor has no consumer, or one that is not among some nodes."""
+    """Return whether a tensor has no consumers, or a consumer that is not among nodes."""
     consumers = model.consumers(tensor)
     return not consumers or not all(node.index in nodes for node in consumers)
 
@@ -115,5 +115,5 @@ def _is_function_of(model: Model, node: Node, tensors: dict[str, None]) -> bool:
 
 
 def is_bias(model: Model, node: Node) -> bool:
-    """Return whether a node adds a constant, which a convolution takes as its bias."""
+    """Return whether a node adds a constant to a tensor, as a bias does."""
     return is_sum(node) and len(run_time_inputs(model, node)) == 1

@@ -26,9 +26,9 @@ def remove_quantizers(
 
     Args:
         model: The model. It is changed.
-        weights: Whether float weights lose their Q and DQ as well.
-        stored: Returns the constant, for a name and dimensions, that replaces a DQ of stored
-            integers. With it no quantizer remains; without it these DQs remain.
+        weights: Whether Q and DQ of float weights are removed as well.
+        stored: Function of a name and dimensions that returns the constant to replace a DQ of
+            stored integers. No quantizer remains then. By default these DQs remain.
         constants: Constants that replace DQs, by the DQ's output.
     """
     view, editor = View(model), Editor(model)
@@ -71,7 +71,7 @@ def _float_source(view: View, node: Node, weights: bool, *, remove_all: bool) ->
 def unshare_weights(model: Model) -> Model:
     """Give each layer of a model its own quantized weights, in place, and return the model.
 
-    Layers of a module that is called twice share their weights.
+    Layers share their weights if a module is called several times.
     """
     view, editor = View(model), Editor(model)
     first: dict[str, Node] = {}
@@ -91,9 +91,9 @@ def unshare_weights(model: Model) -> Model:
 def copy_weights(
     editor: Editor, node: Node, weights: WeightSource, value: npt.NDArray[Any]
 ) -> None:
-    """Give a node weights of its own: copies of the constant, of Q and of DQ.
+    """Give a node its own weights: copies of the constant, of Q and of DQ.
 
-    They are added before the nodes that move the weights for this node only.
+    The copies are inserted before the nodes that move the weights for this node only.
     """
     tensor = editor.constant(f"{weights.source}_copy", value)
     for quantizer in (weights.q, weights.dq):

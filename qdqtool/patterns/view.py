@@ -22,13 +22,13 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
 from qdqtool.util.records import record
 
-SHAPE_LIMIT = 20_000  # nodes; above, inferring shapes costs more than sizes in messages are worth
-_MAX_TENSORS = 400  # that are visited downstream of one tensor
-_MAX_CACHED_TENSORS = 4096  # whose consumers are cached
+SHAPE_LIMIT = 20_000  # maximum nodes for inferring shapes; larger models take too long
+_MAX_TENSORS = 400  # maximum tensors that are visited downstream of a tensor
+_MAX_CACHED_TENSORS = 4096  # maximum tensors whose consumers are cached
 
 
 class NodeChain:
-    """Consecutive nodes upstream of a tensor, nearest first, in a list that tensors share.
+    """Consecutive nodes upstream of a tensor, nearest first. Chains share their ends.
 
     Attributes:
         node: The nearest node; None for an empty chain.
@@ -64,7 +64,7 @@ class WeightSource:
         q: The QuantizeLinear before it.
         source: The tensor that Q (or DQ, or the node itself) reads.
         constant: Whether ``source`` is an initializer or Constant.
-        folded: Whether ``source`` depends on constants only.
+        folded: Whether ``source`` depends on constants only, so that the builder computes it.
         before: Nodes between the constant and Q, the nearest to Q first.
         after: Nodes between DQ and the node.
         shape: Dimensions of ``source`` if it is a constant that only Q and DQ separate from the
@@ -82,12 +82,12 @@ class WeightSource:
 
     @property
     def first_quantizer(self) -> Node | None:
-        """The quantizer next to the constant."""
+        """The quantizer next to the constant: Q, else DQ; None if the weights have neither."""
         return self.q or self.dq
 
 
 class View:
-    """A model with properties that several checks need, each computed once.
+    """A model with properties that several checks need. Each is computed on first use.
 
     Attributes:
         model: The model.
@@ -127,7 +127,7 @@ class View:
 
     @functools.cached_property
     def fully_quantized_nodes(self) -> frozenset[int]:
-        """Indices of the weighted nodes whose data and weights come from a DQ."""
+        """Indices of the nodes with weights whose data and weights come from a DQ."""
         indices: set[int] = set()
         for node in self.nodes_with_weights:
             pair = qdq.find_pair(self.model, node.input(0))
@@ -139,7 +139,7 @@ class View:
     def constants(self) -> frozenset[str]:
         """Tensors that depend on constants only, including quantized weights."""
         tensors = set(self.model.initializers)
-        tensors.add("")  # an input that is not set
+        tensors.add("")  # missing optional input
         for node in self.model.ordered:
             if node.op == "Constant" or (node.inputs and tensors.issuperset(node.inputs)):
                 tensors.update(node.outputs)
@@ -164,7 +164,7 @@ class View:
         return [n for n in self.quantizers if qdq.is_q(n) and n.input(0) not in self.constants]
 
     def is_weight(self, node: Node) -> bool:
-        """Return whether a Q or DQ reads a constant."""
+        """Return whether the input of a Q or DQ depends on constants only."""
         return node.input(0) in self.constants
 
     def weights(self, node: Node) -> WeightSource:
@@ -195,16 +195,17 @@ class View:
         return WeightSource(dq, q, source, constant, folded, before, after)
 
     def _rearranging_producer(self, tensor: str) -> tuple[Node, str] | None:
-        """Return the producer of a tensor and its input if it only moves values."""
+        """Return the producer of a tensor, and its input, if it only moves values; else None."""
         producer = self.model.producer(tensor)
         if producer is None or not rearranges(producer) or not producer.input(0):
             return None
         return producer, producer.input(0)
 
     def _constant_producer(self, tensor: str) -> tuple[Node, str] | None:
-        """Return the producer of a tensor of constants and its first computed input.
+        """Return the producer of a tensor that depends on constants, and its computed input.
 
-        The input is empty if all of them are stored. None if the tensor itself is stored.
+        The input is the first one that is not stored; empty if all inputs are stored. None if the
+        tensor itself is stored.
         """
         producer = self.model.producer(tensor) if tensor else None
         if producer is None or producer.op == "Constant":
@@ -221,14 +222,17 @@ class View:
         return {chain.node.name for chain in self._before.values() if chain.node is not None}
 
     def weight_shape(self, node: Node) -> tuple[int, ...] | None:
-        """Return the dimensions of a convolution's weights.
+        """Return the dimensions of a convolution's weights; None if unknown.
 
         They are [Cout, Cin/groups, ...], for ConvTranspose [Cin, Cout/groups, ...].
         """
         return self.weights(node).shape
 
     def channels(self, node: Node) -> tuple[int, int, int] | None:
-        """Return input channels, output channels and groups of a Conv or ConvTranspose."""
+        """Return input channels, output channels and groups of a Conv or ConvTranspose.
+
+        None if they are unknown.
+        """
         shape = self.weight_shape(node)
         if shape is None or len(shape) < 3:
             return None
@@ -238,7 +242,7 @@ class View:
         return shape[1] * groups, shape[0], groups
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Return the dimensions of a tensor if they are known or cheap to infer."""
+        """Return the dimensions of a tensor; None if they are unknown or expensive to infer."""
         return self.model.shape(tensor) if len(self.model.nodes) <= SHAPE_LIMIT else None
 
     def element_count(self, tensor: str) -> int | None:
@@ -253,15 +257,15 @@ class View:
 
     @functools.cached_property
     def feeds_weighted(self) -> frozenset[int]:
-        """Indices of the nodes with a weighted node downstream, other than the DFL's."""
+        """Indices of the nodes upstream of a node with weights that is not the DFL."""
         upstream = tensors_upstream_of_weighted(self.model, find_dfl(self.model))
         nodes = self.model.nodes
         return frozenset(node.index for node in nodes if not upstream.isdisjoint(node.outputs))
 
     def consuming_convolutions(self, node: Node) -> list[str]:
-        """Return the names of the convolutions that consume a Q or DQ.
+        """Return the names of the convolutions that read the output of a Q or DQ.
 
-        They consume it as data, weights or bias, past operators that a DQ moves past.
+        They read it as data, weights or bias. Operators that a DQ can pass may be in between.
         """
         dqs = [node]
         if qdq.is_q(node):
@@ -283,12 +287,12 @@ class View:
 
 @record
 class Consumer:
-    """A consumer of a tensor, past operators that a Q moves past.
+    """A consumer of a tensor, downstream of operators that a Q can pass.
 
     Attributes:
         kind: ``q``, ``add`` (a sum of two computed tensors), ``op`` or ``output`` (of the network).
         node: The consumer; None for a network output.
-        path: The nodes in between, which a Q moves past, the nearest to the tensor first.
+        path: The nodes in between, which a Q can pass, the nearest to the tensor first.
     """
 
     kind: str
@@ -297,7 +301,7 @@ class Consumer:
 
 
 def find_consumers(view: View, tensor: str) -> list[Consumer]:
-    """Return the consumers of a tensor, past operators that a Q moves past; cached."""
+    """Return the consumers of a tensor, downstream of operators that a Q can pass."""
     cache: dict[str, list[Consumer]] = view.cache.setdefault("consumers", {})
     if tensor not in cache:
         if len(cache) > _MAX_CACHED_TENSORS:
@@ -333,7 +337,7 @@ def _consumer_kind(view: View, node: Node) -> str:
 
 
 def adds_computed(view: View, node: Node) -> bool:
-    """Return whether a node adds two computed tensors, unlike a bias."""
+    """Return whether a node adds two computed tensors; False for adding a constant bias."""
     return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2
 
 
@@ -347,8 +351,8 @@ def _chain_upstream(
     Args:
         cache: Chains by tensor.
         tensor: The tensor to start at.
-        find_producer: Returns the producer of a tensor and the input to continue at, None at the
-            end of the chain.
+        find_producer: Function that returns the producer of a tensor and the input at which to
+            continue; None at the end of the chain.
     """
     steps: list[tuple[str, Node]] = []
     while tensor not in cache:

@@ -157,8 +157,8 @@ def _to_float(value: Any) -> Any:
     if tensor.dtype is not torch.uint8:
         return tensor
     warnings.warn(
-        "uint8 batches are divided by 255, as Ultralytics does; where the network wants something "
-        "else, use fn=",
+        "uint8 batches are divided by 255, as in Ultralytics; if the network needs another "
+        "preprocessing, use fn=",
         UserWarning,
         stacklevel=2,
     )

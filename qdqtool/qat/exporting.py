@@ -170,7 +170,7 @@ def export(
     except ModelError as error:
         if tolerance < UNCHECKED_TOLERANCE:
             raise _add_path(error, f"{error}; nothing was written", path) from error
-        message = f"{os.fspath(path)}: {error}; written all the same"
+        message = f"{os.fspath(path)}: {error}; the file was written nevertheless"
         warnings.warn(message, UserWarning, stacklevel=2)
         result = Check(float("inf"), float("nan"), 0, float("inf"), "")
     difference = None

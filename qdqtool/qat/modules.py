@@ -28,8 +28,8 @@ from qdqtool.qat.ultralytics_guard import guard_ultralytics
 TINY = torch.finfo(torch.float32).tiny
 _REPLACED = "_qdq_weight_replaced"
 _UNCALIBRATED = (
-    "an activation quantizer has no range yet and takes each batch's own maximum, which is not "
-    "what TensorRT does; call qdqtool.qat.calibrate before training and evaluation"
+    "an activation quantizer has no range yet and uses the maximum of each batch, "
+    "unlike TensorRT; call qdqtool.qat.calibrate before training and evaluation"
 )
 ActivationObserver = Callable[[nn.Module, str, Tensor], None]
 QuantizerObserver = Callable[[nn.Module, str, Tensor, Tensor], None]

@@ -152,8 +152,8 @@ class Plan:
             names = ", ".join(self.unseen[:4]) + (", ..." if len(self.unseen) > 4 else "")
             lines.append(
                 f"  float     {len(self.unseen)} that did not run with this sample in evaluation "
-                f"mode ({names}): branches for training only, or experts that it does not reach; "
-                "those need a sample that does"
+                f"mode ({names}): branches for training only, or experts that the sample does not "
+                "reach; to quantize an expert, give a sample that reaches it"
             )
         return "\n".join(lines)
 

@@ -147,8 +147,8 @@ def calibrate(
         result.warnings.extend(notes)
     if result.images < FEW_IMAGES:
         warnings.warn(
-            f"calibrated with {format_count(result.images, 'image')}: ranges of so few say little "
-            "about others; give a hundred or more that look like those in use",
+            f"calibrated with {format_count(result.images, 'image')}, which are too few for "
+            "reliable ranges; give a hundred or more images like those of the deployment",
             UserWarning,
             stacklevel=2,
         )

@@ -97,7 +97,10 @@ _ACTIVATION = (
 
 _LOST: dict[LossCause, Message] = {
     LossCause.OPERATOR: (
-        "{conv}: {node} ({op}) is between {dq} and it, and TensorRT-RTX computes {op} in float.",
+        (
+            "{conv}: {node} ({op}) is between {dq} and this layer, and TensorRT-RTX computes {op} "
+            "in float."
+        ),
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
     LossCause.SHARED: (
@@ -111,7 +114,8 @@ _LOST: dict[LossCause, Message] = {
         "Put Q/DQ on the input of {conv} as well, or remove the Q of the other consumer.",
     ),
     LossCause.FP8_POOL: (
-        "{conv}: {node} ({op}) is between {dq} and it. TensorRT-RTX computes it in float, because "
+        "{conv}: {node} ({op}) is between {dq} and this layer. TensorRT-RTX computes {op} in "
+        "float, because "
         "the quantizer is FP8.",
         "Put Q/DQ after {node}, directly before {conv}.",
     ),
@@ -152,7 +156,7 @@ _LOST: dict[LossCause, Message] = {
         "Quantize along the output columns, or with one scale.",
     ),  # of weights
     LossCause.CAST: (
-        "{conv}: a Cast to a wider float is between {dq} and it.",
+        "{conv}: a Cast to a wider float is between {dq} and this layer.",
         "Let the DQ write the wider type: give it scales of that type.",
     ),
     LossCause.TYPES: (

@@ -164,9 +164,10 @@ _UNCALIBRATED = (
     "the quantizer was not calibrated, its range (amax) was not loaded before the export"
 )
 _RECALIBRATE = (
-    "Calibrate again, and export the model that has the ranges (check each amax for NaN, 0 and "
-    "infinity first). The file does not contain the range of an activation, so no fix without data "
-    "can supply it. The float model with insert and images is the other choice."
+    "Calibrate again, and export the model with its ranges (check each amax for NaN, "
+    "0 and infinity first). The file does not contain the range of an activation, so no fix "
+    "without data can supply it. Alternatively, quantize the float model again (insert with "
+    "images)."
 )
 _SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
 
@@ -209,7 +210,9 @@ class ScaleNotPositive(Refusal):
     def message(self, finding: Finding, cause: Cause) -> Message:
         text = f"{self.node} has scale {format_number(self.value)}{self._place()}"
         if self.is_negative:
-            return f"{text}: a step has no sign.", "Use its absolute value."
+            return (f"{text}: a scale cannot be negative."), (
+                "Use the absolute value of the scale."
+            )
         if self.owner == ScaleOwner.ACTIVATION:
             return f"{text}: {self._activation_cause()}.", _RECALIBRATE
         if self.owner == ScaleOwner.BROKEN_WEIGHTS:
@@ -348,11 +351,11 @@ class ScaleDead(Refusal):
         )
         if not self.whole:
             return text, (
-                "Keep it in float, or quantize the inputs of the Concat separately: no common "
-                "scale fits all of them."
+                "Keep the Concat in float, or quantize its inputs separately: no common scale "
+                "fits all of them."
             )
         if self.reach is None:
-            return text, "Calibrate again: the scale and zero point are those of another tensor."
+            return text, ("Calibrate again: the scale and zero point belong to another tensor.")
         return text, (
             f"Scale {format_number(self.reach / 127)} covers all values of {first.op}; calibration "
             "may find a smaller one."
@@ -606,8 +609,9 @@ class OutlierScales(Refusal):
         if self.linear:
             return message
         return message, (
-            "Keep them float (--exclude), and compare the accuracy. A method that clips "
-            "(--method-for TENSOR=percentile) helps if the outliers do not matter."
+            "Keep the consumers of these tensors float (--exclude), and compare the accuracy. A "
+            "method that clips (--method-for TENSOR=percentile) helps if the outliers do not "
+            "matter."
         )
 
 
@@ -644,7 +648,7 @@ class WeightScalesCause(StrEnum):
 
 _WEIGHT_SCALE_ADVICE = {
     WeightScalesCause.AXIS: (
-        "they fit along the other axis of the weights",
+        ("the scales fit along the other axis of the weights"),
         "Compute the scales along the output channels, and set that axis.",
     ),
     WeightScalesCause.FACTOR: (
@@ -653,23 +657,31 @@ _WEIGHT_SCALE_ADVICE = {
         "127, a factor of 2 from a wrong range.",
     ),
     WeightScalesCause.OTHER_WEIGHTS: (
-        "they were probably computed before BatchNormalization was folded into the weights, or "
-        "from another checkpoint",
+        (
+            "the scales were probably computed before BatchNormalization was folded into the "
+            "weights, or from another checkpoint"
+        ),
         "Compute the scales from the weights in this file: fold BatchNormalization first, then "
         "quantize.",
     ),
     WeightScalesCause.TENSOR: (
         "each layer has one scale for all channels, computed from some of them or from other "
         "weights",
-        "Use max|w| / 127 of the whole tensor, or better one scale for each output channel.",
+        ("Use max|w| / 127 of the whole tensor, or better a scale for each output channel."),
     ),
     WeightScalesCause.TOO_LARGE: (
-        "they were probably computed from other weights, or from the range of a whole network",
+        (
+            "the scales were probably computed from other weights, or from the range of a whole "
+            "network"
+        ),
         "Use scale = max|w| / 127 for each channel of the weights in this file.",
     ),
     WeightScalesCause.EXCEPTION: (
         "only {channels} channels do not fit",
-        "Use scale = max|w| / 127 for these channels too, unless they are clipped on purpose.",
+        (
+            "Use scale = max|w| / 127 for these channels as well, unless their weights are "
+            "clipped on purpose."
+        ),
     ),
 }
 
@@ -946,7 +958,7 @@ class FakeQuantizers(Refusal):
         if self.exact:
             share = "them" if self.exact == self.count else f"{self.exact} of them"
             rewrite = f", or let fix rewrite {share} as Q/DQ"
-        return message, f"{export}{rewrite}. Do not insert Q/DQ next to them."
+        return message, (f"{export}{rewrite}. Do not insert Q/DQ next to these quantizers.")
 
 
 class AtenNodes(Refusal):
@@ -1052,8 +1064,11 @@ class RuntimeOperators(Refusal):
             )
         return (
             text,
-            "Use the model before onnxruntime's optimizer (optimized_model_filepath, optimum, "
-            "transformers.optimizer), or save it with ORT_ENABLE_BASIC, which writes none of them.",
+            (
+                "Use the model before onnxruntime's optimizer (optimized_model_filepath, optimum, "
+                "transformers.optimizer), or save the model with ORT_ENABLE_BASIC, which writes "
+                "no such operators."
+            ),
         )
 
 
@@ -1373,8 +1388,8 @@ class DecomposedNorm(Refusal):
         if self.alone:
             return (
                 (
-                    f"{self.node} ({self.alone}) squares values that are summed: in FP16 the "
-                    "square of 256 is infinite, and that of 2e-4 is zero."
+                    f"{self.node} ({self.alone}) squares values that are summed: in FP16, the "
+                    "square of 256 is infinite, and the square of 2e-4 is zero."
                 ),
                 "Keep these nodes FP32, or scale the values before them so that FP16 holds the "
                 "squares.",

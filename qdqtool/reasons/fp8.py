@@ -58,7 +58,7 @@ class EarlyFp8Convolution(Refusal, reason="fp8-version"):
     elements: TensorSize | None = None
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node}: TensorRT {self.version} has no FP8 convolutions, so it runs in float."
+        return f"{self.node} runs in float: TensorRT {self.version} has no FP8 convolutions."
 
 
 class OutputTypeDiffers(Refusal, reason="output-type"):

@@ -35,10 +35,10 @@ _DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
 _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
     GpuFact.NO_FP8: "{gpu} has no FP8, so the FP8 layers ({count}, {first} first) do not build.",
-    GpuFact.NO_BF16: "{gpu} has no BF16, in which the model computes: the build fails there.",
-    GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores there.",
-    GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32 there.",
-    GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32 there.",
+    GpuFact.NO_BF16: "{gpu} has no BF16, which the model uses: the build fails.",
+    GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores.",
+    GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32.",
+    GpuFact.DP4A_FP32: _DP4A + "FP16 is not faster than FP32.",
     GpuFact.FUSION: (
         "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after "
         "{count} convolutions ({first} first) may not be fused, so that these write float."

@@ -263,8 +263,10 @@ class InputNotDequantized(Refusal, reason="input-not-dequantized"):
             )
         if not self.dq:
             return (
-                f"{self.node} runs in float: its weights are quantized, its input '{self.tensor}' "
-                "is not.",
+                (
+                    f"{self.node} runs in float: its weights are quantized, but its input "
+                    f"'{self.tensor}' is not."
+                ),
                 f"Put Q/DQ on '{self.tensor}' (its scale needs calibration).",
             )
         shared = next((a for a in cause.also if isinstance(a, ManyConsumers)), None)
@@ -367,7 +369,7 @@ class FloatTypesDiffer(Refusal, reason="float-types"):
     floats: tuple[Precision, Precision]
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node}: its data is {self.floats[0]}, its weights are {self.floats[1]}."
+        return f"{self.node}: its data is {self.floats[0]}, but its weights are {self.floats[1]}."
 
 
 class Deconvolution3D(Refusal, reason="convtranspose-3d"):
@@ -393,7 +395,7 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
                 "Remove its Q/DQ, which only add conversions, or use a Resize and a 3D "
                 "convolution, which runs in INT8.",
             )
-        return f"{text}INT8 is predicted only if an activation and a Q follow it.", ""
+        return (f"{text}INT8 is predicted only if an activation and a Q follow the node."), ""
 
 
 class ActivationPerChannel(Refusal, reason="activation-per-channel"):
@@ -466,10 +468,12 @@ class WeightsAxis(Refusal, reason="weights-axis"):
                     f"weights{shape}: no TensorRT version is known to compute a ConvTranspose "
                     "with per-channel scales correctly."
                 ),
-                "Use one scale, the largest, for all its weights.",
+                ("Use one scale, the largest, for all weights of the ConvTranspose."),
             )
         written = (
-            "" if self.written else " (not stated: the default is 1 in ONNX, 0 in TensorRT 8 and 9)"
+            ""
+            if self.written
+            else (" (not stated: the default is 1 in ONNX, but 0 in TensorRT 8 and 9)")
         )
         return (
             f"{self.node}: {self.dq} uses axis {self.axis}{written} of the weights{shape}; the "
@@ -547,9 +551,11 @@ class OutputNotQuantized(Refusal, reason="output-not-quantized"):
             norm = self.consumers[0]
             return (
                 f"{_writes(self)}: {norm.node} ({norm.op}) reads it as float.",
-                f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster kernels "
-                "(ModelOpt pull request "
-                "1117). The normalization itself is computed in float either way.",
+                (
+                    f"Put Q/DQ before {norm.node}: {self.node} then writes INT8 with faster "
+                    "kernels (ModelOpt pull request 1117). The normalization itself remains "
+                    "float."
+                ),
             )
         if quantized:
             past = list_names(format_step(s) for s in quantized[0].path)
@@ -621,7 +627,7 @@ class OutputManyConsumers(Refusal, reason="output-many-consumers"):
             f"{'reads' if len(names) == 1 else 'read'} it as float, in addition to "
             f"{list_names(consumer_names(quantized))}{describe_unread_consumers(self.consumers)}."
             + ("" if finding.gains else " No action needed: INT8 gains nothing for this consumer."),
-            f"Quantize the float consumer too, with scale {format_scale(quantized[0].scale)}."
+            (f"Quantize the float consumer as well, with scale {format_scale(quantized[0].scale)}.")
             if finding.gains
             else NO_ACTION,
         )
@@ -1094,7 +1100,10 @@ class RemainingConversion(Refusal, reason="stays"):
                 f"{self.precision} (scale {scale})."
             )
         assumed = (
-            " This is assumed: if the attention becomes one kernel, the conversion is part of it."
+            (
+                " This is assumed: if the attention becomes one kernel, the conversion is part of "
+                "that kernel."
+            )
             if self.attention
             else ""
         )

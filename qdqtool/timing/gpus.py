@@ -673,7 +673,7 @@ def _check_power(gpu: Gpu, power: str, clock: float | None) -> None:
             "under load"
         )
     elif clock is not None:
-        reason = "`clock` is given, which decides"
+        reason = "`clock` is given, which takes precedence"
     if reason:
         raise QdqtoolError(
             f"`power` {power[:40]}: has no effect, because {reason}",

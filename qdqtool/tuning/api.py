@@ -550,8 +550,8 @@ class _TuningRun:
             self.notes.append(Note(text, code="ranges-from-all-worse", metric=metric))
             return self.planner
         text = (
-            f"the written model has ranges from all {images} images; the held-out images, which "
-            f"are among them, have {metric:.3f} with it"
+            f"the written model has ranges from all {images} images; the held-out images, "
+            f"which are among all images, then have {metric:.3f}"
         )
         self.notes.append(Note(text, code="ranges-from-all", images=images, metric=metric))
         self.ranges_report = report

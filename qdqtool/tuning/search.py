@@ -196,11 +196,11 @@ class PlacementSearch:
         value = self.evaluator.value(self.recipe(self.start), self.evaluator.sets.chosen_on)
         if not self.pool:
             return
-        line = f"everything INT8: {value:.4g} on the images to choose on"
+        line = f"everything INT8: {value:.4g} on the images of the search"
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
             line += (
-                ". After Ctrl-C, the same command goes on; with `time_limit` it takes the best "
-                "that was measured"
+                ". After Ctrl-C, the same command continues; with `time_limit`, the best "
+                "measured placement is used"
             )
         self.report(line)
 

@@ -222,9 +222,9 @@ def _list_other_methods(planner: Planner, scale: GroupScale) -> list[str]:
 
 # Choices that are worth measuring -----------------------------------------------------
 
-FREE = "INT8 gains nothing here: float is predicted to be no slower"
-NO_GAIN = "INT8 is predicted to be no faster here"
-BETWEEN = "would be float between two conversions, and its inputs are INT8 for other consumers"
+FREE = "INT8 gains nothing for this layer: float is predicted to be as fast"
+NO_GAIN = "INT8 is predicted not to be faster for this layer"
+BETWEEN = "in float it would need two conversions, because its inputs are INT8 for other consumers"
 LARGER = "costs as much as leaving {} float, which frees more"
 
 

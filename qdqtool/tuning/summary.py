@@ -92,13 +92,13 @@ def _explain_choice(
     if nodes <= search.start.floats:
         return FLOAT, FREE
     if site.name in placement.sites or nodes <= configuration.floats:
-        return FLOAT, "most accuracy for its time"
+        return FLOAT, ("best accuracy for its time")
     if site.default == FLOAT and nodes <= configuration.quantized:
         return INT8, _ACCURATE
     methods = dict(configuration.methods)
     for tensor in site.tensors:
         if tensor in methods:
-            reason = "a smaller output error on every kind of image that it was chosen on"
+            reason = "a smaller output error on every kind of image of the search"
             return methods[tensor], reason
     if choices and choices[0].why:
         return site.default, choices[0].why

@@ -79,9 +79,9 @@ def describe_duration(
         seconds: Maximum duration; None if the store has most measurements already.
         workers: Number of workers.
     """
-    unmeasured = f" ({skipped} skipped: they cannot save time)" if skipped else ""
+    unmeasured = (f" ({skipped} skipped, because they cannot save time)") if skipped else ""
     if seconds is None:
-        duration = "an earlier run has measured most of it"
+        duration = "an earlier run has measured most of the placements"
     else:
         minutes = "a minute" if seconds < 90 else f"{seconds / 60:.0f} minutes"
         duration = f"at most about {minutes} with {format_count(workers, 'worker')}"

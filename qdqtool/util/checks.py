@@ -17,7 +17,7 @@ def check_choice(
     """Check that an argument is one of its choices.
 
     Raises:
-        QdqtoolError: It is another value; of the class `error`.
+        QdqtoolError: The argument is none of them. The exception is of the class `error`.
     """
     if value not in choices:
         raise error(
@@ -28,10 +28,10 @@ def check_choice(
 
 
 def check_not_text(parameter: str, value: object) -> None:
-    """Check that an argument for a list of texts is not a single text.
+    """Reject a single text as argument where a list of texts is required.
 
     Raises:
-        QdqtoolError: It is a text.
+        QdqtoolError: The argument is a text.
     """
     if isinstance(value, (str, bytes)):
         raise QdqtoolError(
@@ -50,7 +50,7 @@ def compile_pattern(pattern: str, argument: str, *, parameter: str = "") -> re.P
         parameter: Name of the parameter.
 
     Raises:
-        QdqtoolError: It is not a regular expression.
+        QdqtoolError: The text is not a valid regular expression.
     """
     try:
         return re.compile(pattern)

@@ -13,18 +13,18 @@ from qdqtool.util import limits
 
 BLOCK = 1 << 20
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-HEAD = 6  # first bytes of a file, which decide its format
+HEAD = 6  # number of first bytes that decide the format of a file
 
 Read = Callable[[int], bytes]
 
 
 def find_magic(head: bytes) -> bytes:
-    """Return the magic number that a compressed file begins with, empty for another file."""
+    """Return the magic number of a compressed file; empty if the file is not compressed."""
     return next((magic for magic in (GZIP, XZ, ZSTD) if head.startswith(magic)), b"")
 
 
 class _PartlyRead:
-    """File whose first bytes have been read."""
+    """Stream that returns bytes that were read earlier, then the rest of a file."""
 
     def __init__(self, head: bytes, read: Read) -> None:
         self._head = head
@@ -50,11 +50,12 @@ def unpack(
 
     Args:
         head: First bytes, at least `HEAD`.
-        read: Function that returns up to so many of the next bytes, none at the end.
+        read: Function that takes a number and returns at most that many next bytes, empty at the
+            end.
         name: Name of the file for messages.
         limit: Bytes after unpacking.
-        whole: Whether damage after the first block is an error. Otherwise it ends the data: a log
-            that is cut off is still worth reading.
+        whole: Whether damage after the first block is an error. If False, damage ends the data, so
+            that truncated logs can be read.
         error: Class of the errors.
 
     Raises:
@@ -70,7 +71,7 @@ def unpack(
             if not whole:
                 return
             raise error(
-                "the compressed file is cut off; copy it again", name, code="file-damaged"
+                "the compressed file is truncated; copy it again", name, code="file-damaged"
             ) from None
         except damage as cause:
             if total and not whole:
@@ -95,7 +96,7 @@ def unpack(
 def _open_stream(
     magic: bytes, source: _PartlyRead, name: str, error: type[QdqtoolError]
 ) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a decompressing file, and the exceptions that it raises for damage."""
+    """Return a file object that decompresses, and the exceptions it raises for damage."""
     file = cast(IO[bytes], source)
     if magic == GZIP:
         return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)
@@ -114,7 +115,7 @@ def _open_stream(
 
 
 def _import_zstd() -> Any:
-    """Return the zstd module of Python 3.14, or its backport; None without either."""
+    """Return the zstd module of Python 3.14 or its backport; None if neither exists."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)

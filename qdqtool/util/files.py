@@ -1,4 +1,4 @@
-"""Input files: opened for reading, limited in size, and never overwritten by an output.
+"""Open and record input files, limit their size, and never overwrite them.
 
 Every file that a command reads is recorded by device and inode, so that links are seen through.
 Outputs go through :func:`qdqtool.util.outputs.atomic_write`, which refuses recorded files.
@@ -19,27 +19,27 @@ from qdqtool.util import limits
 
 StrPath = str | os.PathLike[str]
 FileKey = tuple[int | str, ...]
-_MAX_NAMES = 3  # files in a message
-INVALID_NAME = "no file name can hold a NUL or half a character"
+_MAX_NAMES = 3  # maximum number of file names in a message
+INVALID_NAME = "a file name cannot contain a NUL or an incomplete character"
 
 
 class InputFiles:
     """Files that were read, and files that are reserved for outputs.
 
     Args:
-        outer: Record of the caller, which gets all files as well.
+        outer: Record of an enclosing block. Files that are read are added to it as well.
     """
 
     def __init__(self, outer: InputFiles | None = None) -> None:
         self._outer = outer
         self._names: dict[FileKey, str] = {}
-        self._reserved: dict[FileKey, tuple[str, str]] = {}  # option and path
+        self._reserved: dict[FileKey, tuple[str, str]] = {}  # option and path of each output
 
     def add(self, key: FileKey, name: str) -> None:
         """Record a file that is read.
 
         Raises:
-            QdqtoolError: It is reserved for an output.
+            QdqtoolError: The file is reserved for an output.
         """
         self._names.setdefault(key, name)
         if key in self._reserved:
@@ -48,10 +48,10 @@ class InputFiles:
             self._outer.add(key, name)
 
     def forbid_overwrite(self, path: StrPath, option: str = "") -> None:
-        """Refuse an output that was read, by this name or another one.
+        """Raise an error if an output is a file that was read, also under another name (link).
 
         Raises:
-            QdqtoolError: It was read.
+            QdqtoolError: The file was read.
         """
         target = Path(path)
         if is_stream(target) and not target.is_file():
@@ -63,10 +63,10 @@ class InputFiles:
             self._outer.forbid_overwrite(path, option)
 
     def reserve(self, path: StrPath, option: str) -> None:
-        """Reserve a file for the output of an option, before any work is done.
+        """Reserve a file for the output of an option, and check it before any work is done.
 
         Raises:
-            QdqtoolError: It cannot be written, was read, or is reserved for another option.
+            QdqtoolError: The file cannot be written, was read, or is reserved for another option.
         """
         forbid_dash(path, option)
         check_writable(Path(path), option)
@@ -77,11 +77,11 @@ class InputFiles:
         other = self._reserved.setdefault(key, (option, os.fspath(path)))[0]
         if other != option:
             raise _output_error(
-                f"is the output of {other} as well; choose another name", path, option, "duplicate"
+                f"is also the output of {other}; choose another name", path, option, "duplicate"
             )
 
     def nesting_error(self) -> QdqtoolError:
-        """Return the error for input that is nested deeper than Python's stack, with its files."""
+        """Return the error for too deeply nested input; its message names the files read."""
         names = list(self._names.values())
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         return QdqtoolError(
@@ -92,7 +92,7 @@ class InputFiles:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Refuse these files as outputs inside the block."""
+        """Make this the record that is used inside the block, so that its files are protected."""
         token = _current.set(self)
         try:
             yield
@@ -108,7 +108,7 @@ def record_inputs() -> Iterator[InputFiles]:
     """Record all files that are read inside the block, for :func:`forbid_overwrite`.
 
     Raises:
-        QdqtoolError: One of them is nested deeper than Python's stack.
+        QdqtoolError: An input is nested so deeply that Python's stack overflows.
     """
     inputs = InputFiles(_current.get())
     with inputs.active():
@@ -119,7 +119,10 @@ def record_inputs() -> Iterator[InputFiles]:
 
 
 def forbid_overwrite(inputs: InputFiles | None) -> contextlib.AbstractContextManager[None]:
-    """Refuse the inputs of a result as outputs inside the block."""
+    """Protect the inputs of a result from being overwritten inside the block.
+
+    None protects no files.
+    """
     return contextlib.nullcontext() if inputs is None else inputs.active()
 
 
@@ -130,10 +133,10 @@ def reserve_output(path: StrPath | None, option: str) -> None:
 
 
 def check_output(path: StrPath) -> None:
-    """Check before the work that a file can be written.
+    """Check in advance that an output can be written.
 
     Raises:
-        QdqtoolError: It cannot be written, or it was read.
+        QdqtoolError: The file cannot be written, or is an input.
     """
     check_writable(Path(path))
     inputs = _current.get()
@@ -158,7 +161,7 @@ def record_input(path: StrPath | int) -> None:
 
 
 def _output_error(reason: str, path: StrPath, option: str, code: str) -> QdqtoolError:
-    """Return an error about an output, with the option that names it in front."""
+    """Return an error about an output; its message begins with the option."""
     if option:
         return QdqtoolError(f"{option} {path}: {reason}", code=code)
     return QdqtoolError(reason, os.fspath(path), code=code)
@@ -168,7 +171,7 @@ def _is_input(option: str, path: str, name: str) -> QdqtoolError:
     same_name = os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
     other_name = "" if same_name else f" (it is {name})"
     return _output_error(
-        f"is one of the files read{other_name}; choose another name",
+        f"is one of the input files{other_name}; choose another name",
         path,
         option,
         "output-is-input",
@@ -176,7 +179,10 @@ def _is_input(option: str, path: str, name: str) -> QdqtoolError:
 
 
 def file_key(path: StrPath) -> FileKey:
-    """Return device and inode of a file, or those of its folder and the name of a new file."""
+    """Return an identity of a file that links share.
+
+    This is device and inode. For a new file: device and inode of its folder, and its name.
+    """
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -199,9 +205,9 @@ def same_file(a: StrPath, b: StrPath) -> bool:
 
 
 def find_reading_problem(path: StrPath) -> tuple[str, str]:
-    """Return the code of the error and why a path cannot be read; empty for a regular file.
+    """Return an error code and the reason why a path cannot be read; empty if it can.
 
-    A pipe, a socket or a device may never end. A log is also read from standard input, as ``-``.
+    Only regular files can be read, because a pipe, a socket or a device may never end.
     """
     try:
         mode = os.stat(path).st_mode
@@ -215,7 +221,7 @@ def find_reading_problem(path: StrPath) -> tuple[str, str]:
         return "", ""
     advice = "give a file"
     if stat.S_ISFIFO(mode):
-        advice = "write what it gives to a file first (a log may come on standard input, as -)"
+        advice = "write its output to a file first (a log can be piped to standard input, as -)"
     return "not-a-file", f"is {_special_kind(mode)}; {advice}"
 
 
@@ -235,7 +241,8 @@ def open_input(
         record: Whether the file is recorded as an input.
 
     Raises:
-        QdqtoolError: It is missing, not a regular file, not readable, or reserved for an output.
+        QdqtoolError: The file is missing, not a regular file, not readable, or reserved for an
+                output.
     """
     code, problem = find_reading_problem(path)
     if problem:
@@ -264,13 +271,13 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
     return data
 
 
-# Places to write ----------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 _DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 
 
 def descriptor_of(target: Path) -> int | None:
-    """Return the open descriptor that a path names, such as /dev/stdout or /dev/fd/63."""
+    """Return the number of the descriptor that a path such as /dev/fd/63 names, else None."""
     name = os.path.abspath(target)
     if name in _DESCRIPTORS:
         return _DESCRIPTORS[name]
@@ -281,7 +288,7 @@ def descriptor_of(target: Path) -> int | None:
 
 
 def is_stream(target: Path) -> bool:
-    """Return whether a path names an open descriptor or a device, which no file can replace."""
+    """Return whether a path is an open descriptor or a device, to be written directly."""
     try:
         return descriptor_of(target) is not None or stat.S_ISCHR(os.stat(target).st_mode)
     except (OSError, ValueError):
@@ -289,7 +296,7 @@ def is_stream(target: Path) -> bool:
 
 
 def forbid_dash(path: StrPath, option: str) -> None:
-    """Refuse ``-`` as an output: it would be a file of that name, not standard output.
+    """Refuse ``-`` as an output, because it would create a file of that name.
 
     Raises:
         QdqtoolError: The path is ``-``.
@@ -308,7 +315,7 @@ def check_writable(target: Path, option: str = "") -> None:
     It has to be a regular or new file, an open descriptor, or /dev/null.
 
     Raises:
-        QdqtoolError: It cannot.
+        QdqtoolError: The file cannot be written.
     """
     code, problem = _writing_problem(target)
     if code == "invalid-path":
@@ -330,7 +337,7 @@ def _writing_problem(target: Path) -> tuple[str, str]:
             return "not-a-file", f"is {_special_kind(mode)}; give a file name"
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(target):
-            return "not-a-file", "is a link to nothing; remove it, or name another file"
+            return "not-a-file", ("is a broken link; remove it, or give another file name")
         if not target.parent.is_dir():
             missing = f"the folder {target.parent} does not exist; create it first"
             return "folder-missing", missing
@@ -339,5 +346,7 @@ def _writing_problem(target: Path) -> tuple[str, str]:
     except OSError as error:
         return "not-written", f"cannot be written: {error.strerror or error}"
     if not is_stream(target) and not os.access(target.parent, os.W_OK):
-        return "not-written", f"the folder {target.parent} cannot be written to; name another one"
+        return "not-written", (
+            f"the folder {target.parent} cannot be written to; give another folder"
+        )
     return "", ""

@@ -1,4 +1,4 @@
-"""JSON of answers, and JSON of unknown origin."""
+"""Write JSON of results, and parse untrusted JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from qdqtool.util import limits
 from qdqtool.util.process import pause_gc
 
-_MAX_DIGITS = 20  # of a 64-bit integer; a longer one becomes a float
+_MAX_DIGITS = 20  # longer integers exceed 64 bits and become floats
 
 
 def json_text(data: Any, *, compact: bool = False) -> str:
@@ -19,7 +19,7 @@ def json_text(data: Any, *, compact: bool = False) -> str:
         data: Values of JSON's types.
         compact: Whether to leave out line breaks and spaces.
     """
-    import json  # an answer in text needs none
+    import json  # imported only if needed
 
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 1}
     try:
@@ -39,11 +39,11 @@ def _replace_non_finite(data: Any) -> Any:
 
 
 class TooManyValues(ValueError):
-    """A JSON that would take too much memory."""
+    """The JSON text has so many values that they would take too much memory."""
 
 
 def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = False) -> Any:
-    """Parse JSON of unknown origin.
+    """Parse untrusted JSON within limits.
 
     NaN, infinity and numbers that no float can hold become None. Integers beyond 64 bits become
     floats.
@@ -54,8 +54,8 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
         infinities: Whether NaN and infinity are kept, as Python writes them.
 
     Raises:
-        ValueError: It is not JSON, or holds too many values (TooManyValues).
-        RecursionError: It is nested too deeply.
+        ValueError: The text is not JSON, or has too many values (:class:`TooManyValues`).
+        RecursionError: The JSON is nested too deeply.
     """
     import json
 
@@ -69,7 +69,7 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
 
 
 def _count_separators(text: str | bytes) -> int:
-    """Return an upper bound of the number of values."""
+    """Return the number of separators, an upper bound on the number of values."""
     separators: Iterable[Any] = b",[{" if isinstance(text, bytes) else ",[{"
     return sum(text.count(separator) for separator in separators)
 

@@ -1,6 +1,6 @@
 """Limits on files, images, models and the work that they cause.
 
-They are above the needs of real ones. The message about an input beyond a limit names the limit.
+Real inputs stay below the limits. The message about an input beyond a limit names the limit.
 Units are bytes unless a comment says otherwise.
 """
 
@@ -17,15 +17,15 @@ UNPACKED = 512 * MB  # contents of a compressed file: model, arrays, cache or lo
 UNPACKED_RATIO = 8  # a compressed file may unpack to this multiple of its size
 UNPACKED_LOG_RATIO = 100  # the same for a log; real ones reach 30
 LOG = 4 * GB  # a log, unpacked
-PIPED_LOG = 256 * MB  # a log from a pipe, which may have no end
-PIPED_LINES = 2_000_000  # lines of such a log
-LOG_LINE = 1 * MB  # the beginning of a log line that is kept
+PIPED_LOG = 256 * MB  # a log from a pipe, because a pipe may never end
+PIPED_LINES = 2_000_000  # lines of a log from a pipe
+LOG_LINE = 1 * MB  # a log line; the rest of it is dropped
 LOG_CONSTANTS = 320 * MB  # weights of a network that is rebuilt from a log; YOLOv8x has 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
-JSON_FILE = 20 * MB  # a layer or profile JSON, which takes forty times as much in Python
+JSON_FILE = 20 * MB  # a layer or profile JSON; Python objects take forty times as much
 JSON_VALUES = 8_000_000  # values in a JSON
 VERIFICATION_FILE = 8 * MB  # the JSON of `verify`
-EXTERNAL_DATA = 16 * GB  # external weights of a model together
+EXTERNAL_DATA = 16 * GB  # all external weights of a model
 EXTERNAL_SHARED = 64 * MB  # external weights that several tensors share
 
 # Calibration
@@ -34,7 +34,7 @@ IMAGE_FILE = 256 * MB  # an image file
 INPUT_PIXELS = 1 << 24  # height times width of the network's input
 SAMPLE = 512 * MB  # one sample of an array file
 SAMPLE_ROWS = 4096  # rows of a fixed batch
-FETCHED = 256 * MB  # tensors that all threads fetch together
+FETCHED = 256 * MB  # tensors that all threads together fetch from onnxruntime at a time
 COUNTED = 512 * MB  # histograms of all threads together
 CACHE_MEMORY = 512 * MB  # statistics in a calibration cache
 
@@ -44,44 +44,45 @@ NAME = 1 << 16  # characters of a node's or tensor's name
 NAMES = 128 * MB  # characters of all names
 RANK = 64  # dimensions of a tensor, as in numpy
 SHAPE_ENTRIES = 1 << 16  # entries of a 1-D tensor that may hold a shape
-SHAPE_ENTRIES_ALL = 1 << 22  # entries of all of these
-FUNCTION_LEVELS = 500  # levels of model functions that call each other
+SHAPE_ENTRIES_ALL = 1 << 22  # total entries of these tensors
+FUNCTION_LEVELS = 500  # nesting depth of function calls in a model
 FUNCTION_CALLS = 200_000  # nodes after all functions are expanded
 FUNCTION_COPIES = 256 * MB  # copies of function bodies for repeated calls
 ADDED_CONSTANTS = 512 * MB  # constants that one edit adds to a model
 
 # onnx's converter and shape inference in a child process
 ONNX_BYTES = 640 * MB  # memory of the process
-ONNX_BYTES_BYTE = 256  # additional memory for each byte of the model
+ONNX_BYTES_BYTE = 256  # additional bytes of memory for each byte of the model
 ONNX_SECONDS = 120  # seconds
 
 # extract
 COMMAND = 1 << 17  # characters of a command, as Linux has it
 COMMAND_OUTPUT = 64 * MB  # output of a command that is searched
-TRIMMED_NODES = 20_000  # nodes predicted while a part is trimmed
-MINIMIZED_NODES = 200_000  # nodes predicted by `--minimize` without a build, a command or `--limit`
-MINIMIZED_BYTES = 16 * GB  # models predicted then
+TRIMMED_NODES = 20_000  # total nodes of all parts predicted while trimming
+# Total nodes of models predicted by `--minimize` without build, command or `--limit`.
+MINIMIZED_NODES = 200_000
+MINIMIZED_BYTES = 16 * GB  # total bytes of these models
 
 # Sessions of onnxruntime
-PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: processes that share the memory
+PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: number of processes that share the memory
 LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
-SESSION_BYTES = 768 * MB  # tensors that live at the same time in one run of `fix`
+SESSION_BYTES = 768 * MB  # tensors alive at the same time in one run of `fix`
 SESSION_INPUT = 201_400_000  # one random input: 1x3x4096x4096
 SESSION_PROCESS = 768 * MB  # memory of the process in addition to tensors and weights
 SESSION_WORK = 3 * 10**11  # multiplications of one run; YOLOv8x at 640 x 640 has 1.3 * 10^11
 SESSION_WORK_ALL = 2 * 10**12  # multiplications of all runs of one `fix`
-SESSION_RUN = 10**8  # multiplications that stand for loading the model
-SESSION_WORK_BYTE = 100  # multiplications that stand for each byte of the model
-INNER_NODE = 50_000  # multiplications that stand for a node in a Loop, Scan or If
+SESSION_RUN = 10**8  # cost of loading a model, in multiplications
+SESSION_WORK_BYTE = 100  # cost of each byte of a model, in multiplications
+INNER_NODE = 50_000  # cost of a node in a Loop, Scan or If, in multiplications
 SESSION_SECONDS = 120.0  # processor seconds of one run whose work cannot be counted
-SESSION_STUCK = 3600.0  # seconds of the clock, for a process that neither computes nor ends
+SESSION_STUCK = 3600.0  # wall-clock seconds until a process counts as stuck
 EFFORT = 1000.0  # factor of `--effort`, which raises these limits
 
 # demo and tune
 DEMO_SIZE = 960  # pixels of a side of the demo's input
 TUNING_REFERENCES = 256 * MB  # float outputs that are kept for the next run
-TUNING_HELD = 256 * MB  # outputs of parts of the network that each worker keeps
-TUNING_SESSIONS = 1024 * MB  # sessions of parts that are kept open
+TUNING_HELD = 256 * MB  # intermediate outputs that each worker keeps
+TUNING_SESSIONS = 1024 * MB  # onnxruntime sessions kept open on parts of the network
 TUNING_STATE = 256 * MB  # a file of measurements
 TUNING_SAMPLES = 4096  # samples of one set
 
@@ -95,10 +96,10 @@ USER_SECONDS = 600.0  # seconds of one run of `--check` or one call of `--metric
 
 
 def check_seconds(seconds: float | None, name: str) -> float:
-    """Return a time limit of the user, or the default if it is None.
+    """Check a time limit of the user, and return it; None gives the default, 600 seconds.
 
     Raises:
-        QdqtoolError: It is not between 0 and a million seconds.
+        QdqtoolError: The time is not above 0 and at most a million seconds.
     """
     if seconds is None:
         return USER_SECONDS
@@ -125,7 +126,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_excess(size: float, limit: float, suffix: str = "") -> str:
-    """Return a number of bytes with the limit that it exceeds, in digits that differ.
+    """Format a size and the limit it exceeds, with enough digits to see the difference.
 
     Args:
         size: Actual size.

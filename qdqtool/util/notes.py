@@ -19,7 +19,7 @@ class Note(str):
     """A note or a warning of a result.
 
     Attributes:
-        code: Identifier of the note, such as ``"resumed"``; empty for a text of a file or a user.
+        code: Identifier of the note, such as ``"resumed"``. Empty for texts of files and users.
         values: Values in the text, by name.
     """
 
@@ -27,7 +27,7 @@ class Note(str):
     values: Mapping[str, Any]
 
     def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
-        """Create a note; other keywords are its values."""
+        """Create a note; additional keyword arguments become its `values`."""
         note = super().__new__(cls, text)
         note.code = code
         note.values = values
@@ -35,5 +35,5 @@ class Note(str):
 
     @classmethod
     def from_text(cls, text: str) -> Note:
-        """Return a text as a note. A note keeps its code and its values."""
+        """Return a text as a note without code; return a note unchanged."""
         return text if isinstance(text, Note) else cls(text)

@@ -57,7 +57,7 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
 
 
 def _open_stream(target: Path) -> IO[bytes]:
-    """Open a device, or a copy of a descriptor, which goes on at its position."""
+    """Open a device, or a duplicate of an open descriptor that continues at its position."""
     descriptor = descriptor_of(target)
     if descriptor is None:
         return target.open("wb")
@@ -73,12 +73,12 @@ def write_text(path: StrPath, text: str) -> None:
 
 
 def write_visible(path: StrPath, text: str) -> None:
-    """Write text for people, without control characters (see :mod:`qdqtool.util.text`)."""
+    """Write text with control characters escaped (see :mod:`qdqtool.util.text`)."""
     write_text(path, escape_hidden(text))
 
 
 class SavableResult:
-    """A result that is saved as its JSON, over none of its inputs."""
+    """Base of results that can be saved as JSON, but not over their own inputs."""
 
     __slots__ = ()
     read: InputFiles | None
@@ -97,7 +97,7 @@ class SavableResult:
 
 
 def save_answer(path: StrPath, answer: dict[str, Any], inputs: InputFiles | None) -> None:
-    """Write an answer as JSON, over none of its inputs.
+    """Write a result as JSON, but not over one of its inputs.
 
     Raises:
         QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.

@@ -1,4 +1,4 @@
-"""Garbage collection, the terminal, and standard output."""
+"""Settings of the process: garbage collection, terminal width, standard output."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import os
 import sys
 from collections.abc import Iterator
 
-INTERRUPTED = 130  # exit code after Ctrl-C: 128 and the number of the signal
+INTERRUPTED = 130  # exit code after Ctrl-C: 128 + number of the signal
 
 
 @contextlib.contextmanager
 def pause_gc() -> Iterator[None]:
-    """Stop the search for garbage, which takes half the time while a large network is indexed."""
+    """Pause garbage collection inside the block.
+
+    While a large network is indexed, the search for garbage would take half of the time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -24,14 +27,14 @@ def pause_gc() -> Iterator[None]:
 
 
 def terminal_columns() -> int:
-    """Return the width of the terminal, 80 if there is none."""
-    import shutil  # slow to import, and most commands do without
+    """Return the width of the terminal in columns; 80 without a terminal."""
+    import shutil  # slow to import, and most commands do not need it
 
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def silence_stdout() -> None:
-    """Drop everything that is still in the buffer of standard output."""
+    """Redirect standard output to the null device, so that buffered text is dropped."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, sys.stdout.fileno())

@@ -17,7 +17,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
 
     Args:
         items: Items to go through.
-        description: A few words before the bar.
+        description: Short text that is printed before the bar.
         total: Number of items, if `items` has no length.
     """
     if sys.stderr is None or not sys.stderr.isatty():
@@ -33,7 +33,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
 
 
 def _print_lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
-    """Print one line a minute, nothing for shorter work."""
+    """Yield items and print a line every minute; nothing if the work takes less."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     start = last_line = time.monotonic()

@@ -14,16 +14,17 @@ from typing import Any, TypeVar, dataclass_transform
 T = TypeVar("T")
 R = TypeVar("R")
 
-_HASH = "_hash"  # in a record's dictionary after the first use
+_HASH = "_hash"  # key of the cached hash in a record's dictionary
 _NAMES = "_names"
 
 
 @dataclass_transform(frozen_default=True)
 def record(kind: type[T]) -> type[T]:
-    """Make a record class: its annotations, after those of its bases, are the fields.
+    """Turn a class into a record, whose fields are the annotations of its bases and itself.
 
-    Values of fields are compared, hashed and printed, unless the class has methods for that. A
-    default is shared, so it must not be mutable. ``ClassVar`` annotations are not fields.
+    Records are compared, hashed and printed by the values of their fields, unless the class defines
+    these methods. Default values must not be mutable, because all records share them. ``ClassVar``
+    annotations are not fields.
     """
     fields = list(getattr(kind, "_fields", ()))
     defaults = dict(getattr(kind, "_defaults", ()))
@@ -47,22 +48,25 @@ def record(kind: type[T]) -> type[T]:
 
 
 class SharedTuple(tuple[T, ...]):
-    """A tuple that many records contain, with cached results of functions of it.
+    """Tuple that many records contain; it caches results that are computed from its items.
 
     Attributes:
-        more: Place where further items were not searched for; empty if these are all.
+        more: Place where the search for items stopped early. Empty if the items are complete.
     """
 
     more: str
 
     def __new__(cls, items: Iterable[T] = (), more: str = "") -> SharedTuple[T]:
-        """Create the tuple of some items."""
+        """Create a tuple of `items`."""
         result = super().__new__(cls, items)
         result.more = more
         return result
 
     def once(self, function: Callable[[Sequence[T]], R]) -> R:
-        """Return the cached result of a function of these items; it must not be changed."""
+        """Call a function with the items, or return its cached result.
+
+        Callers must not change the result.
+        """
         cache: dict[Any, Any] = self.__dict__
         if function not in cache:
             cache[function] = function(tuple(self))
@@ -74,14 +78,14 @@ class SharedTuple(tuple[T, ...]):
 
 
 def once(function: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
-    """Cache a function of a sequence for each :class:`SharedTuple`."""
+    """Decorate a function of a sequence to cache its result per :class:`SharedTuple`."""
     return functools.wraps(function)(
         lambda items: items.once(function) if type(items) is SharedTuple else function(items)
     )
 
 
 def collect_names(item: Any) -> tuple[str, ...]:
-    """Return every text in a record once, with those of records and tuples inside.
+    """Return the distinct texts in a record, and in the records and tuples inside it.
 
     The fields ``unnamed_fields`` of a class (default: ``op`` and ``shape``) are left out. The
     result is cached.
@@ -95,11 +99,12 @@ def collect_names(item: Any) -> tuple[str, ...]:
     return result
 
 
-_NAMELESS_TYPES = frozenset((int, float, bool, type(None)))  # most fields; calls for them cost time
+# Most fields; skipped early to save time.
+_NAMELESS_TYPES = frozenset((int, float, bool, type(None)))
 
 
 def _add_names(value: Any, names: dict[str, None], visited: set[int]) -> None:
-    """Add the names in a value; a value that several others contain is visited once."""
+    """Add the names in a value, and mark the value as visited."""
     if id(value) in visited:
         return
     kind = type(value)
@@ -140,7 +145,7 @@ def field_values(item: Any) -> tuple[Any, ...]:
 def to_json_fields(item: Any, *names: str) -> dict[str, Any]:
     """Return some or all fields of a record or dataclass as JSON values.
 
-    Objects with a method ``as_json`` are converted by it, enumerations are texts.
+    Values with a method ``as_json`` are converted by this method. Enumerations become texts.
     """
     fields = names or getattr(item, "_fields", None) or item.__dataclass_fields__
     return {name: _to_json(getattr(item, name)) for name in fields}
@@ -155,19 +160,19 @@ def _to_json(value: Any) -> Any:
 
 
 def nearest(table: Mapping[type, T], kind: type) -> T | None:
-    """Return the entry of a class, or of the nearest of its bases; None without one."""
+    """Return the entry of a class or of its nearest base class; None without an entry."""
     return next((table[base] for base in kind.__mro__ if base in table), None)
 
 
 def replace_fields(item: T, **changes: Any) -> T:
-    """Return a record with other values in some fields."""
+    """Return a copy of a record with new values for the fields in `changes`."""
     values = dict(zip(item._fields, field_values(item), strict=True))  # type: ignore[attr-defined]
     return type(item)(**{**values, **changes})
 
 
 def _init(self: Any, *args: Any, **named: Any) -> None:
     fields = self._fields
-    if len(args) == len(fields) and not named:  # the usual case, in a third of the time
+    if len(args) == len(fields) and not named:  # fast path for the usual case
         self.__dict__.update(zip(fields, args, strict=True))
         return
     positional = dict(zip(fields, args, strict=False))
@@ -191,7 +196,7 @@ def _eq(self: Any, other: object) -> bool:
 
 
 def _hash(self: Any) -> int:
-    """Return a cached hash: records may contain each other in long chains."""
+    """Return the hash, cached because records may contain each other in long chains."""
     values = self.__dict__
     if _HASH not in values:
         values[_HASH] = hash((type(self), field_values(self)))
@@ -200,7 +205,7 @@ def _hash(self: Any) -> int:
 
 
 def _getstate(self: Any) -> dict[str, Any]:
-    """Return the fields without cached values: in another process, texts have other hashes."""
+    """Return the fields to pickle, without caches: hashes differ between processes."""
     return dict(zip(self._fields, field_values(self), strict=True))
 
 

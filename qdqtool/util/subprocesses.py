@@ -14,9 +14,9 @@ from typing import IO
 def run_command(
     command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL
 ) -> int | None:
-    """Run a command without a shell and return its exit code, None after a timeout.
+    """Run a command without a shell and return its exit code; None after a timeout.
 
-    The command runs in a process group of its own, which ends with this call.
+    The command runs in its own process group. All processes of this group are killed at the end.
 
     Args:
         command: Program and arguments.
@@ -43,7 +43,7 @@ def run_command(
 
 def end_process_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that was started with `start_new_session`, and its group."""
-    with contextlib.suppress(OSError):  # all have ended
+    with contextlib.suppress(OSError):  # the processes have already ended
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         else:

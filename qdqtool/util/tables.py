@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_VERBATIM_FIELDS = ("pattern",)  # spaces count
+_VERBATIM_FIELDS = ("pattern",)  # fields whose spaces are kept
 _type_hints = functools.cache(get_type_hints)
 
 
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 class LazyEntries(Mapping[str, T]):
-    """Entries by name, each made when it is first read, because a command needs few of them."""
+    """Mapping whose entries are created on first access, because a command needs few."""
 
     def __init__(self, sources: Mapping[str, Any], make: Callable[[str, Any], T]) -> None:
         self._sources, self._make = sources, make
@@ -69,7 +69,7 @@ def join_lines(text: str) -> str:
 
 
 def make_entry(kind: type[T], fields: Mapping[str, Any], entry_name: str) -> T:
-    """Make a record from the fields of a table's entry.
+    """Create a record from the fields of an entry in a table.
 
     Args:
         kind: The record class. Its fields are the schema: a text, a boolean, a list of texts (as a
@@ -96,7 +96,7 @@ def _convert(hint: Any, value: Any, name: str, entry_name: str) -> Any:
     """Convert a value of a table to the type of a record's field.
 
     Raises:
-        ValueError: It is empty or of another type.
+        ValueError: The value is empty or of another type.
     """
     if isinstance(value, str) and name not in _VERBATIM_FIELDS:
         value = join_lines(value)

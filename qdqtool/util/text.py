@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-# C0 (except tab and newline), DEL and C1; separators that some terminals take for newlines; marks
-# that change the direction of text or are invisible; halves of surrogate pairs, which Python uses
-# for file names that are not UTF-8; characters that XML forbids; invisible letters of tags.
+# Characters to escape: C0 (except tab and newline), DEL and C1; separators that some terminals
+# treat as newlines; marks that are invisible or change the text direction; single surrogates, which
+# Python uses for file names that are not UTF-8; characters that XML forbids; invisible tag
+# characters.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\ufffe\uffff\U000e0000-\U000e007f]"
@@ -22,32 +23,33 @@ _HIDDEN = re.compile(
 
 _SENTENCE_END = re.compile(r"(?<=[.!?\"])[ ](?=[A-Z])")
 
-_REPR = 60  # characters of a value in a message
+_REPR = 60  # maximum number of characters of a value in a message
 
 
 def escape_hidden(text: str) -> str:
-    r"""Write every hidden character as ``\u001b``, which means the same in a JSON string."""
+    r"""Replace hidden characters by escapes such as ``\u001b``, which are valid in JSON."""
     return _HIDDEN.sub(lambda match: _escape(match[0]), text) if _HIDDEN.search(text) else text
 
 
 def as_line(text: str) -> str:
-    """Return text as one line: tabs and line breaks, which only a name contains, are escaped."""
+    """Return a text on one line, with tabs, line breaks and hidden characters escaped."""
     return escape_hidden(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def as_text(lines: Iterable[str]) -> str:
-    """Return lines as one text; a name with a line break does not start a new line."""
+    """Join lines to one text; line breaks inside a line are escaped."""
     return "".join(f"{as_line(line)}\n" for line in lines)
 
 
 def _escape(text: str) -> str:
-    units = text.encode("utf-16-be", "surrogatepass")  # two units above U+FFFF, as in JSON
+    # JSON escapes characters above U+FFFF as two units.
+    units = text.encode("utf-16-be", "surrogatepass")
     pairs = zip(units[::2], units[1::2], strict=True)
     return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
 
 
 def escape_unencodable(text: str, stream: TextIO) -> str:
-    """Escape the characters that a stream's encoding lacks."""
+    """Return a text with escapes for characters that a stream cannot encode."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "escapes").decode(encoding)
 
@@ -72,11 +74,11 @@ def reason_of(error: BaseException, length: int = 200, *, first_line: bool = Fal
     Args:
         error: Exception of another package or of the user.
         length: Maximum number of characters.
-        first_line: Whether only the first line is used.
+        first_line: Whether to use only the first line.
     """
     try:
         text = str(error)
-    except Exception:  # a class of the user
+    except Exception:  # ``str`` of a user's class may fail
         text = ""
     if first_line:
         text = next(iter(text.strip().splitlines()), "")
@@ -87,13 +89,13 @@ def brief_repr(value: object) -> str:
     """Return the beginning of a value's `repr` on one line, for a message."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # a class of the user, or an integer of more digits than Python prints
+    except Exception:  # ``repr`` of a user's class or of a huge integer may fail
         text = object.__repr__(value)
     return text if len(text) <= _REPR else f"{text[:_REPR]}..."
 
 
 def drop_repeated_sentences(texts: Sequence[str]) -> list[str]:
-    """Return texts without sentences that an earlier one contains."""
+    """Return texts without sentences that an earlier text already contains."""
     seen: set[str] = set()
     results = []
     for text in texts:
@@ -114,7 +116,7 @@ def format_count_were(number: int, word: str) -> str:
 
 
 def format_list(items: Sequence[str], most: int = 4) -> str:
-    """Return the first few items: ``a, b and 3 more``."""
+    """Return at most `most` items as text, such as ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
 
@@ -127,7 +129,7 @@ def keep_end(name: str, width: int) -> str:
 def cut_middle(name: str, width: int) -> str:
     """Return a name in at most `width` columns, without its middle if it is too long.
 
-    Beginning and end distinguish layers.
+    Layers usually differ at the beginning or end of their names.
     """
     width = max(20, width)
     if len(name) <= width:
@@ -137,7 +139,7 @@ def cut_middle(name: str, width: int) -> str:
 
 
 def format_layer_counts(convolutions: int, products: int) -> str:
-    """Return ``74 (1 convolution, 73 matrix products)``, or ``64 convolutions`` of one kind."""
+    """Return ``74 (1 convolution, 73 matrix products)`` or, for one kind, ``64 convolutions``."""
     of_convolutions = format_count(convolutions, "convolution")
     of_products = format_count(products, "matrix product")
     if convolutions and products:

@@ -1,4 +1,4 @@
-"""Threads that take tasks from one place and hand their results to one reader."""
+"""Run tasks from one iterable in several threads, and collect their results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ R = TypeVar("R")
 
 
 class SharedTasks(Generic[T]):
-    """Tasks that several threads take from one iterable.
+    """Iterable of tasks that several threads share; each thread gets different tasks.
 
     Attributes:
-        stopped: Set when no further task is wanted. A long task may look at it.
+        stopped: Whether the work was stopped. Long tasks may check it to end early.
     """
 
     def __init__(self, tasks: Iterable[T]) -> None:
@@ -25,7 +25,7 @@ class SharedTasks(Generic[T]):
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[T]:
-        """Yield tasks that no other thread has."""
+        """Yield tasks that no other thread gets, until they are stopped or used up."""
         while True:
             with self._lock:
                 if self.stopped:
@@ -42,14 +42,14 @@ def run_threads(
     workers: Sequence[Callable[[Callable[[R], None]], None]],
     on_stop: Callable[[], None] = lambda: None,
 ) -> Generator[R, None, None]:
-    """Run each worker in a thread and yield results as they come.
+    """Run each worker in a thread, and yield results as soon as they are available.
 
-    All threads have ended when the generator has.
+    When the generator ends, all threads have ended.
 
     Args:
-        tasks: Tasks that the workers take. They stop if a worker raises or the generator is closed.
-        workers: Functions that take tasks and pass each result to their argument.
-        on_stop: Called when the work ends, to wake workers that wait for something else.
+        tasks: Tasks of the workers. They are stopped if a worker fails or the generator is closed.
+        workers: Functions with one argument: a function that they call with each result.
+        on_stop: Called when the work ends, to wake up workers that wait for something.
 
     Raises:
         BaseException: The exception of a worker.

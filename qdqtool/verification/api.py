@@ -258,7 +258,7 @@ def check_same_model(model: Model, build: Build) -> None:
     check_not_empty(build)
     named, total = count_named_convolutions(model, build)
     if named < MIN_NAMED * total and not is_all_myelin(build):
-        why = "it is the build of another model"
+        why = "the build is of another model"
         if named and not build.layers and not build.trace:
             why = "it ends in its parse section, or is the build of another model"
         raise BuildLogError(

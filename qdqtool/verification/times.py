@@ -87,7 +87,7 @@ def explain_missing_estimate(build: Build) -> list[Note]:
     """Return a note on why measured times have no estimate; empty if nothing was timed."""
     if not is_timed(build):
         return []
-    why = "the build does not say on which GPU it ran; name it with `gpu`"
+    why = "the build does not name its GPU; give `gpu`"
     if build.device is not None:
         why = explain_unknown_gpu(build)
     if not why:

@@ -179,7 +179,7 @@ def test_missing_end_of_a_log(
         ),
         (
             Gap(LISTING, GapKind.UNWRITTEN, name="{c}", tensor="u"),
-            "engine listing (a layer is missing: {c} reads u, which none writes)",
+            "engine listing (a layer is missing: {c} reads u, which has no producer)",
         ),
     ],
 )

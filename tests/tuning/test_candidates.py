@@ -211,14 +211,12 @@ def test_partition_parts_compute_what_the_whole_computes(
     [
         (3.0, 1, "at most about a minute with 1 worker"),
         (600.0, 2, "at most about 10 minutes with 2 workers"),
-        (None, 2, "an earlier run has measured most of it"),
+        (None, 2, "an earlier run has measured most of the placements"),
     ],
 )
 def test_duration_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
     text = describe_duration(choices=70, skipped=20, images=8, seconds=seconds, workers=workers)
-    begin = (
-        "testing 70 choices on 8 images (20 skipped: they cannot save time), then combinations: "
-    )
+    begin = "testing 70 choices on 8 images (20 skipped, because they cannot save time), then combinations: "
     assert text == begin + end
 
 
