@@ -32,7 +32,7 @@ def assert_int8(
     """Assert that TensorRT runs convolutions in INT8, with few remaining conversions.
 
     Convolutions are Conv, ConvTranspose, Gemm and MatMul. Patterns are regular expressions that are
-    searched in their names. A pattern without a match is an error, because it has a typing mistake
+    searched in the names of convolutions. A pattern without a match is an error: it is misspelled,
     or the model has changed.
 
     Args:

@@ -1,4 +1,4 @@
-"""Process of a compiler, which isolates crashes and limits the time of builds."""
+"""Run a compiler in a child process, to survive crashes and limit the time of builds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_installed(package: str) -> bool:
 
 
 class CompilerProcess:
-    """Worker process of one compiler. It starts at the first request, and again after a crash.
+    """Worker process of one compiler; started at the first request, restarted after a crash.
 
     Args:
         package: ``tensorrt_rtx`` or ``tensorrt``.
@@ -81,14 +81,14 @@ class CompilerProcess:
     def send(
         self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
     ) -> dict[str, Any]:
-        """Send a request to the worker and return its answer; ``worker.py`` describes both.
+        """Send a request to the worker and return its answer (formats: see ``worker.py``).
 
-        The answer of a worker that died has the status ``crashed``, of one that was stopped
-        ``timeout``.
+        If the worker dies, the answer has the status ``crashed``. If the time runs out, the worker
+        is stopped and the status is ``timeout``.
 
         Args:
             request: The request.
-            timeout: Seconds, with the start of the process.
+            timeout: Seconds, including the start of the process.
             meanwhile: Function to call before waiting for the answer.
 
         Raises:
@@ -124,7 +124,7 @@ class CompilerProcess:
         return answer
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the process if it does not run, so that the compiler loads in the background."""
+        """Start the process unless it runs, so that the compiler loads in the background."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), self._package],
@@ -178,15 +178,16 @@ NOTICE = (
 
 
 def print_license_notice() -> bool:
-    """Print the notice on stderr unless this user has seen it. Return whether it was printed.
+    """Print the license notice on stderr once per user; return whether it was printed.
 
-    A marker file remembers that. If it cannot be written, the notice is printed each time.
+    A marker file records that it was shown. If the file cannot be written, the notice is printed
+    each time.
     """
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(
         os.path.expanduser("~"), ".local", "state"
     )
     marker = Path(state) / "qdqtool" / "tensorrt-rtx-notice-shown"
-    if os.path.exists(marker):  # Path.exists raises if its folder cannot be read
+    if os.path.exists(marker):  # unlike Path.exists, it does not raise if the folder is unreadable
         return False
     print(NOTICE, file=sys.stderr)
     with contextlib.suppress(OSError, QdqtoolError):

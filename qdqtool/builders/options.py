@@ -30,7 +30,7 @@ class BuildOptions:
     builder: str = "tensorrt-rtx"
     output: str | os.PathLike[str] | None = None
     sm: Sequence[int] | None = None
-    timeout: float = 1800.0  # TensorRT times tactics for minutes on a Jetson
+    timeout: float = 1800.0  # on a Jetson, timing tactics takes many minutes
     keep_engine: bool = False
     shapes: Shapes | None = None
 

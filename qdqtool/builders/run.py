@@ -1,4 +1,4 @@
-"""One build: from the file of a model to the log of its build."""
+"""Run one build: from a model file to the log and listing of its build."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
-# TensorRT-RTX without a GPU prints the first with each real error. The others are the frame around
-# the parser's error.
+# Error lines without a reason: TensorRT-RTX without a GPU prints the first with each error; the
+# other lines surround the parser's error.
 _FRAME = re.compile(
     r".*CUDA driver version is insufficient|Invalid Node|false$|Node name:|"
     r"ModelImporter\.cpp(?!.*ERROR)"
@@ -74,7 +74,7 @@ class BuildResult:
 def log_names(model: Model) -> dict[int, str]:
     """Return a unique name for each node that a log can contain, by index of the node.
 
-    It is the node's own name if possible.
+    It is the node's name if that is unique and can be printed in a log.
     """
     names = {
         node.index: node.name
@@ -100,7 +100,7 @@ def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Pat
     """
     has_names = all(names[node.index] == node.proto.name for node in model.nodes)
     if has_names and model.path and not model.path.endswith(".gz"):
-        # The compiler would only print "Failed to import initializer".
+        # Fail early: the compiler would only print "Failed to import initializer".
         modelfile.require_weights(model)
         return Path(model.path)
     copy = onnx.ModelProto()
@@ -198,14 +198,14 @@ def build_with_package(
 
 
 def find_refusal_reason(errors: Sequence[str]) -> str:
-    """Return the error line that states why the parser or the builder refused a model."""
+    """Return the error line that best explains why TensorRT refused a model."""
     lines = [line.strip() for error in errors for line in error.splitlines() if line.strip()]
     reasons = [line for line in lines if not _FRAME.match(line)]
     return next(iter(reasons or lines), "the compiler gave no reason")
 
 
 def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:
-    """Read the log and the layer JSON in a folder into a result.
+    """Read log and layer JSON from a folder, and store the build in a result.
 
     Args:
         model: The model that was built.

@@ -15,7 +15,7 @@ from qdqtool.errors import BuilderError
 from qdqtool.util.subprocesses import run_command
 
 _VERSION = re.compile(r"\[TensorRT v(\d+)\]")
-# JetPack and NVIDIA's packages install it here and do not add the folder to PATH.
+# Where JetPack and NVIDIA's packages install trtexec without adding the folder to PATH.
 TRTEXEC_PATHS = (
     "/usr/src/tensorrt/bin/trtexec",
     "/opt/tensorrt/bin/trtexec",
@@ -95,7 +95,7 @@ def _read_help(program: str) -> str:
 def trtexec_flags(
     help_text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes
 ) -> list[str]:
-    """Return the flags for a build that can be verified, as far as the trtexec has them.
+    """Return trtexec flags for a build that can be verified, limited to supported flags.
 
     Up to TensorRT 10 a Q/DQ model needs ``--int8``, and ``--fp16`` for its float part. TensorRT 11
     takes the types from the model. Source: trtexec's options by version, 8.0 to 11.

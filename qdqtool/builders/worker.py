@@ -49,7 +49,8 @@ def _configure(trt: Any, config: Any, request: dict[str, Any], is_rtx: bool) -> 
         for index, capability in enumerate(request["sm"]):
             config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), index)
         return
-    for name in ("INT8", "FP16"):  # TensorRT 11 has neither: it uses the types of the model
+    # TensorRT 11 has no such flags, because it uses the model's types.
+    for name in ("INT8", "FP16"):
         flag = getattr(trt.BuilderFlag, name, None)
         if flag is not None:
             config.set_flag(flag)
@@ -58,8 +59,8 @@ def _configure(trt: Any, config: Any, request: dict[str, Any], is_rtx: bool) -> 
 def _add_profile(builder: Any, network: Any, config: Any, profiles: dict[str, Any]) -> None:
     """Add an optimization profile for the inputs with run-time dimensions.
 
-    Without shapes in the request these are batch 1, and 32 to 640 for other dimensions, 640
-    preferred, which fits the strides of detection networks.
+    Without shapes in the request, the batch is 1. Other open dimensions range from 32 to 640 and
+    prefer 640, which fits the strides of detection networks.
     """
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     dynamic = [tensor for tensor in inputs if any(size < 0 for size in tensor.shape)]
@@ -89,7 +90,7 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict
             "message": f"TensorRT {trt.__version__} finds no usable GPU ({error})",
         }
     flags, network_flags = trt.NetworkDefinitionCreationFlag, 0
-    if is_rtx:  # it has only strong types
+    if is_rtx:  # TensorRT-RTX networks are always strongly typed
         network_flags = 1 << int(flags.STRONGLY_TYPED)
     elif int(trt.__version__.split(".")[0]) < 10:
         network_flags = 1 << int(flags.EXPLICIT_BATCH)
@@ -107,7 +108,7 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict
     if request.get("engine"):
         with open(request["engine"], "wb") as file:
             file.write(plan)
-    if request.get("layers"):  # needs the GPU
+    if request.get("layers"):  # creating the inspector needs the GPU
         engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
         inspector = engine.create_engine_inspector()
         with open(request["layers"], "w", encoding="utf-8") as text:
@@ -124,7 +125,7 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], is_rtx: bool) -> dict
 def main() -> None:
     """Answer requests until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # the compiler's own output must not get among the answers
+    os.dup2(2, 1)  # redirect the compiler's output to stderr, away from the answers
     package = sys.argv[1]
     try:
         trt = importlib.import_module(package)
@@ -139,7 +140,7 @@ def main() -> None:
         with open(
             request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16
         ) as logger.file:
-            # As trtexec's log begins.
+            # Same first line as in a trtexec log.
             logger.file.write(f"[I] TensorRT version: {trt.__version__}\n")
             answer = _build(trt, logger, request, package == "tensorrt_rtx")
         logger.file = None

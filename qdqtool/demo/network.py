@@ -24,10 +24,11 @@ SIZES = {
     "x": ((80, 160, 320, 640, 640), (3, 6, 6, 3)),
 }
 
-# Size of the activation around its mean for a unit normal input (the weights do not see the mean).
+# Mean square of each activation around its mean, for a standard normal input. The mean itself does
+# not matter, because weights with sum 0 remove it.
 _SECOND_MOMENT = {"silu": 0.356, "relu": 0.41}
-_IMAGE_MOMENT = 0.05  # mean square of an image's contrast, in units of full scale
-_POOL_GROWTH = 2.2  # a 5x5 maximum picks large values (measured on the demo images)
+_IMAGE_MOMENT = 0.05  # mean square of an image's deviation from its mean; pixels from 0 to 1
+_POOL_GROWTH = 2.2  # factor on the mean square by a 5x5 MaxPool (measured on the demo images)
 
 
 def yolov8n(
@@ -72,7 +73,7 @@ def yolov8(
 
 
 class YoloBuilder:
-    """YOLOv8 network under construction.
+    """Builder of a YOLOv8 network.
 
     Methods that add nodes return the name of the output tensor. `cin` and `cout` are numbers of
     input and output channels.
@@ -83,8 +84,8 @@ class YoloBuilder:
         self.initializers: list[onnx.TensorProto] = []
         self.rng = np.random.default_rng(seed)
         self.activation = activation
-        # Expected mean square of each tensor. Weights divide by it, so that the output of every
-        # convolution has size 1.
+        # Expected mean square of each tensor. Weights are divided by its root, so that the output
+        # of every convolution has mean square 1.
         self.moments: dict[str, float] = {"images": _IMAGE_MOMENT}
 
     def _add_outputs(
@@ -147,7 +148,7 @@ class YoloBuilder:
         weight = self.rng.standard_normal((cout, cin, kernel, kernel))
         # Inputs have a positive mean, which weights with a sum of 0 remove.
         weight -= weight.mean(axis=(1, 2, 3), keepdims=True)
-        # Channels of a trained network differ in size after BatchNormalization is folded.
+        # Vary the channels, as in trained networks with folded BatchNormalization.
         weight *= np.exp(0.3 * self.rng.standard_normal((cout, 1, 1, 1)))
         weight *= gain / np.sqrt(fan_in * self.moments[tensor])
         offsets = bias + spread * self.rng.standard_normal(cout)
@@ -237,7 +238,7 @@ class YoloBuilder:
         )
 
     def finish(self, size: int, classes: int, letter: str = "n") -> onnx.ModelProto:
-        """Return the model; the last node produces its output."""
+        """Return the finished model, whose output is that of the last node."""
         anchors = sum((size // s) ** 2 for s in STRIDES)
         image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
         output = helper.make_tensor_value_info(

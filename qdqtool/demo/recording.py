@@ -21,7 +21,7 @@ RECORDING = Path(__file__).with_name("recorded_build.json")
 
 
 def hash_structure(model: Model) -> str:
-    """Return the SHA-256 of nodes, connections and shapes; values do not count."""
+    """Return the SHA-256 of nodes, connections and shapes, without values of constants."""
     rows: list[Any] = [[n.op, n.name, n.inputs, n.outputs] for n in model.nodes]
     rows += sorted([t.name, *t.dims] for t in model.initializers.values())
     rows += [
@@ -35,7 +35,7 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
     """Compare the prediction for a quantized demo model with the recorded build.
 
     Returns:
-        The comparison; None if the build is of another model.
+        The comparison; None if the recorded build is of another model.
 
     Raises:
         ModelError: The model cannot be read.

@@ -25,7 +25,7 @@ from qdqtool.trt.targets import Target
 from qdqtool.util import limits
 
 _COMPARED_IMAGES = 8
-_GPU = "RTX 3060"  # the report estimates times for it
+_GPU = "RTX 3060"  # GPU for estimated times in the report
 
 
 def run_demo(
@@ -109,7 +109,7 @@ def _indent(text: TextPage) -> str:
 def _compare_outputs(
     before: onnx.ModelProto, after: onnx.ModelProto, size: int, first: int
 ) -> tuple[float, float]:
-    """Compare the outputs of two models on images from number `first` on.
+    """Compare the outputs of two models on generated images, from number `first` on.
 
     Returns:
         Mean distance of box coordinates in pixels, and correlation of scores.
@@ -176,7 +176,7 @@ def _report(model: Path, quantized: Path, cache: Path, target: Target) -> Iterat
 
 
 def _program_name() -> str:
-    """Return how a shell finds this program, such as ``qdqtool`` or ``.venv/bin/qdqtool``."""
+    """Return how to call this program in a shell: ``qdqtool`` or its path."""
     if shutil.which("qdqtool") is not None:
         return "qdqtool"
     if sys.argv[0].endswith("qdqtool"):

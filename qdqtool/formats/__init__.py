@@ -1,1 +1,1 @@
-"""Text, SARIF and annotations made from results."""
+"""Formats of results: text, Markdown and SARIF."""

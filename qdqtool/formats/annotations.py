@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-_REQUIREMENT = "REQUIREMENT"  # rule of requirements (--require, --require-gain, --fail-on)
-_UNUSABLE = "UNUSABLE"  # rule of models that cannot be predicted
-_CELL = 300  # characters of a message in a table
-_ROWS = 50  # lines of a list in Markdown; a job's summary holds one MiB
+# SARIF rule for unmet requirements (--require, --require-gain, --fail-on).
+_REQUIREMENT = "REQUIREMENT"
+_UNUSABLE = "UNUSABLE"  # SARIF rule for models that cannot be predicted
+_CELL = 300  # maximum number of characters of a message in a table
+_ROWS = 50  # maximum number of lines of a Markdown list, because a job summary is limited to 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class ModelReview:
         path: Path in the command line; in a repository, relative to its root.
         target: The target's name.
         prediction: The prediction, None if the model cannot be used.
-        unmet: Requirements that are not met, or the reason why the model cannot be used.
+        unmet: Requirements that are not met. If the model cannot be used: the reason.
         times: Estimated time on each GPU.
     """
 
@@ -118,7 +119,7 @@ def _rule(code: str, target: str) -> Json:
 def _result(
     path: str, rules: dict[str, int], rule: str, level: str, message: str, node: str
 ) -> Json:
-    pure = PurePath(path)  # a relative reference, or a file URI of an absolute path
+    pure = PurePath(path)  # SARIF: a relative reference, or a file URI for an absolute path
     uri = ("file://" if pure.is_absolute() else "") + quote(
         pure.as_posix().encode(errors="surrogateescape")
     )
@@ -193,7 +194,7 @@ def _cell(text: str) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Escape a text so that names contain no markup, link, mention or end of a cell."""
+    """Escape a text so that Markdown shows it literally, also in a table cell."""
     return (
         re.sub(r"([\\`*_{}\[\]<>#|~!@&])", r"\\\1", one_line(text))
         .replace("\\@", "&#64;")

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from qdqtool.comparison.result import Comparison, NodeChange, SideSummary
     from qdqtool.verification.result import Verification
 
-# Limits of lists, unless everything is printed.
+# Maximum lengths of lists without --all.
 _MAX_LAYERS, _MAX_SLOW_LAYERS, _MAX_NODES, _MAX_MISMATCHES = 20, 10, 8, 10
-_MIN_MS = 5e-5  # smallest change that four digits show
-# By qdqtool.comparison.result.ChangeKind, the gravest first.
+_MIN_MS = 5e-5  # smallest change in milliseconds that the printed digits show
+# Titles of the members of qdqtool.comparison.result.ChangeKind, the gravest first.
 _CHANGE_TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but with float output",
@@ -44,7 +44,7 @@ _MISMATCH_TITLES = {
     MismatchKind.COPY: "Slices, concatenations and copies",
     MismatchKind.BUILD: "Build",
 }
-_SLOW_RATIO = 1.5  # to the usual time, above which a layer is listed as slow
+_SLOW_RATIO = 1.5  # a layer is listed as slow above this ratio to the usual time
 
 
 def render(
@@ -105,7 +105,7 @@ def _format_macs(row: LayerCost) -> str:
 
 
 def _add_slow_layers(page: TextPage, report: EngineReport) -> None:
-    """Add layers that take much longer than usual: a slow tactic, or work that is not listed."""
+    """Add layers that take much longer than usual, with possible causes."""
     slow = [r for r in report.rows if (r.times_expected or 0.0) > _SLOW_RATIO]
     slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
     if slow:
@@ -163,7 +163,7 @@ def render_comparison(
         page.fill(f"note: {as_options(note)}", style=Style.NOTE)
     listed: set[int] = set()
     for change, title in _CHANGE_TITLES.items():
-        # Each node is listed once, under its gravest change.
+        # List each node once, under its gravest change.
         nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in listed]
         listed.update(map(id, nodes))
         if nodes:
@@ -314,7 +314,7 @@ def verdict(result: Verification) -> str:
 
 
 def _describe_time_mismatch(result: Verification) -> str:
-    """Describe a measured time outside the estimated range, ``""`` if it is inside."""
+    """Describe a measured time outside the estimated range; empty if inside or unknown."""
     times = result.times
     if times is None or times["within"]:
         return ""
@@ -385,7 +385,7 @@ def _add_counts(page: TextPage, result: Verification) -> None:
 
 
 def _add_line_counts(page: TextPage, label: str, counts: TraceCounts) -> None:
-    """Add the number of lines that agree, and of those in the log's order."""
+    """Add the numbers of lines that agree, in any order and in the log's order."""
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
         text = f"{counts.agree} of {counts.built} ({counts.predicted} predicted){order}"

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
 
-# Limits of lists, unless everything is printed.
+# Maximum lengths of lists without --all.
 _MAX_NAMES, _MAX_GROUPS, _MAX_FIXES = 3, 3, 1
-_MIN_BITS_LOST = 1.5  # from which a group is listed
-# Effect on detections of an error below each limit; measured, see docs/accuracy.md.
+_MIN_BITS_LOST = 1.5  # groups that lose fewer bits are not listed
+# Effect on detections of a relative error below each limit, measured (docs/accuracy.md).
 _ERROR_RATINGS = (
     (SMALL_ERROR, "little"),
     (0.2, "more than usual"),
@@ -75,7 +75,7 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
 
 
 def _title(insertion: Insertion) -> str:
-    """Return the format of an insertion's pairs, as texts name it."""
+    """Return the display name of the number format of the Q/DQ pairs."""
     return find_number_format(insertion.precision).title
 
 
@@ -116,7 +116,7 @@ def _add_skipped(page: TextPage, skipped: list[SkippedNode], float_type: Precisi
 
 
 def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
-    """Add the precision that tensors lose by sharing a scale (Concat, Split, Resize ...)."""
+    """Add the bits that tensors lose by sharing a scale (Concat, Split, Resize ...)."""
     if not groups:
         return
     ranked = sorted(groups, key=lambda group: -_max_loss([group]))
@@ -129,7 +129,7 @@ def _add_groups(page: TextPage, groups: list[GroupScale]) -> None:
     if not page.everything:
         listed = [g for g in ranked[:_MAX_GROUPS] if _max_loss([g]) >= _MIN_BITS_LOST]
     for group in listed:
-        # Adding 0.0 turns -0.0 into 0.0.
+        # Add 0.0 to turn -0.0 into 0.0.
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
         page.fill(f"scale {group.scale:.4g}, bits lost: {members}", 19, f"{'':17}- ")
 
@@ -186,12 +186,12 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
     for loss in losses.tensors if page.everything else confirmed:
         page.fill(f"{_describe_loss(loss)}{_describe_price(loss, title)}", 19, f"{'':17}- ")
     for loss in confirmed[:1]:
-        # The option on one line, to be pasted.
+        # One line without wrapping, so that it can be copied.
         page.add_row("", f"Try: --exclude {_exclude_pattern(loss)}")
 
 
 def _describe_unconfirmed(losses: ActivationLosses) -> str:
-    """Describe why no activation is proposed to be float."""
+    """Describe why no activation is proposed for float; empty if one is."""
     tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
     seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
     if not seen or any(loss.confirmed_on for loss in seen):

@@ -1,4 +1,4 @@
-"""Text of ``log`` and ``explain``: summaries of logs, finding codes, errors, log lines."""
+"""Text of ``log`` (summary) and ``explain`` (finding codes, errors, log lines)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qdqtool.findings.lines import LineAnswer, Rule
     from qdqtool.findings.ways import BuildMethod
 
-_MAX_ROWS = 12  # rows of a list, unless everything is printed
+_MAX_ROWS = 12  # maximum number of rows of a list without --all
 
 
 def render(facts: Json, width: int = 80, *, everything: bool = False) -> TextPage:
@@ -186,7 +186,7 @@ def _add_merged(page: TextPage, facts: Json) -> None:
 
 def _add_tuning(page: TextPage, facts: Json) -> None:
     tuning = facts["tuning"]
-    if not tuning["tactics"]:  # an excerpt: kernels that were skipped, with layer and reason
+    if not tuning["tactics"]:  # no timings: an excerpt about skipped kernels
         for row in tuning["refused"]:
             layer = f" for {row['layer']}" if row["layer"] else ""
             text = f"{row['runner']} has no tactic{layer}{_format_times(row)}"
@@ -300,7 +300,7 @@ def _add_rest(page: TextPage, facts: Json) -> None:
 
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> TextPage:
-    """Return the lines of one pass with their line numbers in the log."""
+    """Return a page with the log lines of one pass and their line numbers."""
     page = TextPage()
     page.add_lines(*(f"{line:>7}: {text}" for line, text in rows))
     return page

@@ -22,7 +22,7 @@ _Row = TypeVar("_Row")
 
 
 class Style(StrEnum):
-    """Color and weight of a line, as an SGR code of ECMA-48."""
+    """Color and weight of a line; the value is an escape code (SGR of ECMA-48)."""
 
     PLAIN = ""
     BOLD = "1"
@@ -41,9 +41,9 @@ SEVERITY_STYLES = {
 
 
 def emit(answer: str | TextPage, output: str | None) -> None:
-    """Write an answer to a file (atomically) or to stdout, control characters as escapes.
+    """Write a result to a file (atomically) or to stdout, with control characters escaped.
 
-    A page has color on a terminal.
+    On a terminal, a :class:`TextPage` is colored.
 
     Raises:
         QdqtoolError: The file cannot be written, or stdout is closed.
@@ -59,12 +59,13 @@ def emit(answer: str | TextPage, output: str | None) -> None:
         )
     try:
         if isinstance(answer, TextPage) and supports_color(sys.stdout):
-            stream = getattr(sys.stdout, "unfiltered", sys.stdout)  # the page is filtered
+            # The page is already filtered; colors must pass.
+            stream = getattr(sys.stdout, "unfiltered", sys.stdout)
             stream.write(escape_unencodable(answer.colored(), sys.stdout))
         else:
             sys.stdout.write(escape_unencodable(text, sys.stdout))
         sys.stdout.flush()
-    except BrokenPipeError:  # the consumer stopped (| head); the exit code still counts
+    except BrokenPipeError:  # the reader stopped (such as | head): keep the exit code
         silence_stdout()
 
 
@@ -74,7 +75,7 @@ def supports_color(stream: TextIO) -> bool:
 
 
 def to_json(data: Any) -> str:
-    """Return JSON as all commands print it, with control characters escaped."""
+    """Return the JSON text that commands print, with control characters escaped."""
     from qdqtool.util.json_text import json_text
 
     return escape_hidden(json_text(data))
@@ -86,7 +87,7 @@ def terminal_width() -> int:
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:
-    """Wrap a paragraph, with its parameters as options; no word is split.
+    """Wrap a paragraph without splitting words; spell its parameters as options.
 
     Args:
         text: The paragraph.
@@ -106,7 +107,7 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
 
 
 def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[str]:
-    """Wrap a shell command at its words with backslashes, so that it can be pasted."""
+    """Wrap a shell command between words, with backslashes, so that it can be pasted."""
     lines, line = [], first
     for word in _SHELL_WORD.findall(as_line(command)):
         if len(line) + len(word) + 2 > width and line.strip() and line != first:
@@ -117,11 +118,11 @@ def wrap_command(command: str, width: int, first: str, indent: int = 4) -> list[
 
 
 class TextPage:
-    """Lines of an answer, wrapped to a width, each with its style.
+    """Text output: lines wrapped to a width, each with a style.
 
     Args:
         width: Columns.
-        everything: Whether lists are complete.
+        everything: Whether lists are printed in full (``--all``).
     """
 
     def __init__(self, width: int = 80, everything: bool = False) -> None:
@@ -164,13 +165,13 @@ class TextPage:
         self.styles += other.styles
 
     def first_rows(self, rows: Sequence[_Row], limit: int) -> Sequence[_Row]:
-        """Return the first rows, all of them if lists are complete."""
+        """Return the first `limit` rows; all rows if `everything` is set."""
         return rows if self.everything else rows[:limit]
 
     def iterate_rows(
         self, rows: Sequence[_Row], limit: int, lead: str = "  ... ", hint: str = " (--all)"
     ) -> Iterator[_Row]:
-        """Yield the first rows, then add a line with the number of the others."""
+        """Yield the rows to print, then add a line with the number of omitted rows."""
         yield from self.first_rows(rows, limit)
         if len(rows) > limit and not self.everything:
             self.add_lines(f"{lead}and {len(rows) - limit} more{hint}")
@@ -195,9 +196,10 @@ def _add_style(line: str, style: Style) -> str:
 
 # Parameters as options ----------------------------------------------------------------------------
 
-_NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # fields of an answer with messages
-_NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")  # fields with names of the model
-_OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # options with another name
+_NOTE_FIELDS = ("skipped", "refused", "notes", "warnings")  # JSON fields that contain messages
+# JSON fields that contain names from the model.
+_NAME_FIELDS = ("node", "nodes", "tensor", "tensors", "name")
+_OPTION_NAMES = {"data": "calib", "evaluation": "eval"}  # parameters whose option has another name
 # Parameters that messages mention. Other words in backticks belong to a model or a compiler.
 _PARAMETERS = """
     activation assume attention batch bgr budget_ms builder calib_cache calib_table calibrate check

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.timing.gpus import Gpu
 
-# Limits of lists, unless everything is printed.
-_MAX_NAMES = 3  # names in a line
+# Maximum lengths of lists without --all.
+_MAX_NAMES = 3  # names in one line
 _MAX_CONVERSIONS = 3
 _CONVERSION_CODES = ("CONVERSION", "INPUT-CONVERSION")
-_LABEL = 9  # columns of a label of a finding
+_LABEL = 9  # width in columns of a label in a finding
 
 
 def render(
@@ -130,7 +130,7 @@ def _add_facts(
     float_type: Precision,
     target: Target,
 ) -> None:
-    """Add rows with counts of layers, and with the confidence in them."""
+    """Add rows with numbers of layers, and how well the rules behind them are known."""
     outside = verdicts.describe_outside(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
@@ -154,7 +154,7 @@ def _add_facts(
 
 
 def _describe_conversions(prediction: Prediction, times: Sequence[TimeEstimate]) -> str:
-    """Return the Q and DQ that remain as layers, with their time on the first GPU."""
+    """Describe the number of Q and DQ that remain as layers, and their time on the first GPU."""
     if prediction.conversions is None:
         return "none: this target quantizes inside its kernels"
     number, dependence = verdicts.count_conversions(prediction)
@@ -193,7 +193,7 @@ def _add_convolution_tables(page: TextPage, prediction: Prediction, float_type: 
 
 def _is_unexplained(conv: ConvOutcome, prediction: Prediction) -> bool:
     """Return whether a convolution is not INT8 to INT8, and no finding names it."""
-    # Targets that quantize inside their kernels have no INT8 outputs to expect.
+    # Targets without conversion layers quantize inside kernels, so outputs need not be INT8.
     is_best = (
         conv.is_quantized if prediction.conversions is None else conv.quantized_in_quantized_out
     )
@@ -210,12 +210,12 @@ def has_quantized(prediction: Prediction) -> bool:
 
 
 def builds_quantized(prediction: Prediction) -> bool:
-    """Return whether TensorRT builds an engine with INT8 or FP8 from the model."""
+    """Return whether TensorRT builds the model, and the engine uses INT8 or FP8."""
     return has_quantized(prediction) and not verdicts.describe_rejection(prediction)
 
 
 def choose_typing(prediction: Prediction, target: Target) -> Target:
-    """Return the target to build for: strongly typed if the network has FP8."""
+    """Return `target`, made strongly typed if the network has FP8."""
     if not target.has_fp8 or not prediction.summary()["fp8"]:
         return target
     return strongly_typed(target)
@@ -278,7 +278,7 @@ def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
 def _add_code(
     page: TextPage, same: list[Finding], products: set[str], time: TimeEstimate | None
 ) -> None:
-    """Add the findings of one code: title, first place, fix and saving; all places if requested."""
+    """Add the findings of one code: title, first place (or all places), fix and saving."""
     from qdqtool.reasons.faults import describe_harm
 
     head = same[0]
@@ -309,7 +309,7 @@ def _add_code(
 
 
 def _describe_extent(same: list[Finding], products: set[str]) -> str:
-    """Return the numbers of places and layers."""
+    """Return a text with the numbers of places and layers that findings concern."""
     facts = [format_count(len(same), "place")] if len(same) > 1 else []
     concerned = {name for finding in same for name in finding.convolutions}
     if len(concerned) > 1:
@@ -319,7 +319,7 @@ def _describe_extent(same: list[Finding], products: set[str]) -> str:
 
 
 def _add_conversions(page: TextPage, prediction: Prediction) -> None:
-    """Add the Q and DQ that remain as layers, unless the first screen has named them."""
+    """List the Q and DQ that remain as layers, unless the facts already name them."""
     conversions = [f for f in prediction.findings if f.code in _CONVERSION_CODES]
     if all(f.code == "INPUT-CONVERSION" for f in conversions) and not page.everything:
         return
@@ -349,7 +349,7 @@ def _add_closing(page: TextPage, prediction: Prediction) -> None:
 
 
 def target_option(name: str) -> str:
-    """Return the option that names a target in a command, ``""`` for the default."""
+    """Return the option that selects a target in a command; empty for the default target."""
     return "" if name == DEFAULT_TARGET else f" --target {name}"
 
 
@@ -398,7 +398,7 @@ def _add_convolutions(
 
 
 def _name_types(types: Iterable[Precision], float_type: Precision, between: str = ", ") -> str:
-    """Return the names of types; a float that the builder chooses has its expected type."""
+    """Return type names; a float whose width the builder chooses is named `float_type`."""
     names = [str(float_type if t == Precision.FLOAT else t) for t in types]
     return between.join(names) or "-"
 

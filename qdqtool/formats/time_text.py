@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from qdqtool.types import Finding
 
 _MAX_LAYERS = 10
-_MIN_DIFFERENCE = 0.02  # from which the time with the Q/DQ of `insert` is listed
+# Relative difference from which the time with the Q/DQ of `insert` is listed.
+_MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # share of the total time from which a saving is printed
 _MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layout are printed
 
 
 def format_ms(value: float, *, unit: bool = True) -> str:
     """Return milliseconds with about three significant digits: ``0.681 ms``."""
-    value = round_significant(value)  # as in JSON, so that all texts show the same digits
+    value = round_significant(value)  # rounded as in JSON, so that both show the same digits
     digits = next((d for d, bound in enumerate((1000, 100, 1, 0.1)) if value >= bound), 4)
     return f"{value:.{digits}f}" + (" ms" if unit else "")
 
@@ -44,7 +45,7 @@ def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
 
 
 def list_times(time: TimeEstimate) -> dict[str, float]:
-    """Return milliseconds of the model, of the float model, and with the Q/DQ of ``insert``."""
+    """Return milliseconds by label: of the model, float, and with the Q/DQ of ``insert``."""
     base, times = time.float_time, {}
     if not time.is_float:
         times[str(time.quantized)] = time.total_ms
@@ -71,7 +72,7 @@ def describe_times(time: TimeEstimate) -> str:
 
 
 def describe_formats(time: TimeEstimate) -> str:
-    """Return which of INT8, FP8 and the float type is the fastest for a float network."""
+    """Describe which of INT8, FP8 and the float type is fastest for a float network."""
     parts = {"INT8": time.best, "FP8": time.best_fp8}
     listed = [f"{name} {format_ms(part.total_ms)}" for name, part in parts.items() if part]
     if time.float_time is not None:
@@ -156,7 +157,7 @@ def add_kernels(page: TextPage, time: TimeEstimate) -> None:
 
 
 def describe_saving(findings: Sequence[Finding], time: TimeEstimate | None) -> str:
-    """Return the time that a fix of findings with one code saves; empty if it is negligible."""
+    """Describe the time that fixing findings of one code saves; empty if negligible."""
     if time is None:
         return ""
     code, minimum = findings[0].code, _MIN_SAVING * time.total_ms

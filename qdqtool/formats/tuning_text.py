@@ -13,13 +13,13 @@ from qdqtool.util.text import format_count, keep_end
 if TYPE_CHECKING:
     from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
-_MAX_SITES, _MAX_CONVERSIONS = 8, 8  # of lists, unless everything is printed
+_MAX_SITES, _MAX_CONVERSIONS = 8, 8  # maximum lengths of lists without --all
 
 
 def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
-    """Return the text of ``tune``: the choice, its costs, and the trade-off.
+    """Return the text of ``tune``: the chosen placement of Q/DQ, its costs, the trade-off.
 
-    ``everything`` lists every site.
+    ``everything`` lists every site, which is a group of activations quantized together.
     """
     page = TextPage(width, everything)
     _add_result(page, tuning)
@@ -77,12 +77,12 @@ def _describe_goal(tuning: Tuning) -> str:
 
 
 def _title(tuning: Tuning) -> str:
-    """Return the format of the pairs, as texts name it."""
+    """Return the display name of the number format of the Q/DQ pairs."""
     return find_number_format(tuning.precision).title
 
 
 def _describe_float_model(tuning: Tuning) -> str:
-    """Describe a result without INT8, whose accuracy is that of the float model."""
+    """Describe a result in which the float model is chosen."""
     written = "The float model was written unchanged."
     if not tuning.unchanged:
         written = f"The float model was written in {tuning.float_type.upper()}."
@@ -125,7 +125,7 @@ def _format_metric(point: PlacementResult) -> str:
 
 
 def _list_facts(tuning: Tuning) -> list[str]:
-    """Return the metric, the images, and the reason for an early end."""
+    """Return texts about the metric, the images, and the reason for an early end."""
     facts = [tuning.metric["sentence"]]
     if tuning.metric["float"] != 1.0:
         facts.append(f"the float model itself has {tuning.metric['float']:.4f}")
@@ -144,7 +144,7 @@ def _list_facts(tuning: Tuning) -> list[str]:
 
 
 def _add_choices(page: TextPage, tuning: Tuning) -> None:
-    """Add the sites that stay float, with the effect of each."""
+    """Add the sites that remain float, with the effect of each on cost and accuracy."""
     point = tuning.chosen
     if not point.sites and not point.changed:
         if point.cost.int8:

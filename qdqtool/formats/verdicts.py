@@ -1,4 +1,4 @@
-"""Verdicts in one sentence: whether TensorRT builds a model, its layers in INT8, and its speed."""
+"""Verdicts in one sentence: buildable or not, layers in INT8, speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """A sentence and its color: green, yellow or red."""
+    """Sentence about a result, with a color: green, yellow or red."""
 
     text: str
     style: Style
@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(prediction: Prediction, *, half: bool = True) -> str:
-    """Return the outcome in one line.
+    """Return the predicted types of convolutions and remaining Q/DQ in one line.
 
     Example: ``60 of 64 convolutions in INT8 (6 of them with FP16 output), 4 in FP16; 1 Q/DQ layer
     remains``.
@@ -62,7 +62,7 @@ def has_no_qdq(prediction: Prediction) -> bool:
 def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
     """Return the type of layers that are not quantized: FP16, BF16 or FP32.
 
-    The types of a strongly typed network decide, else whether the builder may use FP16.
+    A strongly typed network determines the type itself. Otherwise `half` decides.
     """
     outputs = Counter(c.output for c in prediction.convolutions if c.output.is_float)
     del outputs[Precision.FLOAT]
@@ -74,7 +74,7 @@ def name_float_type(prediction: Prediction, *, half: bool = True) -> Precision:
 
 
 def count_layers(prediction: Prediction) -> str:
-    """Return the number of convolutions and matrix products."""
+    """Return a text with the numbers of convolutions and matrix products."""
     counts = prediction.summary()
     convolutions = sum(not c.is_product for c in prediction.convolutions)
     if not convolutions and not counts["matrix_products"]:
@@ -85,12 +85,12 @@ def count_layers(prediction: Prediction) -> str:
 def layer_rows(
     prediction: Prediction, float_type: Precision, *, nouns: bool = False
 ) -> dict[str, str]:
-    """Describe convolutions and matrix products by type, under the label of each kind.
+    """Return a text about the types of each kind of layer, by the label of the kind.
 
     Args:
         prediction: The prediction.
         float_type: Type of layers that are not quantized.
-        nouns: Whether the texts name the kind too.
+        nouns: Whether the texts also name the kind, for use without the label.
     """
     counts, rows = prediction.summary(), {}
     if any(not c.is_product for c in prediction.convolutions):
@@ -108,7 +108,7 @@ def layer_rows(
 
 
 def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: str) -> str:
-    """Describe convolutions by type; numbers that depend on an assumption are ranges."""
+    """Describe convolutions by type; use ranges if numbers depend on an open assumption."""
     convolutions = [c for c in prediction.convolutions if not c.is_product]
     int8, int8_to_int8 = _count_convolutions(prediction, Precision.INT8)
     fp8, fp8_to_fp8 = _count_convolutions(prediction, Precision.FP8)
@@ -125,7 +125,10 @@ def _describe_convolutions(prediction: Prediction, float_type: Precision, noun: 
 def _count_convolutions(
     prediction: Prediction, precision: Precision
 ) -> tuple[list[int], list[int]]:
-    """Count convolutions of a type, and those that write it, for each open assumption."""
+    """Count convolutions that compute in a type, and those that also write it.
+
+    Each list begins with the prediction, followed by the alternatives of open assumptions.
+    """
     name = precision.lower()
     products = [c for c in prediction.convolutions if c.is_product and c.computes_in(precision)]
     product_inside = sum(c.quantized_in_quantized_out for c in products)
@@ -137,7 +140,7 @@ def _count_convolutions(
 
 
 def _share(shares: Mapping[Precision, int | str], total: int, noun: str) -> str:
-    """Return ``60 of 64 convolutions in INT8``; with FP8, each type that occurs."""
+    """Return ``60 of 64 convolutions in INT8``; name FP8 as well if it occurs."""
     counted = format_count(total, noun) if noun else str(total)
     int8, fp8 = shares[Precision.INT8], shares[Precision.FP8]
     if int8 and fp8:
@@ -157,7 +160,7 @@ def _format_range(numbers: Sequence[int]) -> int | str:
 
 
 def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
-    """Return the number of Q and DQ that remain as layers, and a text on what it depends on."""
+    """Return the number or range of remaining Q and DQ, and a text on what it depends on."""
     causes = []
     if open_assumptions(prediction):
         causes.append("Conv + activation + Add")
@@ -168,17 +171,17 @@ def count_conversions(prediction: Prediction) -> tuple[int | str, str]:
 
 
 def myelin_kernels(prediction: Prediction) -> list[str]:
-    """Return Q and DQ that are kernels in Myelin: no conversion layers, but as much work."""
+    """Return the names of Q and DQ that run as kernels inside Myelin layers."""
     return [name for region in prediction.regions for name in region.kernels]
 
 
 def open_assumptions(prediction: Prediction) -> list[Assumption]:
-    """Return assumptions that neither the user nor a build has settled."""
+    """Return the assumptions that neither the user nor a build has decided."""
     return [a for a in prediction.assumptions if not a.given]
 
 
 def describe_outside(prediction: Prediction, float_type: Precision) -> str:
-    """Return the start of a verdict whose numbers do not cover INT4 and FP4."""
+    """Return a prefix for the verdict if INT4 or FP4 is not predicted; else empty."""
     types = sorted({str(r.precision) for r in prediction.refusals if isinstance(r, OutsideRules)})
     if not types and all(f.code != "FP8-OUTSIDE" for f in prediction.findings):
         return ""
@@ -186,7 +189,7 @@ def describe_outside(prediction: Prediction, float_type: Precision) -> str:
 
 
 def remarks(prediction: Prediction) -> list[str]:
-    """Return paragraphs that qualify the verdict: assumptions, and outcomes without counts."""
+    """Return paragraphs that qualify the verdict: assumptions, confidence, missing counts."""
     lines = [describe_assumption(prediction, a) for a in prediction.assumptions]
     if any(c.evidence == "assumed" for c in prediction.convolutions):
         lines.append(f"Confidence: {describe_confidence(prediction)}.")
@@ -196,12 +199,12 @@ def remarks(prediction: Prediction) -> list[str]:
 
 
 def describe_assumption(prediction: Prediction, assumption: Assumption, why: bool = True) -> str:
-    """Describe a choice of TensorRT that the prediction cannot know, and the results of both.
+    """Describe a choice of TensorRT that is assumed, and the results of each alternative.
 
     Args:
         prediction: The prediction.
         assumption: The choice.
-        why: Whether the reason of the default is added.
+        why: Whether to add the reason for the assumed value.
     """
     a, counts = assumption, prediction.summary()
     adds = format_count(len(a.places), "residual Add")
@@ -227,7 +230,7 @@ def describe_assumption(prediction: Prediction, assumption: Assumption, why: boo
 
 
 def describe_confidence(prediction: Prediction) -> str:
-    """Return how many results rest on rules that real builds or documents show."""
+    """Describe how many results rest on rules that real builds or documents confirm."""
     total = len(prediction.convolutions)
     assumed = sum(c.evidence == "assumed" for c in prediction.convolutions)
     results = f"all {total} results" if total > 1 else "the result"
@@ -244,12 +247,12 @@ def describe_confidence(prediction: Prediction) -> str:
 
 
 def describe_rejection(prediction: Prediction) -> str:
-    """Return the sentence on a model that TensorRT does not build, ``""`` if it builds."""
+    """Return a sentence on why TensorRT rejects a model; empty if it builds the model."""
     return _describe_errors(prediction, "TensorRT will reject this model", builds=False)
 
 
 def build_verdict(prediction: Prediction) -> Verdict | None:
-    """Return the verdict on a model that TensorRT rejects or computes wrongly, else None."""
+    """Return the verdict if TensorRT rejects a model or computes wrong results, else None."""
     text = describe_rejection(prediction) or _describe_errors(
         prediction, "TensorRT builds this model, but its results will be wrong", builds=True
     )
@@ -257,7 +260,11 @@ def build_verdict(prediction: Prediction) -> Verdict | None:
 
 
 def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) -> str:
-    """Return a sentence with the first error of a kind, and the codes of the others."""
+    """Return a sentence with the first error and the codes of further errors.
+
+    `builds` selects errors with which TensorRT builds the model, or those with which it does not.
+    Empty without such errors.
+    """
     from qdqtool.findings import codes
 
     errors = Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR)
@@ -270,7 +277,7 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
 
 
 def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
-    """Return the verdict on a model that TensorRT builds, without times."""
+    """Return a verdict from types and findings, for a model that TensorRT builds."""
     counts = prediction.summary()
     if not (counts["int8"] or counts["fp8"]):
         subject = "Nothing is quantized" if has_no_qdq(prediction) else "Nothing is INT8"
@@ -286,7 +293,7 @@ def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:
 
 
 def overall_verdict(prediction: Prediction, time: TimeEstimate | None) -> Verdict:
-    """Return the verdict that matters most: on the build, else the speed, else the findings."""
+    """Return the verdict on the build if it fails, else on the speed, else on the findings."""
     problem = build_verdict(prediction)
     if problem is not None:
         return problem
@@ -312,14 +319,14 @@ def speed_verdict(time: TimeEstimate) -> Verdict:
 
 
 def ratio_style(gain: SpeedGain) -> Style:
-    """Return green for a gain, red for a loss, yellow if it is too close to call."""
+    """Return green for a gain, red for a loss, yellow if the range includes both."""
     if not gain.is_sure:
         return Style.UNCLEAR
     return Style.GOOD if gain.value > 1 else Style.BAD
 
 
 def describe_ratio(gain: SpeedGain) -> str:
-    """Return ``1.7x faster than FP16 (80 % range 1.3x to 2.2x)``, as ratio of the larger time."""
+    """Return a text such as ``1.7x faster than FP16 (80 % range 1.3x to 2.2x)``."""
     faster = gain.value >= 1
     low, high = (gain.low, gain.high) if faster else (1 / gain.high, 1 / gain.low)
     ratio = gain.value if faster else 1 / gain.value

@@ -25,7 +25,7 @@ class RunCost:
     Attributes:
         peak_bytes: Largest number of bytes of activations that are alive at the same time. Weights
             do not count.
-        operations: Multiplications, or elements read or written if these are more.
+        operations: Sum over nodes of multiplications, or of elements read or written if more.
     """
 
     peak_bytes: int
@@ -35,7 +35,7 @@ class RunCost:
 def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> RunCost:
     """Estimate memory and work of a run.
 
-    Only the shapes of inputs are read from the file. All others are inferred again.
+    Shapes declared in the file are ignored; all are inferred from the input shapes.
 
     Args:
         proto: The network.
@@ -50,7 +50,7 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 
 def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
-    """Return a network without large weights whose inputs have the given shapes."""
+    """Return a copy of a network with the given input shapes, without data of large weights."""
     slim = strip_large_weights(proto)
     graph = slim.graph
     del graph.value_info[:]
@@ -87,7 +87,7 @@ def peak_activation_bytes(model: Model) -> int:
 
 
 def activation_bytes(model: Model, tensor: str) -> int:
-    """Return the bytes of an activation, 0 for a constant or a tensor of unknown shape."""
+    """Return the bytes of an activation; 0 for a constant or a tensor of unknown shape."""
     shape = None if model.is_constant(tensor) else model.shape(tensor)
     if shape is None:
         return 0
@@ -117,7 +117,7 @@ def check_loops(model: Model) -> None:
 
 
 def _count(shape: Iterable[int | None] | None) -> int:
-    """Return the number of elements; an open dimension counts as 1, an unknown shape nothing."""
+    """Return the number of elements; an open dimension counts as 1, an unknown shape as 0."""
     return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
 
 
@@ -147,7 +147,7 @@ def _operations(model: Model, node: Node) -> int:
 
 
 def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
-    """Return the work of a node's subgraphs: a fixed amount for each inner node and turn."""
+    """Return the work of a node's subgraphs: a fixed amount per inner node and iteration."""
     work = 0
     for attribute in node.attribute:
         for graph in attribute_graphs(attribute):
@@ -157,14 +157,14 @@ def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> 
 
 
 def _trip_count(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
-    """Return how often a Loop is known to turn; 1 if its condition or an input decides it."""
+    """Return the constant number of iterations of a Loop; 1 if it is not known in advance."""
     if node.op_type != "Loop" or not node.input or not _ignores_condition(node, constants):
         return 1
     return max(1, _integer(node.input[0], constants) or 1)
 
 
 def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bool:
-    """Return whether a Loop's condition is true at the start and passed on unchanged."""
+    """Return whether a Loop's condition is always true."""
     start = "".join(node.input[1:2])
     if start and _integer(start, constants) != 1:
         return False
@@ -194,10 +194,10 @@ def _is_true(tensor: str, graph: onnx.GraphProto) -> bool:
 
 
 def _integer(tensor: str, constants: ConstantEvaluator) -> int | None:
-    """Return the value of a constant with one integer or truth value, None for others."""
+    """Return the value of a constant with one integer or boolean; None for other tensors."""
     try:
         value = constants.evaluate(tensor)
-    except ModelError:  # it depends on weights that are not available
+    except ModelError:  # the constant depends on weights that are not available
         return None
     if value is None or value.size != 1 or value.dtype.kind not in "biu":
         return None

@@ -8,7 +8,7 @@ import os
 from qdqtool.util.limits import PROCESSES
 
 MACHINE_SHARE = 0.75
-# Files that contain the memory of a container.
+# Files that contain the memory limit of a container.
 CONTAINER_FILES = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -16,13 +16,13 @@ CONTAINER_FILES = (
 
 
 def session_memory() -> int:
-    """Return the bytes for all onnxruntime sessions of this process, 0 if unknown."""
+    """Return the bytes that all sessions of this process may use together; 0 if unknown."""
     sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in CONTAINER_FILES:
         with contextlib.suppress(ValueError, OSError), open(path, encoding="ascii") as file:
-            sizes.append(int(file.read(32)))  # "max" without a limit
+            sizes.append(int(file.read(32)))  # the file contains "max" if there is no limit
     processes = 1
     with contextlib.suppress(ValueError):
         processes = max(1, int(os.environ.get(PROCESSES, "1")))

@@ -1,4 +1,4 @@
-"""onnxruntime sessions on models in memory.
+"""Open onnxruntime sessions on models in memory.
 
 Sessions print nothing, accept models of any size and do not copy weights.
 """
@@ -29,11 +29,12 @@ from qdqtool.util import limits
 from qdqtool.util.subprocesses import temporary_folder
 from qdqtool.util.text import reason_of
 
-OUT_OF_MEMORY = "bfc_arena"  # part of onnxruntime's message if it gets no memory
-# Every onnxruntime from 1.20 reads it. Later versions add types and annotations only.
+OUT_OF_MEMORY = "bfc_arena"  # occurs in onnxruntime's message if an allocation fails
+# All versions of onnxruntime from 1.20 on read this IR version. Later IR versions only add types
+# and annotations.
 IR_VERSION = 10
-# Optimizations that do not know FP8 (seen with 1.24 to 1.32). The first removes a Relu before a Q,
-# though a zero point of 0 does not clip negative FP8 values. The second fails at a Clip before a Q.
+# Optimizations that are wrong for FP8 (seen with 1.24 to 1.32). The first removes a Relu before a
+# Q, although FP8 has negative values. The second fails at a Clip before a Q.
 _INTEGER_OPTIMIZERS = ("ReluQuantRewrite", "ClipQuantRewrite")
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
@@ -46,7 +47,7 @@ def core_count() -> int:
 
 
 def load_onnxruntime() -> Any:
-    """Import onnxruntime without telemetry, which would leave a temporary file."""
+    """Import onnxruntime with telemetry off, because it would leave a temporary file."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
@@ -63,7 +64,7 @@ def open_session(
     values: Mapping[str, Any] | None = None,
     one_arena: bool = False,
 ) -> Any:
-    """Return a session on the CPU.
+    """Return an onnxruntime session on the CPU.
 
     Args:
         source: The model's bytes, or its path.
@@ -86,10 +87,10 @@ def open_session(
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
-        # With a pattern, the memory of the first run is held in addition to the planned block.
+        # Memory patterns would keep the memory of the first run in addition to the planned block.
         options.enable_mem_pattern = False
-        # Busy waiting between operators and runs takes a quarter of the time of two threads, which
-        # other threads need for decoding and statistics.
+        # Without this, busy waiting between operators and runs wastes a quarter of the time of two
+        # threads, which other threads need for decoding and statistics.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         level = "ORT_DISABLE_ALL" if optimize == "none" else f"ORT_ENABLE_{optimize.upper()}"
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
@@ -101,7 +102,7 @@ def open_session(
             options.add_session_config_entry(FOLDER_KEY, folder)
         if values:
             options.add_external_initializers(list(values), list(values.values()))
-        # The fallback would be the same CPU with a line on stdout.
+        # Disable the fallback, which would only repeat the attempt and print a line.
         session = onnxruntime.InferenceSession(
             source,
             options,
@@ -109,7 +110,7 @@ def open_session(
             disabled_optimizers=None if fold_qdq else _INTEGER_OPTIMIZERS,
             enable_fallback=0,
         )
-        # A copy of the model for other providers, as large as all weights.
+        # Free the copy of the model that is kept for other providers.
         if getattr(session, "_model_bytes", None) is not None:
             session._model_bytes = None
         return session
@@ -117,15 +118,15 @@ def open_session(
 
 @functools.cache
 def _has_arena() -> bool:
-    """Create the arena of this process's sessions; return False if onnxruntime refuses."""
+    """Create the memory arena shared by sessions; return False if onnxruntime refuses."""
     ort = load_onnxruntime()
     try:
         cpu = ort.OrtMemoryInfo(
             "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
         )
-        # Extended by the requested size, not by powers of two
+        # Grow by the requested size, not by powers of two
         ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(session_memory(), 1, -1, -1))
-    except Exception:  # such as an arena of another library
+    except Exception:  # for example, another library has registered an arena
         return False
     return True
 
@@ -140,14 +141,14 @@ def describe_failure(error: BaseException) -> str:
     return reason_of(error, 300)
 
 
-_descriptors = threading.RLock()  # two threads would restore each other's descriptors
+_descriptors = threading.RLock()  # threads must not restore each other's descriptors
 
 
 @contextlib.contextmanager
 def silence_output() -> Iterator[None]:
-    """Redirect descriptors 1 and 2 to nothing, for one thread at a time.
+    """Redirect descriptors 1 and 2 to the null device, for one thread at a time.
 
-    C++ code writes to them without Python's streams.
+    This silences C++ code, which bypasses Python's streams.
     """
     with _descriptors, contextlib.ExitStack() as stack:
         for stream in (sys.stdout, sys.stderr):
@@ -165,9 +166,9 @@ def silence_output() -> Iterator[None]:
 
 
 class SharedWeights:
-    """Weights that any number of sessions share in memory.
+    """Weights in memory that several sessions share.
 
-    A session on a part of YOLOv8s opens in a tenth of the time that it takes with its own weights.
+    A session on a part of YOLOv8s opens in a tenth of the time that it needs with its own weights.
     """
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ class SharedWeights:
         self._tensors[name] = tensor, value
 
     def attach(self, proto: onnx.ModelProto) -> dict[str, Any]:
-        """Replace a model's initializers by shared weights of the same names.
+        """Replace initializers of a model by shared weights of the same names, in place.
 
         Returns:
             OrtValues of the weights that the model reads, for :func:`open_session`. The model names
@@ -215,13 +216,14 @@ def open_proto(
     weights: Mapping[str, onnx.TensorProto] = _NO_WEIGHTS,
     **options: Any,
 ) -> Any:
-    """Return a session on the CPU, through a temporary file for large models.
+    """Return an onnxruntime session for a model; large models go through a temporary file.
 
     Large weights and models over 2 GB are written to a file. onnxruntime reads one weight at a time
     from a file, but holds all of them twice for a message.
 
     Args:
-        proto: The model. Its placeholders are filled in. A model over 2 GB may be cleared.
+        proto: The model. It is changed: placeholders get their data, and a model over 2 GB may be
+            cleared.
         threads: Threads for one operator.
         weights: Tensors with the data of its placeholders, by name.
         options: Options of :func:`open_session`.
@@ -253,7 +255,7 @@ def _open_file(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
     try:
         return open_session(path, threads, **options)
     except Exception as error:
-        prefix = f"Load model from {path} failed:"  # users do not know this file
+        prefix = f"Load model from {path} failed:"  # do not show the name of the temporary file
         if prefix not in str(error):
             raise
         raise type(error)(str(error).replace(prefix, "")) from None
@@ -271,10 +273,10 @@ def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto
 def _write_temporary(
     proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 ) -> Iterator[Path | None]:
-    """Write a model and its weights to temporary files; the path is None if that fails."""
+    """Write a model and its weights to temporary files, and yield the path; None on failure."""
     with contextlib.ExitStack() as stack:
         path = None
-        if os.name != "nt":  # Windows cannot delete the weights that onnxruntime maps
+        if os.name != "nt":  # Windows cannot delete files that onnxruntime has mapped
             with contextlib.suppress(OSError, QdqtoolError):
                 written = Path(stack.enter_context(temporary_folder())) / "model.onnx"
                 write_external(proto, weights, written)
@@ -286,7 +288,7 @@ def serialize(proto: onnx.ModelProto) -> bytes:
     """Return the bytes of a model.
 
     Raises:
-        ValueError: The model is over 2 GB; EncodeError in other versions of protobuf.
+        ValueError: The model is over 2 GB. Some versions of protobuf raise EncodeError instead.
     """
     data: bytes = proto.SerializeToString()
     return data

@@ -491,7 +491,7 @@ def test_built_model_json_without_files() -> None:
     data = result.as_json()
     assert (data["engine"], data["log"], data["layers"]) == (None, None, None)
     assert (data["targets"], data["seconds"]) == (["SM86", "SM120"], 1.235)
-    assert data["summary"] == {"convolutions": 3, "int8": 2}
+    assert data["summary"] == {"convolutions": 3, "int8": 2, "fp8": 0}
 
 
 def test_built_model_json_paths() -> None:
