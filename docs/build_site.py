@@ -384,7 +384,7 @@ def command_pages(folder: Path) -> dict[str, str]:
         "`--require` or `--fail-on` not met); 2 bad input or usage, with one line on stderr.",
         _table(("command", "purpose"), rows),
         f"The outputs are those of this version on the demo's model: YOLOv8n's layers with random weights, "
-        f"{readme.SIZE} x {readme.SIZE} pixels, {readme.IMAGES} generated images. Long ones are cut.",
+        f"{readme.SIZE} x {readme.SIZE} pixels, {readme.IMAGES} generated images. Long outputs are shortened.",
     )
     return {"commands/index.md": index, **pages}
 
