@@ -2,8 +2,8 @@
 
 An editor adds constants and nodes, changes the inputs and outputs of nodes, and removes nodes. Its
 method ``finish`` drops nodes and constants that lost their last consumer, and keeps a valid order,
-the model's metadata and its value_info. Until then, the index
-shows the original graph, so that the result does not depend on the order of the edits.
+the model's metadata and its value_info. Until then, the index shows the original graph, so
+that the result does not depend on the order of the edits.
 """
 
 from __future__ import annotations

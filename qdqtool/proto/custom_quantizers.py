@@ -1,6 +1,6 @@
-"""``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` as ONNX's own operators.
+"""Replacement of ``TRT_FP8QuantizeLinear`` and ``TRT_FP8DequantizeLinear`` by ONNX's Q/DQ.
 
-ModelOpt exported FP8 with these custom operators before 0.43 (0.43: native Q/DQ). They have no zero
+ModelOpt before 0.43 exported FP8 with these custom operators (0.43: native Q/DQ). They have no zero
 point. TensorRT imports both forms alike.
 """
 
@@ -16,14 +16,14 @@ from qdqtool.proto.subgraphs import STANDARD
 DOMAIN = "trt"
 _PREFIX = "TRT_FP8"
 _NAMES = tuple(_PREFIX + name for name in ("QuantizeLinear", "DequantizeLinear"))
-_FIRST_OPSET = 19  # with FP8 in ONNX's QuantizeLinear
+_FIRST_OPSET = 19  # first opset with FP8 in QuantizeLinear
 _OPSET_OF_CHANGE = 18
-# Operators that have another form from that opset on
+# Operators (by beginning of the name) whose form changed by opset 18
 _CHANGED_BY_18 = ("Reduce", "Split")
 
 
 def has_custom_quantizers(model: onnx.ModelProto) -> bool:
-    """Return whether a model has such operators in its main graph."""
+    """Return whether a model has TensorRT's custom FP8 quantizers in its main graph."""
     is_declared = any(opset.domain == DOMAIN for opset in model.opset_import)
     return is_declared and any(node.op_type in _NAMES for node in model.graph.node)
 
@@ -31,8 +31,8 @@ def has_custom_quantizers(model: onnx.ModelProto) -> bool:
 def replace_custom_quantizers(model: onnx.ModelProto) -> None:
     """Replace the custom operators of a model by Q and DQ with zero points of FP8.
 
-    The opset becomes 19, so that shapes can be inferred, unless the model has operators with
-    another form there.
+    The opset becomes 19, so that shapes can be inferred, unless the model has operators whose form
+    changed before.
     """
     shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     for node in model.graph.node:

@@ -1,6 +1,7 @@
 """External weights of a model (their files, location and size) and serialization in parts.
 
-protobuf needs memory for two more copies of a model to serialize it as a whole.
+Serialization in parts saves memory: to serialize a model as a whole, protobuf needs two more copies
+of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from qdqtool.util.files import INVALID_NAME, record_input
 
 _LARGE_ELEMENTS = 1 << 14
 _MAX_ELEMENTS = 1 << 63  # sizes are 64-bit numbers
-_NUMPY_TYPES: dict[int, str] = {  # types whose little-endian data numpy reads as stored
+_NUMPY_TYPES: dict[int, str] = {  # ONNX types whose stored little-endian data numpy can read
     onnx.TensorProto.FLOAT: "<f4",
     onnx.TensorProto.DOUBLE: "<f8",
     onnx.TensorProto.FLOAT16: "<f2",
@@ -35,7 +36,7 @@ _NUMPY_TYPES: dict[int, str] = {  # types whose little-endian data numpy reads a
     onnx.TensorProto.INT64: "<i8",
     onnx.TensorProto.BOOL: "?",
 }
-_BITS = {  # of one element in a file
+_BITS = {  # bits of an element in a file
     number: int(bits[0])
     for name, number in onnx.TensorProto.DataType.items()
     if (bits := re.search(r"\d+", name))
@@ -87,7 +88,7 @@ def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
 
 
 def are_possible_dims(dims: Sequence[int]) -> bool:
-    """Return whether a tensor can have such dimensions; other libraries crash on larger ones."""
+    """Return whether dimensions are possible for a tensor; libraries crash on larger ones."""
     return len(dims) <= limits.RANK and abs(math.prod(dims)) < _MAX_ELEMENTS
 
 
@@ -104,7 +105,7 @@ def has_data(tensor: onnx.TensorProto) -> bool:
 
 
 def is_bytes(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor's values can be in a file: no texts, no packed half bytes."""
+    """Return whether a tensor's values can be in a file (texts and half bytes cannot)."""
     return tensor.HasField("raw_data") or tensor.data_type in (
         *_NUMPY_TYPES,
         onnx.TensorProto.BFLOAT16,
@@ -127,7 +128,7 @@ def read_location(tensor: onnx.TensorProto) -> str:
 
 
 def find_file(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
-    """Return the file of an external tensor, None if it is not a regular file.
+    """Return the file of an external tensor; None if it is not a regular file.
 
     Raises:
         ModelError: The file lies outside the model's folder.
@@ -192,12 +193,12 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
 
 
 def _used_bytes(tensor: onnx.TensorProto, file_size: int, model: str) -> int:
-    """Return how many bytes of its file a tensor uses."""
+    """Return the number of bytes of its file that an external tensor uses."""
     needed = data_size(tensor)
     numbers = {"offset": 0, "length": min(file_size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
-        # Libraries differ in which of two entries they use.
+        # If an entry is present twice, libraries differ in which one they use.
         if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):
             raise _tensor_error(tensor, f"it has more than one {entry.key}", model)
         if entry.key in numbers:
@@ -224,7 +225,7 @@ def _tensor_error(tensor: onnx.TensorProto, state: str, model: str) -> ModelErro
 
 
 def data_size(tensor: onnx.TensorProto) -> int:
-    """Return the bytes that a tensor's dimensions and type take, 16 per element if unknown."""
+    """Return the bytes of a tensor by dimensions and type; 16 per element if unknown."""
     elements: int = math.prod(tensor.dims)
     return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
 
@@ -256,7 +257,7 @@ class MessageParts:
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        """Measure the parts.
+        """Compute the parts' sizes.
 
         Raises:
             ValueError: A part is over 2 GB; EncodeError in other versions of protobuf.
@@ -296,7 +297,7 @@ def _serialize(message: Message) -> bytes:
 
 
 def _split_at(message: Any, number: int) -> tuple[bytes, bytes] | None:
-    """Return the serialized fields before and after a field.
+    """Return the serialized fields of a message before and after a field.
 
     None if onnx does not know a field, or if a documentation text is not UTF-8: protobuf returns
     it as bytes, but does not accept them.

@@ -1,7 +1,7 @@
 """Functions that a model defines: their size, and calls replaced by the functions' nodes.
 
-TensorRT's parser does the same since 9.0. onnx's inliner leaves calls of functions of another
-operator set, and replaces names by numbered ones, in which the place of a node is lost.
+TensorRT's parser replaces calls since 9.0. onnx's inliner leaves calls of functions of another
+operator set, and gives nodes numbers as names, which do not show the call that they come from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qdqtool.proto.shapes import convert_opset
 from qdqtool.proto.subgraphs import STANDARD, nested_graphs, with_subgraph_nodes
 from qdqtool.util import limits
 
-_MAX_REASON = 120  # characters of an error of onnx
+_MAX_REASON = 120  # maximum characters of onnx's error text in a message
 _Key = tuple[str, str, str]  # domain, name and overload of a function
 
 
@@ -30,7 +30,7 @@ class _FunctionSize:
     Attributes:
         nodes: Number of nodes.
         size: Bytes.
-        levels: Functions that call one another, including this one.
+        levels: Length of the longest chain of calls, including this function.
     """
 
     nodes: int
@@ -41,8 +41,8 @@ class _FunctionSize:
 def check_functions(proto: onnx.ModelProto, path: str) -> None:
     """Check the size of a model with each call of a function replaced by its nodes.
 
-    Thirty functions that each call the next one twice are a billion nodes. Shape inference and
-    inlining visit all of them, and copy the constants inside for each call.
+    Thirty functions that each call the next one twice result in a billion nodes. Shape inference
+    and inlining visit all of them, and copy the constants inside for each call.
 
     Args:
         proto: The model.
@@ -122,7 +122,7 @@ def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _Functio
 
 
 def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
-    """Return the functions that each of a model's functions calls, including from subgraphs.
+    """Return the calls that each function of a model makes, including from subgraphs.
 
     Functions and calls are in the order of the file.
     """
@@ -172,7 +172,7 @@ def _callee_key(node: onnx.NodeProto) -> _Key:
 def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
     """Replace all calls of a model's own functions by their nodes, in place.
 
-    A node and a tensor inside get the name of the call before their own: ``layer1/Conv``.
+    Names of nodes and tensors in the function get the name of the call as prefix: ``layer1/Conv``.
 
     Args:
         proto: The model, checked by :func:`check_functions`.
@@ -204,7 +204,10 @@ def inline_functions(proto: onnx.ModelProto, path: str) -> dict[str, str]:
 
 
 def _convert_body(proto: onnx.ModelProto, function: onnx.FunctionProto, path: str) -> Any:
-    """Return a function's nodes in the operator sets of the model, which gets missing sets."""
+    """Return a function's nodes, converted to the operator sets of the model.
+
+    Operator sets that the model lacks are added to the model.
+    """
     versions = {_domain(opset.domain): opset.version for opset in proto.opset_import}
     for opset in function.opset_import:
         domain = _domain(opset.domain)
@@ -259,7 +262,7 @@ def _convert_nodes(
 
 @dataclass(frozen=True, slots=True)
 class _FunctionBody:
-    """A function whose calls of other functions are replaced.
+    """A function in which all calls of other functions are replaced by nodes.
 
     Attributes:
         function: The function.
@@ -291,7 +294,7 @@ class _InliningScope:
 
     def expand(self) -> dict[str, str]:
         """Replace all calls and return the original names of the inlined nodes."""
-        for graph in reversed(self._graphs):  # inner graphs first: outer ones are copied
+        for graph in reversed(self._graphs):  # inner graphs first: outer graphs are copied
             self._expand_nodes(graph.node)
         self._expand_nodes(self._nodes)
         return self._sources
@@ -321,7 +324,7 @@ class _InliningScope:
         tensors.update(zip(function.input, call.input, strict=False))
         copies = []
         for formal, actual in zip(function.output, call.output, strict=False):
-            if formal in tensors and actual:  # an input, or the same output twice
+            if formal in tensors and actual:  # an input, or an output that is listed twice
                 copies.append(onnx.helper.make_node("Identity", [tensors[formal]], [actual]))
             elif actual:
                 tensors[formal] = actual
@@ -337,7 +340,7 @@ class _InliningScope:
         return nodes + copies
 
     def _unique_prefix(self, call: onnx.NodeProto) -> str:
-        """Return the name of a call, numbered if another call has it."""
+        """Return a call's name as unique prefix, with a number if another call has the name."""
         name = call.name or next(filter(None, call.output), call.op_type)
         prefix = name
         while prefix in self._prefixes:
@@ -349,7 +352,10 @@ class _InliningScope:
     def _rename_tensors(
         self, nodes: list[onnx.NodeProto], tensors: dict[str, str], prefix: str
     ) -> None:
-        """Rename the tensors of a copied body: formal ones as given, others by the prefix."""
+        """Rename the tensors of a copied body.
+
+        Inputs and outputs of the function are renamed by ``tensors``. Others get the prefix.
+        """
         graphs = list(nested_graphs(nodes))
         for tensor in _defined_tensors(nodes, graphs):
             if tensor and tensor not in tensors:

@@ -26,9 +26,9 @@ KnownType = tuple[int, tuple[int | None, ...] | None]
 
 _WORKER = Path(__file__).parent / "shapes_worker.py"
 _MAX_INT32 = 1 << 31  # onnx reads attributes as 32-bit integers
-_LARGE_SIZE = 1 << 24  # entries; a constant shape with a larger dimension is not inferred here
+_LARGE_SIZE = 1 << 24  # larger dimensions of constant shapes are not inferred in this process
 
-# Operators whose inference neither crashes nor allocates much, found by trying all of them.
+# Operators whose inference neither crashes nor allocates much. Found by trying all operators.
 _HARMLESS = frozenset(
     """
     Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Celu Clip Concat
@@ -50,7 +50,7 @@ _WINDOWED = frozenset(("AveragePool", "Conv", "ConvTranspose", "MaxPool"))
 _RESIZING = frozenset(
     "DepthToSpace Expand GatherND Pad Resize SpaceToDepth Split Tile TopK Upsample".split()
 )
-# End of the inputs that state sizes, for operators that read other inputs as well.
+# For operators with other inputs as well: end of the input positions that state sizes.
 _SIZE_INPUT_ENDS = {"GatherND": 1, "Pad": 2, "TopK": 2}
 # Operators whose vectors onnx computes entry by entry ("data propagation").
 _PROPAGATED = frozenset(
@@ -78,15 +78,15 @@ _TYPED_BY_INPUTS = frozenset(
 
 
 def infer_types(proto: onnx.ModelProto) -> Types | None:
-    """Return the types of the tensors in a model's main graph, None if onnx cannot infer them.
+    """Return the types of tensors in a model's main graph; None if onnx cannot infer them.
 
     Args:
-        proto: Model, best without large weights. It is not changed.
+        proto: Model, preferably without large weights. It is not changed.
     """
     for data_prop in (True, False):
         try:
             graph = infer_shapes(proto, data_prop=data_prop).graph
-        except Exception:  # custom operators, unusual types: shapes are a convenience
+        except Exception:  # custom operators or unusual types; callers can do without shapes
             continue
         return {value.name: value.type for value in (*graph.value_info, *graph.output)}
     return None
@@ -179,7 +179,7 @@ def has_sane_attributes(node: onnx.NodeProto) -> bool:
 def _constants(
     proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
 ) -> dict[str, onnx.TensorProto]:
-    """Return initializers and values of Constant nodes by name, those of subgraphs included."""
+    """Return initializers and values of Constant nodes by name, including subgraphs."""
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in nodes:
         for attribute in node.attribute:
@@ -221,7 +221,7 @@ def _states_negative_size(
 
 
 def _has_usual_sizes(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    """Return whether the numbers that decide a node's output sizes are constants from 0 on."""
+    """Return whether the numbers that determine output sizes are constants of at least 0."""
     inputs = node.input[1 : _SIZE_INPUT_ENDS.get(node.op_type, len(node.input))]
     numbers: list[float] = []
     for tensor in filter(None, inputs):
@@ -278,7 +278,7 @@ def _weight_sizes(
     constants: Mapping[str, onnx.TensorProto],
     producers: Mapping[str, onnx.NodeProto],
 ) -> Sequence[int]:
-    """Return the spatial sizes of a convolution's weights, also if they pass a Q/DQ pair."""
+    """Return the spatial sizes of a convolution's weights, with or without a Q/DQ pair."""
     tensor = "".join(node.input[1:2])
     for _ in range(2):
         producer = producers.get(tensor)
@@ -289,12 +289,12 @@ def _weight_sizes(
 
 
 def _small_values(tensor: onnx.TensorProto | None) -> list[Any] | None:
-    """Return the values of a constant with at most 64 entries, None for others."""
+    """Return the values of a constant with at most 64 elements; None for other constants."""
     if tensor is None or tensor.external_data or not 0 <= math.prod(tensor.dims) <= limits.RANK:
         return None
     try:
         return list(onnx.numpy_helper.to_array(tensor).flat)
-    except Exception:  # damaged
+    except Exception:  # damaged tensor
         return None
 
 
@@ -337,7 +337,7 @@ def _makes_large_tensors(
 
 
 def _largest_input(proto: onnx.ModelProto) -> int:
-    """Return the number of elements of the largest input, open dimensions counted as 1."""
+    """Return the number of elements of the largest input; open dimensions count as 1."""
     shapes = [value.type.tensor_type.shape for value in proto.graph.input]
     return max((math.prod(d.dim_value or 1 for d in shape.dim) for shape in shapes), default=0)
 
@@ -345,10 +345,10 @@ def _largest_input(proto: onnx.ModelProto) -> int:
 def _has_long_vectors(
     nodes: Iterable[onnx.NodeProto], lengths: dict[str, int], largest_input: int
 ) -> bool:
-    """Return whether onnx would compute vectors of many entries, one dimension for each.
+    """Return whether onnx would compute very long vectors, with a dimension per element.
 
-    Lengths are upper bounds. Tensors that are not known to be vectors count nothing. A tensor that
-    is reshaped to a vector counts as the largest input.
+    The check uses upper bounds of the lengths. Tensors that are not known to be vectors count as
+    empty. A tensor that is reshaped to a vector counts as long as the largest input.
     """
     if max(lengths.values(), default=0) >= _LARGE_SIZE:
         return True
@@ -376,7 +376,7 @@ def infer_node(
     opset: int,
     values: Mapping[str, onnx.TensorProto] | None = None,
 ) -> Types:
-    """Return the output types of one standard ONNX node, empty if onnx cannot infer them.
+    """Return the output types of one standard ONNX node; empty if onnx cannot infer them.
 
     Args:
         node: Node without subgraphs.
@@ -417,7 +417,7 @@ class NodeTypeCache:
     def outputs(
         self, node: onnx.NodeProto, op: str, inputs: Sequence[KnownType]
     ) -> list[KnownType] | None:
-        """Return the types of a node's outputs, None if they cannot be inferred.
+        """Return the types of a node's outputs; None if they cannot be inferred.
 
         Args:
             node: The node.

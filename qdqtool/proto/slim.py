@@ -7,7 +7,7 @@ from collections.abc import Container
 import onnx
 from google.protobuf.message import EncodeError
 
-# Bytes; constants up to this size may be shapes that shape inference has to read.
+# Maximum bytes of constants that keep their data, because shape inference may have to read them.
 _KEEP_FOR_SHAPES = 4096
 
 

@@ -11,10 +11,10 @@ import onnx
 from qdqtool.errors import ModelError
 
 _Node = TypeVar("_Node")
-STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
-DOMAINS = (*STANDARD, "com.microsoft")  # operators of one name mean the same in these
+STANDARD = ("", "ai.onnx")  # names of the domain of ONNX's own operators
+DOMAINS = (*STANDARD, "com.microsoft")  # operators of equal name are equal in these domains
 INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # prefixes of domains of onnxruntime's optimizer
-RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime includes
+RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # domains that onnxruntime includes
 
 
 def attribute_graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
@@ -25,8 +25,8 @@ def attribute_graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto
 
 
 def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Yield the subgraphs of nodes, and the subgraphs of their nodes."""
-    # No recursion: each graph would be passed up through all levels around it.
+    """Yield the subgraphs of nodes at all levels."""
+    # Not recursive: a recursive generator would yield each graph once per level above it.
     levels = [_direct_graphs(nodes)]
     while levels:
         graph = next(levels[-1], None)
@@ -39,7 +39,7 @@ def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 def _direct_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     for node in nodes:
-        # Most nodes have no attributes, and iterating over none takes longer than the check.
+        # Most nodes have no attributes. The check is faster than iterating over an empty list.
         if node.attribute:
             for attribute in node.attribute:
                 yield from attribute_graphs(attribute)
@@ -73,7 +73,7 @@ def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) 
 def copy_node(
     node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]
 ) -> onnx.NodeProto:
-    """Return a node that does the same with other tensors."""
+    """Return a copy of a node with other inputs and outputs."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.input[:], copy.output[:] = inputs, outputs
@@ -100,7 +100,7 @@ def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
 
 
 def require_utf8(texts: Collection[Any], path: str) -> None:
-    """Check that texts of a model are UTF-8: protobuf returns others as bytes.
+    """Check that texts of a model are UTF-8; protobuf returns other texts as bytes.
 
     Args:
         texts: The texts.
@@ -122,14 +122,14 @@ def sort_topologically(
     inputs: Callable[[_Node], Iterable[str]],
     outputs: Callable[[_Node], Iterable[str]],
 ) -> list[_Node]:
-    """Return nodes in a topological order, without those of a cycle.
+    """Return nodes in topological order, without nodes of a cycle or downstream of one.
 
     Nodes that are in a topological order already keep their order.
 
     Args:
         nodes: The nodes.
-        inputs: Returns the tensors that a node reads.
-        outputs: Returns the tensors that a node produces.
+        inputs: Function that returns the tensors that a node reads.
+        outputs: Function that returns the tensors that a node produces.
     """
     produced = set(itertools.chain.from_iterable(map(outputs, nodes))) - {""}
     if _is_sorted(nodes, inputs, outputs, produced):
@@ -193,7 +193,7 @@ def find_dependencies(
     Args:
         nodes: Nodes of a graph in a topological order.
         tensors: The tensors.
-        fed: Tensors that are fed, so that their producers are not needed.
+        fed: Tensors that the caller supplies, so that their producers are not needed.
     """
     needed = set(tensors)
     dependencies = []
@@ -220,7 +220,7 @@ def extract_part(
         nodes: Nodes of it to choose from, in a topological order.
         outputs: Outputs of the part.
         constants: Initializers of the model to choose from.
-        fed: Tensors that are fed instead.
+        fed: Tensors that become inputs of the part, so that their producers are left out.
     """
     part = onnx.ModelProto()
     part.graph.output.extend(outputs)

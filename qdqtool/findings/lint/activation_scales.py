@@ -35,8 +35,8 @@ _MIN_USED_STEPS = 0.25  # share of the steps; with fewer, two bits are lost
 # Range over largest value of the median quantizer. Entropy calibration has a median of about half.
 _MAX_MEDIAN_FACTOR = 3.0
 _MIN_VALUES = 1000  # fewer values (global pooling of a few images) do not show a tensor's range
-# Share of the quantizers with one scale. Up to this share a Concat explains it; a larger share is a
-# mistake.
+# Maximum share of quantizers with the same scale. A Concat explains smaller shares; a larger share
+# is a mistake.
 _MAX_EQUAL_SCALES = 1 / 3
 _MAX_LISTED = 5
 _MAX_FACTOR_SPREAD = 1.4  # other images change ranges by this factor
@@ -46,7 +46,7 @@ _MAX_OUTLIER_RATIO = 100.0  # largest over typical value; docs/scales-results.md
 # Standard deviations from the mean to each end of a channel's range, for some thousand values.
 _CHANNEL_DEVIATIONS = 4.0
 _MIN_CHANNEL_VALUES = 100  # fewer values do not show the range of a channel
-_MAX_GAIN_RATIO = 25.0  # as above from gains alone; at most 17 in trained networks
+_MAX_GAIN_RATIO = 25.0  # limit as above, for gains alone; trained networks have at most 17
 # A sixth of a normal distribution is at least 0.967 standard deviations below its median.
 _LOWER_QUANTILE = 1 / 6
 _LOWER_DEVIATIONS = 0.967
@@ -109,17 +109,18 @@ def run(view: View, report: FindingReport, statistics: Statistics) -> None:
 
 
 def check_gains(view: View, report: FindingReport, judged: Collection[str] = ()) -> None:
-    """Report scales after normalizations that cover outliers, judged by the gains.
+    """Report scales after normalizations that cover outliers, without data.
 
-    The output of a normalization has a mean square of 1 over the channels before the gains, so a
-    typical value of a channel is at most its gain. The scale is compared with the largest gain that
-    as many channels have by chance if all gains are distributed (lognormal) like those below the
-    median. The gains of smoothed tensors do not count, because the weights compensate them.
+    Gains (scale factors) of the normalization show the outliers. Before the gains, the mean square
+    over the channels is 1, so that a typical value of a channel is at most its gain. The scale is
+    compared with the largest gain that as many channels have by chance if all gains are distributed
+    (lognormal) like those below the median. The gains of smoothed tensors do not count, because the
+    weights compensate them.
 
     Args:
         view: The Q/DQ model.
         report: Receives the finding of :func:`check_outliers`.
-        judged: Names of Qs that were judged by data.
+        judged: Names of Qs that were already checked with data.
     """
     gains, smoothed = last_axis_gains(view.model), read_smoothed_tensors(view.model)
     spreads = []
@@ -149,9 +150,9 @@ def check_gains(view: View, report: FindingReport, judged: Collection[str] = ())
 
 
 def _find_normalization_output(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
-    """Return the last-axis normalization output that a tensor is a moved or rounded copy of.
+    """Return the output of a normalization from which a tensor is moved or quantized only.
 
-    Empty if the tensor has another origin.
+    The normalization is over the last axis. Empty if the tensor has another origin.
     """
     while tensor not in gains:
         node, above = model.producer(tensor), last_axis_sources(model, tensor)
@@ -175,7 +176,7 @@ def check_outliers(
         report: Receives the finding.
         model: The Q/DQ model.
         candidates: Name of a Q, its input, its scale, and the statistics of that input or of all
-            tensors joined in it. The tensor that the scale fits best counts.
+            tensors joined in it. Of several tensors, the one that the scale fits best counts.
         samples: Number of samples that the statistics cover.
     """
     gains, smoothed = last_axis_gains(model), read_smoothed_tensors(model)
@@ -231,12 +232,13 @@ def _feeds_matrix_product(model: Model, quantizer: str) -> bool:
 def _measure_outlier_ratio(
     tensor_statistics: TensorStatistics, scale: float, by_channel: bool
 ) -> float:
-    """Return the largest occurring and representable magnitude over the typical one.
+    """Return the ratio of the largest magnitude in range to the typical one.
 
     Two thirds of the magnitudes above zero are below the typical one, so up to a third may be
-    outliers. By channel, it is at most a quarter of half the range of the median channel: outliers
-    of one sign after a LayerNormalization move the other channels away from zero and leave them a
-    small range. Elsewhere, and after a smoothed one, channels away from zero do no harm.
+    outliers. With ``by_channel``, the typical magnitude is at most a quarter of half the range of
+    the median channel: outliers of one sign after a LayerNormalization move the other channels away
+    from zero and leave them a small range. In other tensors, and after smoothed normalizations,
+    channels away from zero do no harm.
     """
     held = min(tensor_statistics.absmax, _INT8_MAX * scale)
     histogram = tensor_statistics.histogram
@@ -283,7 +285,10 @@ def _find_misfits(fits: list[ActivationFit]) -> list[ActivationFit]:
 
 
 def find_common_factor(fits: list[ActivationFit]) -> float:
-    """Return the factor that nearly all scales are too small by; 0 if there is none."""
+    """Return the common factor by which nearly all scales are too small; 0 if none.
+
+    A factor below 1 means that the scales are too large.
+    """
     median = float(np.median([f.used for f in fits]))
     alike = sum(1 / _MAX_FACTOR_SPREAD <= f.used / median <= _MAX_FACTOR_SPREAD for f in fits)
     off = not 1 / _MAX_FACTOR_SPREAD <= median <= _MAX_FACTOR_SPREAD

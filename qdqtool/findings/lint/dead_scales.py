@@ -13,7 +13,8 @@ MAX_PARTS = 8  # parts of one quantizer listed in a finding
 def run(view: View, report: FindingReport) -> None:
     """Add a finding for each Q that maps its whole input, or a part of a Concat, to one value.
 
-    Where boxes and scores of a detector share the scale, the finding about the head reports it.
+    If boxes and scores of a detector share the scale, the finding about the head reports this
+    instead.
     """
     reported_heads = {
         f.node for f in report.findings if f.code == "HEAD-CONCAT" and f.severity == Severity.ERROR
@@ -30,7 +31,7 @@ def run(view: View, report: FindingReport) -> None:
 
 
 def find_dead_parts(view: View, q: Node) -> ScaleDead | None:
-    """Return the parts that a Q maps to one value each; None if it maps no part so."""
+    """Return the fault of a Q that maps its input, or parts of it, to one value; else None."""
     params, bounds = view.params(q), find_bounds(view.model)
     scalars = read_scalars(params)
     if scalars is None:

@@ -33,9 +33,9 @@ _MAX_LISTED = 3
 
 
 def check_half(view: View, report: FindingReport) -> None:
-    """Add findings about values of a Q/DQ model that FP16 spoils.
+    """Add findings about values of a Q/DQ model that FP16 cannot hold.
 
-    On strongly typed targets, only for nodes that are FP16 in the file.
+    On strongly typed targets, only nodes that are FP16 in the file are checked.
     """
     if not qdq.is_quantized(view.model):
         return
@@ -60,9 +60,9 @@ def check_norms(view: View, report: FindingReport) -> None:
 
 
 def _check_constants(view: View, report: FindingReport) -> None:
-    """Add a finding for constant operands of arithmetic that are not FP16 numbers.
+    """Add a finding for constant operands of arithmetic that FP16 cannot hold.
 
-    TensorRT itself reports weights.
+    Weights are left out, because TensorRT reports them itself.
     """
     lost: list[tuple[str, float]] = []
     imprecise: list[tuple[str, float]] = []
@@ -89,7 +89,7 @@ def _check_constants(view: View, report: FindingReport) -> None:
 
 
 def _find_fp16_problem(node: Node, sizes: npt.NDArray[np.float32], is_scalar: bool) -> str:
-    """Return ``large``, ``small`` or ``denormal``, empty if FP16 holds an operand.
+    """Return ``large``, ``small`` or ``denormal``; empty if FP16 can hold an operand.
 
     ``sizes`` are the magnitudes of its finite values other than 0. Bounds of a Clip, Min or Max
     may be infinite. Small values matter in a scalar such as an epsilon, not in a vector.

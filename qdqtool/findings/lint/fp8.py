@@ -1,4 +1,4 @@
-"""Check quantizers of FP8, and convolutions that are slow in it."""
+"""Check quantizers of FP8, and convolutions that are slow in FP8."""
 
 from collections.abc import Collection
 
@@ -13,7 +13,7 @@ from qdqtool.types import Precision
 
 # Fewer channels are slower in FP8 than in FP16 on some GPUs (ModelOpt pull request 1083).
 _SMALL = 16
-_MULTIPLE = 16  # of channels that FP8 kernels read and write
+_MULTIPLE = 16  # FP8 kernels read and write channels in multiples of this number
 
 
 def run(view: View, report: FindingReport) -> None:

@@ -19,10 +19,10 @@ from qdqtool.types import Precision
 
 
 def find_last_convolutions(view: View) -> list[Node]:
-    """Return bare convolutions that no other convolution except YOLO's DFL follows.
+    """Return the last convolutions of a head: those without another convolution downstream.
 
-    Empty if there are fewer than two, because the network does not look like a detector then.
-    Insertion treats the same convolutions as a head.
+    YOLO's DFL does not count as convolution. Empty for fewer than two, because a detector has at
+    least two. Insertion treats the same convolutions as a head.
     """
     if (
         sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.nodes_with_weights)
@@ -42,9 +42,9 @@ def find_coordinate_nodes(view: View) -> set[int]:
 
 
 def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
-    """Return the head of the float network, and a function that finds coordinates.
+    """Return the head of the float network, and a function that finds coordinate layers.
 
-    Both give indices of nodes of the Q/DQ model.
+    The indices of both are those of nodes in the Q/DQ model.
     """
     cache: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not cache:
@@ -76,7 +76,7 @@ def _find_sums_after(model: Model, start: Node) -> tuple[str, ...]:
     return tuple(model.nodes[i].name for i in sorted(seen) if model.nodes[i].op == "Add")
 
 
-_MAX_NODES_TO_CONCAT = 12  # from a Q up to the Concat of a head; YOLOv8 has five
+_MAX_NODES_TO_CONCAT = 12  # maximum nodes from a Q up to the Concat of a head; YOLOv8 has five
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -134,14 +134,17 @@ def _build_concat_fault(view: View, q: Node, concat: Node) -> faults.ConcatAfter
 
 
 def _is_fatal(fault: faults.ConcatAfterHead) -> bool:
-    """Whether the scale destroys scores that a detector would report."""
+    """Return whether the scale destroys scores that a detector would report."""
     if fault.scores:
         return fault.zero_limit >= CONFIDENCE
     return fault.raw and fault.scale is not None and fault.scale >= COARSE_LOGITS
 
 
 def _find_head_concat(view: View, q: Node) -> Node | None:
-    """Return the Concat upstream of a Q, past the Sigmoid of the scores and reshapes."""
+    """Return the Concat upstream of a Q, or None.
+
+    The Sigmoid of the scores and reshapes may be in between.
+    """
     node = view.model.producer(q.input(0))
     for _ in range(_MAX_NODES_TO_CONCAT):
         moves = node is not None and operator_of(node).kind in (

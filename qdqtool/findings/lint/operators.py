@@ -29,11 +29,11 @@ from qdqtool.trt.layers import SILU
 from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Precision
 
-_MIN_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
+_MIN_LARGE_KERNEL = 14  # smallest usual patch of a vision transformer; detectors have 7
 # Types in the names of quantizers that are operators of their own (ModelOpt, domain trt)
 _RUNTIME = ("com.microsoft", "com.ms.")  # domains of onnxruntime
 _FLOAT_ONLY = ("LSTM", "GRU", "RNN", "DeformConv", "GridSample")  # no INT8 in the support matrix
-# Importers in the library of TensorRT-RTX 1.7.1. It wants FP16 data for MatMulNBits.
+# Operators with importers in TensorRT-RTX 1.7.1, which requires FP16 data for MatMulNBits.
 _IMPORTED_BY_RTX = ("GroupQueryAttention", "MatMulNBits", "RotaryEmbedding")
 _REPORTED = (ATEN, *_RUNTIME)  # domains with findings of their own
 _WEIGHT_ONLY = ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE")
@@ -102,7 +102,7 @@ def report_fake_quantizers(model: Model, report: FindingReport) -> None:
     """Report simulated quantizers by form.
 
     Args:
-        model: The model, with its constants unfolded: they may be quantized as well.
+        model: The model before its constants are folded, because they may be quantized as well.
         report: Receives the findings.
     """
     groups: dict[QuantizerForm, list[FakeQuantizer]] = defaultdict(list)
@@ -140,7 +140,7 @@ def _check_any_quantizer(view: View, report: FindingReport) -> None:
 def _report_other_types(
     view: View, report: FindingReport, quantizers: Mapping[str, Sequence[Node]]
 ) -> None:
-    """Report quantizers to types other than INT8, given by type."""
+    """Report quantizers to types other than INT8; ``quantizers`` has them by type."""
     nodes = [n for group in quantizers.values() for n in group]
     kinds = tuple((kind, len(group)) for kind, group in quantizers.items())
     report.add(
@@ -194,7 +194,7 @@ def _is_unknown(node: Node) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether nodes of an operator need no check except the form of a convolution."""
+    """Return whether a node needs no check except that of a convolution's form."""
     return (
         operator_of(node).name != ""
         and node.op not in (qdq.Q, qdq.DQ, "Einsum")

@@ -26,7 +26,7 @@ _UNSUPPORTED_FP8: dict[int, str] = {
 }
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32
-_SCALE_TOLERANCE = 1e-3  # between the scales of a pair; float16 rounds to half of that
+_SCALE_TOLERANCE = 1e-3  # relative, between scales of a pair; float16 rounds to half of that
 
 
 def run(view: View, report: FindingReport) -> None:
@@ -38,9 +38,9 @@ def run(view: View, report: FindingReport) -> None:
             _repeats_its_quantizer(view, node)
             or (view.is_weight(node) and view.model.elem_type(node.input(0)) == _INT32)
         ):
-            continue  # a bias is judged with its convolution, the others with their Q
+            continue  # checked with the convolution of the bias, or with the Q before the DQ
         params = view.params(node)
-        # Of a Q per tensor without attributes, only scale and zero point are judged.
+        # A Q with one scale and no attributes has faults of scale and zero point only.
         shared = (
             node.inputs[1:]
             if qdq.is_q(node)
@@ -120,7 +120,7 @@ def _consumers_of(view: View, quantizer: str) -> list[str]:
 
 
 def _repeats_its_quantizer(view: View, node: Node) -> bool:
-    """Whether a DQ has the parameters of the Q before it."""
+    """Return whether a DQ has the parameters of the Q before it."""
     q = view.model.producer(node.input(0))
     if q is None or not qdq.is_q(q):
         return False
@@ -135,7 +135,7 @@ def _repeats_its_quantizer(view: View, node: Node) -> bool:
 
 
 def _are_equal_bytes(first: ParameterValues | None, other: ParameterValues | None) -> bool:
-    """Whether two scales are the same, even if they are NaN."""
+    """Return whether two scales have equal bytes, so that NaN equals NaN."""
     return first is not None and other is not None and first.digest == other.digest
 
 
@@ -153,7 +153,7 @@ def _find_zero_point_faults(
         return
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
     if params.precision == Precision.FP8:
-        # The parser does not look at the zero points of FP8 quantizers.
+        # The parser ignores the zero points of FP8 quantizers.
         yield fault_checks.nonzero_fp8_zero_point(CHECK, name, params.zero_points)
         return
     # A DQ without zero point has the type of its input.

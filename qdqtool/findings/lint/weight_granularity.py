@@ -27,7 +27,7 @@ MAX_LOSSY_RANGE = 0.25  # share of the tensor's range; a channel with less loses
 MIN_LOSSY_SHARE = 0.25  # share of the channels that lose two bits in a lossy layer
 MIN_SPREAD = 1.05  # widest over narrowest channel; below, a scale for each channel has no effect
 MAX_COMPARED = 100_000  # weights of a layer compared with multiples of the scale
-_MAX_STEP_ERROR = 1e-3  # in steps
+_MAX_STEP_ERROR = 1e-3  # maximum distance from a multiple, in steps
 
 
 @record

@@ -33,7 +33,7 @@ _MAX_LAYER_VALUES = 8_000_000  # weights read of one layer
 _MAX_RATIO = 1.5
 _MAX_CLIPPED_SHARE = 0.02
 _MIN_RATIO = 0.25  # channels below this ratio lose two bits
-_MAX_BAD_SHARE = 0.1  # of the channels, or of the layers with one scale each
+_MAX_BAD_SHARE = 0.1  # share of the channels, or of the layers with one scale each
 _FACTOR_TOLERANCE = 0.01  # relative difference of equal factors
 _ROUNDING_TOLERANCE = 0.006  # exporters divide by 127, 127.5 (.004 more) or similar
 _MIN_LAYERS = 3  # fewer layers do not show a share
@@ -53,8 +53,8 @@ class _ChannelRatios:
 
     Attributes:
         ratios: Largest over largest representable weight of each channel, or of the tensor.
-        clipped: Whether each of these is clipped.
-        dead: Whether the weights of each are next to zero compared with the other channels.
+        clipped: Whether each channel is clipped.
+        dead: Whether the weights of each channel are nearly zero compared with other channels.
     """
 
     ratios: npt.NDArray[np.float64]
@@ -73,8 +73,8 @@ class _LayerFit:
     Attributes:
         node: The layer.
         channels: Ratios of its weights.
-        other_axis_ratios: Ratios if the scales belonged to the other axis, empty unless that has
-            as many channels.
+        other_axis_ratios: Ratios under the assumption that the scales belong to the other axis;
+            empty unless this axis has as many channels.
         is_uniform: Whether each channel has a scale and all of them are equal.
     """
 
