@@ -99,8 +99,8 @@ def compare_tools(options: argparse.Namespace) -> str:
     millions = sum(p.numel() for p in yolo.model.parameters()) / 1e6
     return (
         f"A trained {type(yolo.model).__name__} of {millions:.1f} million parameters and {classes} "
-        f"class{'es' * (classes != 1)}, {options.size} x {options.size}; {len(calibration)} photographs calibrate, "
-        f"{len(judged)} others judge; torch {torch.__version__}, nothing fine-tuned.\n\n"
+        f"class{'es' * (classes != 1)}, {options.size} x {options.size}; {len(calibration)} photographs for "
+        f"calibration, {len(judged)} others for evaluation; torch {torch.__version__}, nothing fine-tuned.\n\n"
     ) + table(
         (
             "tool",

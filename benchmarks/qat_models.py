@@ -350,8 +350,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     return "\n\n".join(
         [
             f"{len(good)} of {len(found)} networks are exported, {planned} of them with all planned layers predicted INT8 "
-            f"(trt8.5); the worst piece is {max((r['worst'] for r in good), default=0):.1e} of its standard deviation off "
-            "(limit 2e-3).",
+            f"(trt8.5). The largest error of a piece is {max((r['worst'] for r in good), default=0):.1e} of its standard "
+            "deviation (limit 2e-3).",
             table(
                 (
                     "network",
@@ -367,7 +367,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
                 ),
                 rows,
             ),
-            f"Layers in float, as the plan says: {legend}.",
+            f"Reasons for layers in float: {legend}.",
         ]
     )
 

@@ -30,8 +30,8 @@ LATEST_SPELLING = "8.6"  # listings of TensorRT 8.6 and 10 look alike
 # Types of Myelin kernels. TensorRT 8.x lists only the Myelin layer that contains them.
 _MYELIN_TYPES = ("kgen", "gemm", "fusion", "correlation", "shape_call")
 IMPLICIT_INT8 = (
-    "the build has implicit INT8: a calibration table or dynamic ranges select the "
-    "INT8 layers, and no Q/DQ node exists, so the rules for Q/DQ do not apply"
+    "an implicit-INT8 build without Q/DQ: a calibration table or dynamic ranges selected its INT8 "
+    "layers, so the rules for Q/DQ do not apply"
 )
 _MISSING_RANGE_MESSAGES = (
     "Missing scale and zero-point for tensor",

@@ -246,8 +246,7 @@ def check_explicit(build: Build, model: Model | None = None) -> None:
         names.update(layer.parse_name().bases)
     if model is None or not any(trt_name(q) in names for q in quantizers(model)):
         raise BuildLogError(
-            f"{IMPLICIT_INT8}, so that there is nothing to verify; "
-            "build a model with Q/DQ ('qdqtool insert')",
+            f"{IMPLICIT_INT8}. To verify a prediction, build a model with Q/DQ ('qdqtool insert')",
             build.display_name,
             code="implicit-int8",
         )
