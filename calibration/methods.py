@@ -103,8 +103,8 @@ def choose_range(stats: TensorStatistics, method: str, percentile: float = 99.99
 def _percentile_range(stats: TensorStatistics, percentile: float) -> float:
     """Return a percentile of the magnitudes, or the maximum if the percentile is zero.
 
-    It is linear inside a bin. A tensor with few values other than zero (sparse activations) would
-    otherwise lose all of them.
+    Inside a bin, the percentile is interpolated linearly. The maximum is needed for tensors of
+    mostly zeros (sparse activations), which would otherwise lose all other values.
     """
     histogram = stats.histogram
     cumulative = np.cumsum(histogram.counts)

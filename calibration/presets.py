@@ -184,7 +184,7 @@ def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | Ima
 def choose_preprocess(
     metadata: Mapping[str, str], value: Preprocess | str | ImageFunction | None
 ) -> PreprocessChoice:
-    """Return the user's preprocessing, else that of a model's metadata, else YOLO's."""
+    """Return the user's preprocessing, else the one in the model's metadata, else YOLO's."""
     if value is not None:
         return PreprocessChoice(find_preprocess(value), "option")
     recorded = _read_recorded(metadata.get(PREPROCESS, ""))

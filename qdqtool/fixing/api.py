@@ -160,9 +160,9 @@ def fix(
         source: The model; all its weights must be available.
         target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
             :class:`qdqtool.trt.targets.Target`.
-        only: Finding codes to fix. Default: all except those of the head (``HEAD-QUANT``) that
-            are not errors, because they change what is quantized.
-        inputs: Arrays by input name to run the model with. Default: random ones.
+        only: Finding codes to fix. Default: all, but findings of the head (``HEAD-QUANT``) only if
+            they are errors, because their fixes change which nodes are quantized.
+        inputs: Arrays by input name to run the model with. Default: random arrays.
         effort: Factor on the limits of comparing outputs (multiplications, bytes), for large
             models.
         data: Images to compare outputs on instead of random inputs, as for

@@ -16,8 +16,8 @@ class FixOptions:
     """Findings to fix, and limits of comparing outputs.
 
     Attributes:
-        only: Finding codes. Empty for all but opt-in ones.
-        inputs: Arrays by input name to run the model with. None for random ones.
+        only: Finding codes to fix. Empty: all except codes that have to be requested.
+        inputs: Arrays by input name to run the model with. None: random arrays.
         effort: Factor on the limits of comparing outputs.
     """
 

@@ -40,12 +40,12 @@ def _only_scales(preprocess: Preprocess) -> bool:
 
 
 def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> None:
-    """Check that the calibration data of an input can be pixels under this preprocessing.
+    """Check that an input's calibration values are in the range that a preprocessing can give.
 
-    Arrays may have been made with another preprocessing.
+    Arrays may come from another preprocessing.
 
     Raises:
-        ModelError: The values from `low` to `high` are outside.
+        ModelError: `low` or `high` is outside the range for pixels from 0 to 255.
     """
     pixels = np.array([[0.0], [_MAX_PIXEL]])
     values = (pixels * preprocess.scale - np.asarray(preprocess.mean)) / np.asarray(preprocess.std)
@@ -66,7 +66,7 @@ def check_input_type(input_type: str, target: Target, number_format: NumberForma
     """Check that a target accepts inputs of a type.
 
     Raises:
-        QdqtoolError: It does not, or the format of the pairs is not INT8.
+        QdqtoolError: The target does not accept the type, or the format of the pairs is not INT8.
     """
     if input_type != "float" and number_format != INT8:
         raise QdqtoolError(
@@ -93,10 +93,10 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
         preprocess: How images become the float inputs.
 
     Returns:
-        How to feed each input, one sentence each.
+        A note for each input on the values that it takes.
 
     Raises:
-        ModelError: No input is a quantized image, or it is needed as float as well (``int8``).
+        ModelError: No input is a quantized image; or for ``int8``, a float node reads the input.
     """
     editor = Editor(model)
     notes: list[Note] = []
@@ -120,7 +120,7 @@ def change_inputs(model: Model, input_type: str, preprocess: Preprocess) -> list
 
 
 def _find_float_values(model: Model, name: str) -> str:
-    """Return the result of a Cast if it alone reads a float16 input, else the input itself."""
+    """Return the output of the Cast that alone reads a float16 input, else the input."""
     consumers = model.consumers(name)
     if model.elem_type(name) != TensorProto.FLOAT16 or model.is_output(name):
         return name
@@ -229,7 +229,7 @@ def _insert_preprocessing(editor: Editor, name: str, pixels: str, preprocess: Pr
 
 
 def _expand_channels(model: Model, name: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return one value if all are the same, else one for each channel of the input."""
+    """Return one value if all values are equal, else one for each channel of the input."""
     if len(set(values)) == 1:
         return np.asarray(values[:1], np.float64)
     shape = model.shape(name)

@@ -104,7 +104,7 @@ def _normalize_nodes(model: Model) -> list[Note]:
 def _rename_duplicates(editor: Editor) -> int:
     """Rename nodes that share a name, and count them.
 
-    They get the name of their first output, by which qdqtool calls them anyway.
+    The new name is the name of the node's first output, which qdqtool uses in reports anyway.
     """
     nodes = editor.model.nodes
     counts = Counter(n.proto.name for n in nodes if n.proto.name)
@@ -161,7 +161,7 @@ def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
 
 
 def fold_constant_weights(model: Model) -> int:
-    """Replace weights computed from constants by their values, in place, and count them."""
+    """Replace weights computed from constants by their values, in place; return their number."""
     places = _find_computed_weights(model)
     constants = ConstantEvaluator(model)
     values = {t: constants.evaluate(t) for t in dict.fromkeys(node.input(p) for node, p in places)}
@@ -198,7 +198,7 @@ def _find_computed_weights(model: Model) -> list[tuple[Node, int]]:
 
 
 def copy_shared_weights(model: Model) -> int:
-    """Give every weighted node weights of its own, in place, and count the copies."""
+    """Give every weighted node weights of its own, in place; return the number of copies."""
     editor = Editor(model)
     count = 0
     owners: dict[str, int] = {}

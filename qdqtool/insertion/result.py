@@ -49,19 +49,19 @@ class Insertion:
         precision: Format of the Q/DQ pairs, ``int8`` or ``fp8``.
         fits: Precision of the activations in INT8 and FP8; empty without statistics.
         choice: Choice of ``precision="auto"``.
-        float32: Tensors that remain FP32 in an FP16 model, with their largest values.
+        float32: Tensors that remain FP32 in an FP16 model, with their largest values in the data.
         agreement: Difference of an FP16 model's outputs from the float model's; None if not
             measured.
-        smoothed: Channel scales of activations that were moved into weights.
-        findings: Findings about scales and normalizations, which the warnings report;
-            ``prediction`` has all others.
+        smoothed: Changes by SmoothQuant: channel scales that moved from activations into weights.
+        findings: Findings about scales and normalizations, which the warnings report. All other
+            findings are in ``prediction``.
         compute_capabilities: Compute capabilities of the GPUs that ``target`` builds for; empty for
             all.
         requested_target: The target with the version that the user named.
         load_float_model: Returns the float model; None for a result that was not made by
             :func:`qdqtool.insert`.
-        measure_scales: Returns scales of tensors of the float model, measured on the calibration
-            data; empty if there is none that can be read again.
+        measure_scales: Function that measures scales of tensors of the float model on the
+            calibration data. The result is empty if the data cannot be read again.
     """
 
     model: onnx.ModelProto
@@ -175,7 +175,7 @@ class Insertion:
 
 
 def largest_json(tensors: dict[str, float]) -> list[Json]:
-    """Return the JSON of tensors with their largest values, null for one that is not finite."""
+    """Return the JSON of tensors with their largest values; null for a value not finite."""
     return [{"tensor": t, "largest": v if math.isfinite(v) else None} for t, v in tensors.items()]
 
 

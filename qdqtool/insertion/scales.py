@@ -33,8 +33,8 @@ class ScaleGroup:
     Attributes:
         quantized: Tensors of the group that get a Q/DQ pair, in graph order.
         tensors: These tensors and all that are tied to them.
-        sources: Tensors of the group from which all others take their values. Calibration needs
-            only these.
+        sources: Tensors of the group whose values all other tensors of the group hold. Calibration
+            needs only the sources.
         largest: The largest value if it is independent of the data (1 for the Softmax of an
             attention); None otherwise.
     """
@@ -239,7 +239,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupScale:
-    """The scale of a group: ``amax / 127`` (INT8) or ``amax / 448`` (FP8), in units of the tensor.
+    """Scale of a group in units of the tensor, ``amax / 127`` (INT8) or ``amax / 448`` (FP8).
 
     Attributes:
         power: Power of the error that the range minimizes; None for methods without one.
@@ -385,7 +385,7 @@ def clamp_scale(scale: float) -> float:
 def weight_scale(
     weight: npt.NDArray[Any], axis: int | None, largest: float = LEVELS
 ) -> npt.NDArray[np.float32]:
-    """Return symmetric scales of weights: the largest magnitude over that of the format.
+    """Return symmetric scales of weights: their largest magnitude over the format's largest.
 
     Args:
         weight: The weights, finite.

@@ -70,7 +70,7 @@ class SwitchableNetwork:
         """Open the sessions.
 
         Args:
-            model: It is not changed.
+            model: The Q/DQ model; it is not changed.
             activations: Activations that get a switch.
             alone: Activations among them that will be left out alone.
             outputs: Tensors that a run returns.

@@ -53,7 +53,7 @@ class TensorScales:
 
     Attributes:
         scales: amax / 127 by tensor.
-        rules: Rule that gave each scale: one of the module's, or that of the caller.
+        rules: Rule that gave each scale: a rule of this module, or the caller's source.
         missing: Float tensors without a scale, in graph order.
     """
 
@@ -166,7 +166,7 @@ class _Completion:
         return None
 
     def _scale(self, tensor: str) -> float | None:
-        """Return the scale of a tensor; a constant's is that of its largest value."""
+        """Return the scale of a tensor; for a constant, its largest magnitude / 127."""
         if tensor in self.result.scales:
             return self.result.scales[tensor]
         value = self.model.constant(tensor)

@@ -157,8 +157,8 @@ class NoiseInjector:
     """Adds random noise to the inputs of quantizers, with a size for each call.
 
     Attributes:
-        sizes: Standard deviation of the change in each call, relative to that of the values.
-        random: Generator of the changes; None for no change.
+        sizes: Standard deviation of the noise in each call, relative to the values' own.
+        random: Generator of the noise; None for no noise.
     """
 
     def __init__(self, sizes: Sequence[float]) -> None:
@@ -361,7 +361,7 @@ def _run_pieces(
 
 
 def compare_outputs(proto: onnx.ModelProto, call: NetworkCall, expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of a model's outputs, relative to their standard deviation."""
+    """Return the largest difference of a model's outputs, over their standard deviation."""
     worst = 0.0
     results = _run_model(proto, None, _model_inputs(proto, call))
     for result, tensor in zip(results, expected, strict=False):

@@ -86,8 +86,8 @@ class QuantizedModule:
     """Mixin for the class of a module with quantizers; see :func:`make_quantized`.
 
     Attributes:
-        qdq_input: Attribute that holds the quantizer of the data input; None if there is none.
-        qdq_weight: Attribute that holds the quantizer of the weights; None if there is none.
+        qdq_input: Attribute that holds the quantizer of the data input; None without a quantizer.
+        qdq_weight: Attribute that holds the quantizer of the weights; None without a quantizer.
         qdq_calls: Attribute that holds the quantizer of a call's input, by kind of call, number of
             the call and position of the input.
         qdq_expected: Number of calls of each kind that run inside.

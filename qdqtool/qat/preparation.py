@@ -76,7 +76,8 @@ def prepare(
         exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX
             graph, that are left float; each has to match one. An Add belongs to the module in whose
             ``forward`` it is written.
-        include: The same for modules to quantize although a rule leaves them float.
+        include: Regular expressions on names of modules or nodes to quantize although a rule
+            leaves them float.
         merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
             and v9) are merged first, by the network's own method. Training then continues with
             the one convolution. A plan merges them on a copy.

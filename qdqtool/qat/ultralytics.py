@@ -58,7 +58,7 @@ RECIPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Options(QatOptions):
-    """Options of the trainer; further ones are those of :func:`qdqtool.qat.prepare`.
+    """Options of the trainer, in addition to the options of :func:`qdqtool.qat.prepare`.
 
     Attributes:
         method: Method for the ranges, as for :func:`qdqtool.qat.calibrate`.
@@ -104,7 +104,7 @@ class QuantizedTrainerMixin:
         return ConfiguredTrainer
 
     def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = True) -> Any:
-        """Return the network to train: one with quantizers as it is, others as Ultralytics does.
+        """Return the network to train; a network that already has quantizers is not built again.
 
         Ultralytics would build a new network without quantizers.
         """
@@ -322,7 +322,7 @@ def trainer_for(model: Any, **options: Any) -> type[Any]:
 
 
 def find_quantized_trainer(base: type) -> type[Any]:
-    """Return the class here for a trainer of Ultralytics; a new one for other trainers."""
+    """Return this module's class for a trainer of Ultralytics; make a class for others."""
     if base in _TRAINERS:
         return _TRAINERS[base]
 
@@ -333,7 +333,7 @@ def find_quantized_trainer(base: type) -> type[Any]:
 
 
 def export_output_names(network: nn.Module) -> list[str] | None:
-    """Return the names of outputs in Ultralytics' own export, None for its default."""
+    """Return the output names that Ultralytics' own export uses; None for default names."""
     return ["output0", "output1"] if getattr(network, "task", "") == "segment" else None
 
 

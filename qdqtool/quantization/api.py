@@ -157,18 +157,19 @@ def insert(
         unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share
             one scale.
         exclude: Regular expressions (``re.search``) on names of nodes that remain float.
-        include: The same for nodes to quantize although a preset would leave them float.
+        include: Regular expressions on names of nodes to quantize although a preset would leave
+            them float.
         exclude_op: Operator types that remain float.
         weights: ``float`` keeps float weights with Q and DQ, ``int8`` and ``fp8`` store quantized
             weights with DQ alone.
-        high_precision: ``fp32`` leaves the float remainder as it is. ``fp16`` converts it, except
-            tensors near the largest value of FP16, inputs and outputs. Default: ``fp16`` if the
-            target computes in the types of the file (FP8, TensorRT 11, TensorRT-RTX), else
-            ``fp32``.
-        smooth: SmoothQuant before the calibration, for networks with outlier channels
-            (ACT-OUTLIER): scales of the inputs of Linears move into their weights, and the
-            inverse into the LayerNormalization, Linear or Mul before them, which is the same in
-            float. Strength from 0 to 1, mostly 0.5.
+        high_precision: Type of the float remainder (everything that is not quantized). ``fp32``
+            leaves it unchanged. ``fp16`` converts it, except inputs, outputs, and tensors near the
+            largest FP16 number. Default: ``fp16`` if the target computes in the types of the file
+            (FP8, TensorRT 11, TensorRT-RTX), else ``fp32``.
+        smooth: Strength of SmoothQuant from 0 to 1, usually 0.5; None: no SmoothQuant. It helps
+            networks with outlier channels (finding ACT-OUTLIER). Before the calibration, scales of
+            the Linears' inputs move into the Linears' weights, and the inverse scales into the
+            LayerNormalization, Linear or Mul before. The float result does not change.
         input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
             :mod:`qdqtool.insertion.input_types`.
         cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
@@ -178,11 +179,11 @@ def insert(
         calib_table: Table with the ranges, instead of `data`: a TensorRT calibration table, AIMET
             encodings, JSON of PPQ or onnxruntime, or lines of Paddle; see
             :mod:`calibration.range_tables`.
-        losses: Number of samples to measure on how far INT8 moves the outputs, which activations
-            cost most (:mod:`qdqtool.insertion.losses`), and how far an FP16 model is from the
-            float model. The network runs up to ten times for each sample. 0 measures nothing.
-            None: 8 samples, and single activations only if the outputs move by 10 % or more, on 2
-            samples, with the best confirmed on the other 6; the command's default.
+        losses: Number of samples for measuring the output error, the activations that cause most
+            of it (:mod:`qdqtool.insertion.losses`), and the difference of an FP16 model from the
+            float model. The network runs up to ten times for each sample. 0 measures nothing. None
+            (the command's default) measures the error on 8 samples. If it is 10 % or more, single
+            activations are left float on 2 of these samples, and the best confirmed on the other 6.
         predict: Whether to predict the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. FP8
             is refused on a GPU without it.
