@@ -318,7 +318,7 @@ def python_pages(folder: Path) -> dict[str, str]:
         "calibration": (
             "calibration",
             calibration.__all__,
-            "Ranges from images; can be used alone.",
+            "Ranges from images, also without Q/DQ.",
         ),
         "errors": (
             "qdqtool.errors",
@@ -338,7 +338,7 @@ def python_pages(folder: Path) -> dict[str, str]:
     index = _page(
         "# Python",
         "Every command is a function. A model is a path, bytes, an `onnx.ModelProto` or an onnx-graphsurgeon graph. "
-        "Expected errors are a `qdqtool.errors.QdqtoolError` with the text of the command line.",
+        "Bad input raises a `qdqtool.errors.QdqtoolError` with the message of the command line.",
         _table(("name", "purpose"), rows),
     )
     return {"python/index.md": index, **pages}
@@ -384,7 +384,7 @@ def command_pages(folder: Path) -> dict[str, str]:
         "`--require` or `--fail-on` not met); 2 bad input or usage, with one line on stderr.",
         _table(("command", "purpose"), rows),
         f"The outputs are those of this version on the demo's model: YOLOv8n's layers with random weights, "
-        f"{readme.SIZE} x {readme.SIZE} pixels, {readme.IMAGES} generated images. Long ones are cut.",
+        f"{readme.SIZE} x {readme.SIZE} pixels, {readme.IMAGES} generated images. Long outputs are shortened.",
     )
     return {"commands/index.md": index, **pages}
 
@@ -422,8 +422,8 @@ def finding_pages() -> dict[str, str]:
     ]
     index = _page(
         "# Findings",
-        "What `qdqtool predict` reports, the serious ones first. *fix* marks those that `qdqtool fix` can change by "
-        "itself.",
+        "This table lists the findings of `qdqtool predict`, errors first. *fix* marks the findings that `qdqtool fix` "
+        "can repair.",
         _table(("code", "severity", "", "fix"), rows),
     )
     return {"findings/index.md": index} | {
@@ -435,13 +435,13 @@ def _finding(code: FindingCodeEntry) -> str:
     parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
     parts += _sections(
         ("Cause", code.cause),
-        ("What TensorRT does", code.tensorrt),
+        ("Effect in TensorRT", code.tensorrt),
         ("In a log", code.log),
-        ("What to change", code.fix),
+        ("Fix", code.fix),
     )
     if code.code in PROMISED_CODES:
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
-        parts.append(f"By itself, where no new data is needed:\n\n{command}")
+        parts.append(f"`qdqtool fix` changes the places that need no new data:\n\n{command}")
     rows = [
         (
             ", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets),
@@ -463,8 +463,8 @@ def error_pages() -> dict[str, str]:
     """A page for each text of TensorRT."""
     index = _page(
         "# TensorRT's errors and warnings",
-        'What they mean for a Q/DQ model. `qdqtool explain "the text"` finds the entry, also for the form of a text '
-        "that is not here.",
+        'This table explains errors and warnings for a Q/DQ model. `qdqtool explain "the text"` finds the entry, also '
+        "for other forms of a text.",
         _table(
             ("meaning", "severity"),
             [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN_ERRORS],
@@ -497,8 +497,8 @@ def target_pages() -> dict[str, str]:
     """For each target what is seen on it."""
     index = _page(
         "# Targets",
-        "How well the rules are proven on each TensorRT. Any version is a target (`--target 10.3`) and is answered by "
-        "the nearest rules, those of the last target that is not newer.",
+        "This table shows the evidence of the rules for each version of TensorRT. Any version is a target "
+        "(`--target 10.3`); it uses the rules of the last target in this table that is not newer.",
         _table(
             ("target", "evidence", ""),
             [(f"[{t.name}]({t.name}.md)", t.evidence, _cell(t.proof)) for t in TARGETS.values()],
@@ -609,13 +609,13 @@ def builds_page() -> str:
                 "**one**" if count == 1 else str(count),
             )
         rules[case.evidence].append(found)
-    inferred = ("rule", "what TensorRT does", "why it is taken so")
+    inferred = ("rule", "effect in TensorRT", "reason")
     return _page(
         "# Builds and the rules that rest on them",
-        "Made from the cases that passes (`qdqtool/trt/passes`) and operators (`qdqtool/ir/operators.py`) list. A "
-        "line of a simulated trace is emitted through one case only; the JSON of a prediction names the cases behind "
-        'each convolution, and `qdqtool explain "<a line of a log>"` leads from a log to them. Numbers behind a build '
-        "are lines of its log.",
+        "The rules are the cases of passes (`qdqtool/trt/passes`) and operators (`qdqtool/ir/operators.py`). Each line "
+        "of a simulated trace comes from exactly one case. The JSON of a prediction names the cases of each "
+        'convolution, and `qdqtool explain "<a line of a log>"` names the case of a line. Numbers after a build are '
+        "lines of its log.",
         "## Builds",
         _table(
             (
@@ -626,14 +626,14 @@ def builds_page() -> str:
                 "network",
                 "parts",
                 "source",
-                "in the truth run",
+                "graph in the tests",
                 "rules made from it",
             ),
             builds,
         ),
         "## Rules seen in builds",
-        "Rules that one build alone shows are marked **one**: another build may refute them.",
-        _table(("rule", "what TensorRT does", "builds", ""), rules[Evidence.SEEN]),
+        "Rules that were seen in a single build are marked **one**, because another build may refute them.",
+        _table(("rule", "effect in TensorRT", "builds", ""), rules[Evidence.SEEN]),
         "## Rules that are documented",
         _table(inferred, rules[Evidence.DOCUMENTED]),
         "## Rules that are assumed",
@@ -645,7 +645,7 @@ def ways_page() -> str:
     """How to build, in the words of each builder."""
     parts = [
         "# Build methods: qdqtool predict --for",
-        "`--for NAME` with `predict` and `explain` says this for your target.",
+        "`predict --for NAME` and `explain --for NAME` print the flags of a build method for your target.",
     ]
     for way in BUILD_METHODS.values():
         rows = (
@@ -653,7 +653,7 @@ def ways_page() -> str:
             ("strongly typed", way.typed or way.strong),
             ("TensorRT 11", way.strong),
             ("a log for `verify`", way.log),
-            ("to know", way.care),
+            ("restrictions", way.care),
             ("source", way.source),
         )
         parts += [f"## {way.name}", _table(("", ""), [(name, _cell(text)) for name, text in rows])]

@@ -6,7 +6,7 @@ not import click, which would take longer than the rest.
 
 from qdqtool.util.process import terminal_columns
 
-# Module and one-line help. `qdqtool --help` imports none of the modules.
+# One-line help by name of module. `qdqtool --help` imports none of the modules.
 COMMANDS = {
     "insert": "Insert calibrated Q/DQ pairs where TensorRT will use them.",
     "tune": "Find the fastest choice of INT8 layers that keeps the accuracy.",
@@ -30,7 +30,7 @@ _ABOUT = (
 )
 _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
 _MORE = "qdqtool COMMAND --help lists its options, with examples."
-_MIN_WIDTH, _MAX_WIDTH = 50, 78  # columns
+_MIN_WIDTH, _MAX_WIDTH = 50, 78  # columns of the overview
 
 
 def overview() -> str:

@@ -21,16 +21,16 @@ from qdqtool.util import files
 from qdqtool.util.process import INTERRUPTED, silence_stdout
 from qdqtool.util.text import brief_repr, cut_middle, one_line
 
-_LONG_WORD = re.compile(r"\S{500,}")  # longer than names of files and nodes
-_MAX_WORD = 200  # printed characters of a long word
+_LONG_WORD = re.compile(r"\S{500,}")  # such words are longer than names of files and nodes
+_MAX_WORD = 200  # maximum number of printed characters of a long word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
 
 
 class _WrappedInterrupt(BaseException):
-    """KeyboardInterrupt, as its cause, that click does not catch."""
+    """Wrapper of a KeyboardInterrupt (its cause), so that click does not catch it."""
 
 
-# Names of other tools for a command.
+# Commands by the names that other tools use for them.
 _SYNONYMS = {
     "quantize": "insert",
     "quantise": "insert",
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Invoke a command; click would take EOFError and KeyboardInterrupt for its Abort."""
+        """Invoke a command; keep click from turning interrupts and EOFError into Abort."""
         try:
             return super().invoke(ctx)
         except EOFError as error:
@@ -110,7 +110,7 @@ def _fail(message: str, code: int) -> int:
 
 @contextmanager
 def _filter_streams() -> Iterator[None]:
-    """Replace hidden characters in everything that is printed."""
+    """Replace hidden characters in everything that is printed inside the block."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
     error = sys.stderr if sys.stderr is not None else io.StringIO()
     with (
@@ -126,7 +126,7 @@ def run(args: list[str] | None = None) -> int:
     Every expected error ends as one line on stderr.
     """
     with _filter_streams(), warnings.catch_warnings():
-        if not sys.warnoptions:  # users can ask Python for numpy's warnings
+        if not sys.warnoptions:  # keep warnings that the user requested (python -W)
             warnings.simplefilter("ignore")
         return _run(args)
 
@@ -134,14 +134,14 @@ def run(args: list[str] | None = None) -> int:
 def _run(args: list[str] | None) -> int:
     inputs = files.InputFiles()
     invalid = next((a for a in args or () if "\0" in a), None)
-    if invalid is not None:  # click would pass it to the operating system
+    if invalid is not None:  # the operating system would fail on NUL
         return _fail(f"{brief_repr(invalid)}: {files.INVALID_NAME}", 2)
     try:
         with files.record_inputs() as inputs:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except SystemExit:  # click ends so if stdout is closed by its reader; 1 would mean "no"
+    except SystemExit:  # click raises this if the reader closed stdout; 1 would mean a failed check
         return 0
     except (_WrappedInterrupt, click.exceptions.Abort, KeyboardInterrupt) as error:
         stop = error.__cause__ if isinstance(error, _WrappedInterrupt) else error
@@ -151,7 +151,7 @@ def _run(args: list[str] | None) -> int:
         return 0
     except Exception as error:
         message = _describe_error(error, inputs)
-        if message is None:  # exit code 1 would read as an answer
+        if message is None:  # a defect; exit code 1 would mean a failed check
             import traceback
 
             traceback.print_exc()
@@ -161,7 +161,7 @@ def _run(args: list[str] | None) -> int:
 
 
 def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
-    """Return the message of an expected error, None for a defect of the program."""
+    """Return the message of an expected error; None for a defect of the program."""
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
         message = error.format_message()
@@ -189,19 +189,19 @@ def _describe_error(error: Exception, inputs: files.InputFiles) -> str | None:
 
 
 def _error_location(error: OSError) -> str:
-    """Return the file or stream of an error with a colon, or an empty text if it is unknown."""
+    """Return file or stream of an error as a prefix with colon; empty if unknown."""
     if error.filename:
         return f"{error.filename}: "
     try:
         os.getcwd()
     except OSError:
         return "the current folder was deleted: "
-    # Errors of writing files name the file.
+    # Errors of writing files name the file, so without a name it is standard output.
     return "standard output: " if error.errno == errno.ENOSPC else ""
 
 
 def _was_importing(error: Exception) -> bool:
-    """Return whether an error came from an import; partly loaded modules raise many types."""
+    """Return whether an exception of any type occurred during an import."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -215,8 +215,8 @@ def main() -> None:
     try:
         process.prepare()
         code = run()
-    except KeyboardInterrupt as stop:  # before or after `run`
+    except KeyboardInterrupt as stop:  # Ctrl-C outside of `run`
         code = getattr(stop, "code", INTERRUPTED)
-    except MemoryError:  # while an error is reported
+    except MemoryError:  # no memory to report another error
         code = _fail(_OUT_OF_MEMORY, 2)
     process.exit_process(code)

@@ -22,7 +22,7 @@ def _has_any(result: Comparison, *names: str) -> bool:
     return any(summary[name] for name in names)
 
 
-# Choices of --fail-on: condition and message.
+# Condition and message of each choice of --fail-on.
 _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "lost-int8": (lambda result: _has_any(result, "lost_int8"), "convolutions lost INT8"),
     "lost-int8-output": (
@@ -166,7 +166,7 @@ def command(
 
 
 def _check_agreement(result: Comparison, least: float | None) -> int:
-    """Print why the agreement is too low or unknown; return the exit code."""
+    """Check the minimum agreement; print a failure and return the exit code."""
     if least is None or result.agreement is None:
         return 0
     measure = result.agreement.measure
@@ -191,7 +191,7 @@ def _print_failures(result: Comparison, fail_on: tuple[str, ...]) -> int:
 
 
 def _describe_undecided(name: str, result: Comparison) -> str:
-    """Return why a check cannot be decided by these files, or an empty text."""
+    """Return why a check cannot be decided from the files; empty if it can."""
     kinds = {result.a.kind, result.b.kind}
     if name == "slower" and result.times_as_long is None:
         return (

@@ -11,7 +11,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def _complete(list_words: Callable[[], Iterable[str]]) -> Completer:
-    """Return a completer of words, in any case. The words are listed only while completing."""
+    """Return a completer that ignores case; `list_words` is called only while completing."""
 
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
@@ -25,7 +25,8 @@ def _complete(list_words: Callable[[], Iterable[str]]) -> Completer:
 def _list_gpus() -> Iterable[str]:
     from qdqtool.timing.gpus import all_gpus
 
-    return [gpu.name.lower().replace(" ", "-") for gpu in all_gpus()]  # one word in each shell
+    # Hyphens make it one word for the shell.
+    return [gpu.name.lower().replace(" ", "-") for gpu in all_gpus()]
 
 
 def _list_targets() -> Iterable[str]:

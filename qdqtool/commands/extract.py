@@ -141,7 +141,7 @@ def _render_report(result: Extraction, output: str, seen: dict[str, Any] | None)
     """Return the bug report, without the names that ``--private`` hides.
 
     Raises:
-        QdqtoolError: A name would be left.
+        QdqtoolError: The report would contain an original name.
     """
     from qdqtool.extraction.result import report
 
@@ -164,7 +164,7 @@ def _format_command(rename: Callable[[str], str]) -> str:
     """Return the command line of this call, with neutral file names.
 
     Args:
-        rename: Replaces names of nodes and tensors.
+        rename: Function that replaces names of nodes and tensors.
     """
     values = click.get_current_context().params
     words = ["qdqtool", "extract", "model.onnx"]

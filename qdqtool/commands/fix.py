@@ -105,7 +105,7 @@ def _translate(
     data: str | None,
     answer: options.AnswerWriter,
 ) -> None:
-    """Write the float model and the calibration cache of ``--dla-cache``."""
+    """Write the float model and the calibration cache for ``--dla-cache``."""
     if only or data is not None:
         raise UsageError(
             "--dla-cache applies no fixes, so that --only, --inputs and --calib have no effect",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import click
 
-_MIN_OPTIONS = 10  # of a command with sections
+_MIN_OPTIONS = 10  # commands with fewer options have no sections
 MAIN = "Options"
-# Options that no section names are main options.
+# Options by section. Options in no section are main options.
 SECTIONS = {
     "TensorRT and GPU": ("target", "strongly_typed", "precision", "gpu", "clock", "power"),
     "Calibration": ("method", "percentile", "max_images", "calib_cache", "calib_table"),

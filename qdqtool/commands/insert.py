@@ -123,7 +123,7 @@ def command(
         options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
     path = options.quantized_path(model, output)
     release = options.choose_target(target, strongly_typed)
-    if gpu is not None:  # an unknown GPU is refused before the work
+    if gpu is not None:  # reject an unknown GPU before the work
         from qdqtool.timing import gpus
 
         known_gpu = gpus.choose_gpu(gpu)
@@ -194,7 +194,11 @@ def command(
 def _estimate_formats(
     model: str, gpu: str | None, target: Target, result: Insertion
 ) -> TimeEstimate | None:
-    """Return the times of INT8, FP8 and the float type on a GPU that has all of them."""
+    """Return the times of INT8, FP8 and the float type on the GPU.
+
+    None without a GPU, if the GPU or the target has no FP8, or if the result already contains the
+    choice of a format.
+    """
     if gpu is None or result.choice is not None or not target.has_fp8:
         return None
     from qdqtool.timing.gpus import choose_gpu

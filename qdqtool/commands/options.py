@@ -55,7 +55,7 @@ class HelpCommand(click.Command):
 
 
 def group(*options: Callable[[Any], Any]) -> Decorator:
-    """Return a decorator that gives a command several options."""
+    """Combine several option decorators into one decorator."""
 
     def decorate(function: Command) -> Command:
         for option in reversed(options):
@@ -69,13 +69,13 @@ def group(*options: Callable[[Any], Any]) -> Decorator:
 
 
 class ParsedText(click.types.StringParamType):
-    """Type of an option whose text `parse` converts; ValueError means a wrong format."""
+    """Type of an option that is parsed by a function; its ValueError is a usage error."""
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
         self.parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert a text."""
+        """Convert the text of the option."""
         try:
             return self.parse(value)
         except ValueError as error:
@@ -83,7 +83,7 @@ class ParsedText(click.types.StringParamType):
 
 
 def refuse_without(requirement: str, *names: str) -> None:
-    """Refuse options of the command line that have no effect without something.
+    """Refuse options that were given but have no effect without another option.
 
     Args:
         requirement: Option or condition without which they have no effect.
@@ -109,12 +109,12 @@ def refuse_without(requirement: str, *names: str) -> None:
 
 
 class OptionalNumber(click.types.FloatParamType):
-    """Type of an option whose number may be missing, but only before another option."""
+    """Type of an option with an optional number, whose error message explains the order."""
 
     def fail(
         self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None
     ) -> NoReturn:
-        """Raise a usage error with a hint."""
+        """Raise a usage error with a hint on how to leave out the number."""
         super().fail(
             f"{message} Give the option a number, or put it after the other arguments.", param, ctx
         )
@@ -161,10 +161,10 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
-    """Return name and value of each ``name=value``; None without any.
+    """Parse assumptions ``name=value`` to a dictionary; None without assumptions.
 
     Raises:
-        QdqtoolError: One has another form, or a name is given twice with different values.
+        QdqtoolError: A text has another form, or a name is given with two values.
     """
     assumptions: dict[str, str] = {}
     for text in texts:
@@ -186,10 +186,10 @@ def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def parse_capabilities(texts: tuple[str, ...]) -> list[int] | None:
-    """Return compute capabilities as numbers; None without any.
+    """Parse compute capabilities to numbers such as 86; None without texts.
 
     Raises:
-        BuilderError: One is not a compute capability.
+        BuilderError: A text is not a compute capability.
     """
     capabilities = []
     for text in texts:
@@ -205,7 +205,7 @@ def parse_capabilities(texts: tuple[str, ...]) -> list[int] | None:
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]] | None:
-    """Return minimum, preferred and maximum shape of each input; None without any.
+    """Parse minimum, preferred and maximum shape of each input; None without texts.
 
     Raises:
         BuilderError: A text has another form.
@@ -231,12 +231,12 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]] | None:
 def parse_with(
     parse: Callable[[Any], Any],
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return a callback that parses all values of an option."""
+    """Return a click callback that parses the value of an option with `parse`."""
     return lambda ctx, param, value: parse(value)
 
 
 def invert_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Invert a flag that switches off a parameter of another name; a callback."""
+    """Return the inverted value of a flag; a click callback."""
     return not value
 
 
@@ -332,7 +332,7 @@ quantized_output_option = model_output_option("The Q/DQ model. [default: MODEL_q
 
 
 def quantized_path(model: str, output: str | None) -> str:
-    """Return where the Q/DQ model goes, by default ``model_qdq.onnx`` next to ``model.onnx``."""
+    """Return the output path; by default ``model_qdq.onnx`` next to ``model.onnx``."""
     return output or str(Path(model).with_name(f"{model_stem(model)}_qdq.onnx"))
 
 
@@ -459,7 +459,7 @@ _IMAGE_PARAMETERS = ("preprocess", "resize", "bgr", "scale", "mean", "std", "siz
 
 @dataclass(frozen=True)
 class ImageArguments:
-    """Options about images; None is the default of the preprocessing."""
+    """Values of the options about images; None for options that were not given."""
 
     name: str | None
     resize: str | None
@@ -622,7 +622,7 @@ def check_cluster(cluster: str | None, mixed_cpus: bool) -> None:
     """Check that ``--mixed-cpus`` comes with a cluster.
 
     Raises:
-        UsageError: It does not.
+        UsageError: ``--mixed-cpus`` was given without a cluster.
     """
     if mixed_cpus and cluster is None:
         raise UsageError(

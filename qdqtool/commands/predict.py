@@ -172,7 +172,10 @@ def command(
 def _review_models(
     paths: list[str], review: Callable[[str], ModelReview], release: Target
 ) -> list[ModelReview]:
-    """Return the result of each model; of several, an unusable one is a result, too."""
+    """Return a result for each model.
+
+    Of several models, an unusable model gives a result with the error. A single one raises it.
+    """
     if len(paths) == 1:
         return [review(paths[0])]
     from qdqtool.formats.annotations import ModelReview
@@ -188,7 +191,7 @@ def _review_models(
 
 
 def _check_request(request: TimingOptions, release: Target) -> None:
-    """Reserve and record the files of an estimate, and check the compute capability."""
+    """Reserve and record files for an estimate, and check the compute capability if given."""
     from qdqtool.util.files import record_input, reserve_output
 
     reserve_output(request.save_calibration, "--save-calibration")
@@ -216,7 +219,7 @@ def _print_note(text: str) -> None:
 def _check_options(
     requests: list[TimingOptions], require_gain: float | None, form: str, models: int
 ) -> None:
-    """Check options that need a GPU, or a single model.
+    """Check options that need a GPU or are only for a single model.
 
     Raises:
         UsageError: An option has no effect or is for a single model.
@@ -262,7 +265,7 @@ def _check_capability(sm: str, target: Target) -> None:
     """Check that a target builds for a compute capability, and print notes.
 
     Raises:
-        QdqtoolError: The target does not build for it, or it is unknown.
+        QdqtoolError: The compute capability is unknown, or the target does not build for it.
     """
     from qdqtool.timing.gpu_checks import gpu_from_capability
 
@@ -371,7 +374,7 @@ def _find_code(text: str) -> str:
 
 
 def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
-    """Return one line for each pattern that matches a convolution which is not INT8."""
+    """Return a line for each pattern that matches a convolution without INT8 or FP8."""
     lines = []
     for pattern in patterns:
         matches = [c for c in prediction.convolutions if pattern.search(c.name)]
@@ -385,10 +388,10 @@ def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> 
 
 
 def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:
-    """Check that each pattern matches a convolution of some network.
+    """Check that each pattern matches a convolution in at least one network.
 
     Raises:
-        QdqtoolError: A pattern matches none.
+        QdqtoolError: A pattern matches no convolution.
     """
     names = [c.name for prediction in predictions for c in prediction.convolutions]
     for pattern in patterns:
@@ -402,7 +405,7 @@ def _require_matches(patterns: list[re.Pattern[str]], predictions: list[Predicti
 
 
 def _unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
-    """Return one line for each code or severity of ``--fail-on`` that has a finding."""
+    """Return a line for each code or severity of ``--fail-on`` that occurs."""
     lines = []
     for code in dict.fromkeys(codes):
         severities = _SEVERITIES if code == "warning" else (code,)
@@ -418,7 +421,7 @@ def _unmet_findings(prediction: Prediction, codes: list[str]) -> list[str]:
 
 
 def _unmet_gain(time: TimeEstimate, required: float | None) -> list[str]:
-    """Return a line if the low end of the gain is below the required one, or unknown."""
+    """Return a line if the gain is unknown, or its lower bound is below the requirement."""
     if required is None:
         return []
     gain = time.gain_range

@@ -14,7 +14,7 @@ from qdqtool.util.process import INTERRUPTED, silence_stdout, terminal_columns
 from qdqtool.util.text import escape_hidden, escape_unencodable
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
-_MIN_ADDRESS_SPACE = 128 << 20  # bytes that Python, numpy and onnx need before the first array
+_MIN_ADDRESS_SPACE = 128 << 20  # bytes that loading Python, numpy and onnx takes
 MESSAGE_PREFIX = "qdqtool: "
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
@@ -49,13 +49,15 @@ def prepare() -> None:
         MemoryError: ``ulimit -v`` leaves less address space than the libraries need.
     """
     _require_address_space()
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports make many objects, none of them garbage
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait busily
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports create many objects but no garbage
+    # Idle threads of OpenBLAS would use processor time.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        # Keep signals that nohup ignores.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _raise_stop)
-    for descriptor in range(3):  # a file opened later would get the number of a closed stream
+    for descriptor in range(3):  # otherwise an opened file could get a standard stream's number
         try:
             os.fstat(descriptor)
         except OSError:
@@ -63,8 +65,8 @@ def prepare() -> None:
 
 
 def _require_address_space() -> None:
-    # OpenBLAS ends the process with exit code 1 where it finds no memory, and 1 means that a
-    # check failed.
+    # Without memory, OpenBLAS would end the process with exit code 1, which means that a check
+    # failed.
     try:
         import resource
     except ImportError:  # Windows
@@ -75,7 +77,7 @@ def _require_address_space() -> None:
 
 
 def _raise_stop(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second signal must not disturb the clean-up
+    signal.signal(number, signal.SIG_IGN)  # ignore further signals during clean-up
     raise StopRequest(128 + number)
 
 
@@ -94,7 +96,7 @@ class ClosedOutput(io.StringIO):
         return 0
 
     def isatty(self) -> bool:
-        """Return False: nobody reads it."""
+        """Return False, because the output is closed."""
         return False
 
 
@@ -123,13 +125,13 @@ class FilteredStream:
 
 
 class FilteredErrorStream(FilteredStream):
-    """Filtered standard error; the work goes on if it cannot be written (full disk).
+    """Filtered standard error; errors of writing (full disk) are ignored.
 
-    Lines of qdqtool are wrapped on a terminal. Elsewhere a message is one line.
+    Messages of qdqtool are wrapped on a terminal. Otherwise each message is one line.
     """
 
     def write(self, text: str) -> int:
-        """Write text, or drop it."""
+        """Write text, or drop it if writing fails."""
         with contextlib.suppress(OSError, ValueError):
             super().write(self._wrap(text))
         return len(text)
@@ -152,7 +154,7 @@ class FilteredErrorStream(FilteredStream):
         )
 
     def flush(self) -> None:
-        """Flush the other stream, if possible."""
+        """Flush the other stream; ignore errors."""
         with contextlib.suppress(OSError, ValueError):
             self.unfiltered.flush()
 
@@ -182,8 +184,8 @@ def flush_streams(code: int) -> int:
 def exit_process(code: int) -> NoReturn:
     """Flush standard output and error and exit.
 
-    Ctrl-C is ignored from here on: while Python shuts down it would end the process with the signal
-    in place of the exit code, although the command has ended.
+    Ctrl-C is ignored from here on. During the shutdown of Python it would replace the exit code,
+    although the command has ended.
     """
     code = flush_streams(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

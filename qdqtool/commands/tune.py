@@ -160,7 +160,7 @@ def command(
     from qdqtool.util.text import as_line
 
     with contextlib.redirect_stdout(sys.stderr), _explain_interrupt(state):
-        # The user's metric may print.
+        # Redirect stdout, because the user's metric may print.
         tuning = tune(
             model,
             calib,
@@ -199,7 +199,7 @@ def command(
 
 @contextlib.contextmanager
 def _explain_interrupt(state: str | None) -> Iterator[None]:
-    """Add to an interruption how to go on, if measurements were saved."""
+    """On an interrupt, add a note on how to continue from saved measurements."""
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -1,4 +1,4 @@
-"""Error of wrong use of the command line."""
+"""Error for wrong use of the command line."""
 
 import click
 

@@ -130,7 +130,7 @@ def _insert_moved_pair(
 
 
 def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
-    """Return the scale for the bounds of a tensor; None without bounds that a Q exceeds.
+    """Return the scale for a tensor's bounds; None unless these are within a Q's range.
 
     A pair that moves after an activation needs this scale: the range of the activation's input does
     not determine the range of its output, but bounds do.

@@ -19,7 +19,7 @@ _MAX_SITES, _MAX_CONVERSIONS = 8, 8  # maximum lengths of lists without --all
 def render_tuning(tuning: Tuning, width: int = 80, *, everything: bool = False) -> TextPage:
     """Return the text of ``tune``: the chosen placement of Q/DQ, its costs, the trade-off.
 
-    ``everything`` lists every site, which is a group of activations quantized together.
+    ``everything`` lists every site: nodes that are quantized or float together.
     """
     page = TextPage(width, everything)
     _add_result(page, tuning)

@@ -27,8 +27,9 @@ class PreparedNetwork:
     Attributes:
         model: The network, which may be edited.
         fp16: Whether its float remainder will be FP16.
-        source: The model as the user gave it.
-        loaded: The model as it was loaded; the same as `model` if it was read for this call.
+        source: Argument of the user: a path, bytes or a model.
+        loaded: The model as it was loaded. It is the same object as `model` unless the caller
+            owns it.
         notes: Changes of the network.
         warnings: Options without effect.
     """
@@ -53,7 +54,7 @@ def prepare_network(
     loaded: Model | None = None,
     number_format: NumberFormat = INT8,
 ) -> PreparedNetwork:
-    """Prepare a float model for Q/DQ pairs. A model of the caller is copied.
+    """Prepare a float model for Q/DQ pairs; a model object of the caller is copied first.
 
     Args:
         source: The float model.
@@ -135,7 +136,7 @@ def _check_float_model(model: Model) -> None:
 
 
 def _describe_subgraphs(model: Model) -> list[Note]:
-    """Return a warning for each node with convolutions in its subgraphs, which remain float."""
+    """Return a warning for each node with convolutions in subgraphs; these remain float."""
     warnings = []
     for content in find_subgraph_contents(model):
         count = content.convolutions + content.products

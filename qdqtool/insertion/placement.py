@@ -1,4 +1,4 @@
-"""Placement: which inputs of which nodes are quantized, and why the others are not.
+"""Placement: the node inputs to quantize, and the reasons why other nodes remain float.
 
 Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quantization"; builds
 seen with 8.0 to 8.5):
@@ -85,8 +85,8 @@ from qdqtool.types import Refusal
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note
 
-_MIN_DETECTOR_OUTPUTS = 2  # last convolutions that make a network without a DFL a detector
-_MIN_CHANNELS = 16  # below, only some shapes of convolutions have a fast INT8 kernel
+_MIN_DETECTOR_OUTPUTS = 2  # a network without a DFL but this many last convolutions is a detector
+_MIN_CHANNELS = 16  # with fewer channels, only some convolution shapes have a fast INT8 kernel
 _Choice = tuple[list[int], Refusal | None]
 """Input positions to quantize; or none, with a reason if it is worth reporting."""
 
@@ -139,7 +139,7 @@ class PlacementRules:
 
 @dataclass(frozen=True)
 class QuantizedInput:
-    """A node input that reads a dequantized tensor; its role is ``input`` or ``residual``."""
+    """A node input that will read a dequantized tensor, with role ``input`` or ``residual``."""
 
     node: Node
     position: int
@@ -148,7 +148,7 @@ class QuantizedInput:
 
 @dataclass(frozen=True)
 class WeightSite:
-    """Constant weights to quantize, by output channels along `axis`; None for a single scale."""
+    """Constant weights to quantize, with one scale per index of `axis`; axis None: one scale."""
 
     node: Node
     tensor: str
@@ -187,7 +187,7 @@ class Placement:
 
 
 def place(model: Model, rules: PlacementRules) -> Placement:
-    """Decide what is quantized in a float model.
+    """Choose the tensors and weights to quantize in a float model, which is not changed.
 
     Raises:
         QdqtoolError: A pattern is not a regular expression or matches nothing, or weights hold NaN
@@ -214,7 +214,7 @@ def place(model: Model, rules: PlacementRules) -> Placement:
 
 
 def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
-    """Return the nodes that a preset of the option `head` leaves float, by part of the head."""
+    """Return the indices of nodes that a preset of `head` leaves float, with the head's part."""
     if preset == "none":
         return {}
     head = find_head(model)
@@ -238,7 +238,7 @@ def find_head_float_nodes(model: Model, preset: str) -> dict[int, PresetPart]:
 
 
 def is_average_pooling(model: Model, node: Node) -> bool:
-    """Return whether a node is an average pooling, or a reduction that becomes one."""
+    """Return whether a node is an average pooling, or a reduction that TensorRT runs as one."""
     operator = operator_of(node)
     return operator.averages and (
         operator.kind == LayerKind.POOLING or pooling_type(model, node) is not None
@@ -367,7 +367,8 @@ class _Placer:
     def place_adds_and_pools(self) -> None:
         """Quantize residual Adds and average poolings.
 
-        One can make the next one worthwhile, so the nodes are visited until nothing changes.
+        A quantized node can be the reason to quantize another one. So the nodes are visited until
+        nothing changes.
         """
         pending = [
             n
@@ -475,7 +476,7 @@ class _Placer:
         return None
 
     def _refuse_weights(self, node: Node) -> Refusal | None:
-        """Return why TensorRT cannot run a node with its constant weights in INT8."""
+        """Return why TensorRT cannot run a node with constant weights in INT8; None if it can."""
         name, weights = node.name, node.input(1)
         element_type = self._model.elem_type(weights)
         if element_type not in QUANTIZABLE:
@@ -493,7 +494,10 @@ class _Placer:
         return None if self._rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
     def _refuse_few_channels(self, node: Node) -> Refusal | None:
-        """Apply ModelOpt's published rule (``find_nodes_from_convs_to_exclude``)."""
+        """Return a refusal for convolutions with few channels and no fast INT8 kernel, else None.
+
+        The rule is ModelOpt's (``find_nodes_from_convs_to_exclude``).
+        """
         shape = self._model.constant_shape(node.input(1)) or ()
         if operator_of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
             return None
@@ -511,7 +515,7 @@ class _Placer:
         return None if is_fast else SmallConvolution(PLACEMENT, node.name, inputs, outputs, kernel)
 
     def _refuse_failing_form(self, node: Node) -> Refusal | None:
-        """Return the form of a node with which builds failed: a large kernel, or depthwise ones."""
+        """Return a refusal for a form of convolutions (kernel, groups) whose builds failed."""
         if operator_of(node).kind != LayerKind.CONVOLUTION:
             return None
         model = self._model
@@ -557,7 +561,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add differ in shape, unlike those of a residual."""
+        """Return whether the inputs of an Add differ in shape, so that it is no residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False
@@ -578,7 +582,7 @@ class _Placer:
         return side
 
     def _has_no_activation(self, tensor: str) -> bool:
-        """Return whether an input of an Add reaches it from its convolution without activation."""
+        """Return whether there is no activation between a convolution and an Add's input."""
         return tensor in find_float_fusions(self._model).add_inputs_without_activation
 
     def _choose_pool_input(self, node: Node) -> _Choice:
@@ -596,7 +600,7 @@ class _Placer:
         return [0], None
 
     def _is_quantized_next(self, tensor: str) -> bool:
-        """Return whether a tensor, its activation, or a copy with moved values is quantized."""
+        """Return whether a tensor is quantized, directly or after activation or value moves."""
         model = self._model
         downstream = walk_tensors(
             tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
@@ -604,7 +608,10 @@ class _Placer:
         return any(name in self.placement.inputs for name in downstream)
 
     def _comes_from_quantized(self, tensor: str) -> bool:
-        """Return whether a quantized node precedes, with only unquantized operators between."""
+        """Return whether a tensor is the result of a quantized node.
+
+        Operators that are never quantized may be in between.
+        """
         model = self._model
 
         def inputs_above(name: str) -> Sequence[str]:
@@ -644,7 +651,7 @@ def find_class_outputs(model: Model) -> tuple[str, ...]:
 
 
 def _leaves_unchanged(model: Model, node: Node) -> bool:
-    """Return whether a node's output leaves the network, or is sorted, without a computation."""
+    """Return whether a node's output reaches a network output or a sort without computation."""
     return not any(
         operator_of(consumer).kind in _COMPUTING_KINDS
         for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))

@@ -48,7 +48,7 @@ def collect_statistics(
     """Run the model over the data and return the statistics of the groups' sources.
 
     Returns:
-        The statistics, and what the result reports of the calibration.
+        The statistics, and the calibration's part of the result as JSON.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -101,10 +101,10 @@ def read_table_scales(
     model: Model,
     number_format: NumberFormat = INT8,
 ) -> tuple[list[GroupScale], Json]:
-    """Return the scales of all groups from a table, and what the result reports of it.
+    """Return the scales of all groups from a table, and the calibration's part of the result.
 
-    A group takes the largest of its tensors' scales. See :mod:`calibration.range_tables`. The
-    table has scales of INT8; those of FP8 cover the same ranges.
+    A group gets the largest of its tensors' scales. See :mod:`calibration.range_tables` for
+    formats. The table has INT8 scales; FP8 scales are computed for the same ranges.
 
     Raises:
         DataError: The table cannot be read, or has no entry for a group.
@@ -204,7 +204,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     target = target_named(insertion.target)
     if insertion.requested_target is not None:
         target = insertion.requested_target
-    cache_header(target)  # before the tensors are measured
+    cache_header(target)  # raises an error before the long measurement
     quantized = Model(insertion.model)
     smoothed = {tensor for entry in insertion.smoothed for tensor in entry.tensors}
     factor = find_number_format(insertion.precision).largest / LEVELS
@@ -215,7 +215,7 @@ def write_table(insertion: Insertion, path: str | os.PathLike[str]) -> CacheRepo
     }
     model = quantized if insertion.load_float_model is None else insertion.load_float_model()
     scales = complete_scales(model, known)
-    # A bound may be far above the range.
+    # Measure tensors with only a bound: it may be far above the range.
     bounded = [t for t, rule in scales.rules.items() if rule == "bounded"]
     if insertion.measure_scales is not None and (bounded or scales.missing):
         measured = insertion.measure_scales(model, [*bounded, *scales.missing])

@@ -23,7 +23,7 @@ from qdqtool.ir.operators import needs_own_dq
 from qdqtool.types import QuantizedTensor
 
 _QUANTIZER_NAMES = {"residual": "_residual_quantizer", "input": "_input_quantizer"}
-_MAX_CHANNELS = 1 << 20  # of one layer; more means that the file is damaged
+_MAX_CHANNELS = 1 << 20  # a layer with more output channels means that the file is damaged
 
 
 @dataclass(frozen=True)
@@ -234,9 +234,9 @@ def _expand(scale: npt.NDArray[Any], axis: int | None, rank: int) -> npt.NDArray
 
 
 def round_up_to_half(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    """Return the next FP16 number that is not smaller.
+    """Return the smallest FP16 numbers that are not smaller than the scales.
 
-    Nothing saturates with such a scale, and it is never zero.
+    With a scale rounded up, no value saturates, and the scale is never zero.
     """
     half = scale.astype(np.float16)
     is_lower = half.astype(np.float32) < scale

@@ -1,4 +1,4 @@
-"""Rules of a placement: the choices of the user and of the target."""
+"""Choice of the placement rules by the options and the target."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def choose_placement(
 def choose_rules(
     model: Model, options: PlacementOptions, target: Target
 ) -> tuple[PlacementRules, Placement | None]:
-    """Return the rules that the options and the target make for a prepared model.
+    """Return the placement rules that follow from options and target for a prepared model.
 
     Returns:
         The rules, and the placement if it was needed to find them.
@@ -88,7 +88,7 @@ def choose_fp8_target(target: Target) -> Target:
 
 
 def _is_warning(form: type[Refusal], target: Target) -> bool:
-    """Return whether a finding about a form of convolutions is an error or a warning."""
+    """Return whether a refusal of a convolution's form is a warning or error for the target."""
     code = codes.get(form.rules[0].code).on(target.name)
     return code is not None and code.severity != Severity.INFO
 
@@ -96,7 +96,7 @@ def _is_warning(form: type[Refusal], target: Target) -> bool:
 def choose_residual_inputs(
     model: Model, rules: PlacementRules, target: Target, unify: bool
 ) -> tuple[str, Placement | None]:
-    """Choose the residual inputs to quantize after an activation by their worst case.
+    """Choose the inputs to quantize of residual Adds after an activation, by the worst case.
 
     Real builds report both that Conv, SiLU (in C2f) and an Add with a quantized skip become one
     layer, and that they do not; for small maps the builder decides by timing. With both inputs
@@ -136,7 +136,7 @@ def choose_residual_inputs(
 def _rate_worst_case(
     model: Model, placement: Placement, target: Target, best: Rating | None
 ) -> Rating | None:
-    """Return the rating of a placement in its worst case; None if `best` is as good."""
+    """Return the rating of a placement in its worst case; None if it cannot beat `best`."""
     ratings: list[Rating] = []
     # An Add with two dequantized inputs is never fused into a convolution.
     is_decided = all(len(positions) > 1 for positions in _residual_positions(placement).values())

@@ -17,7 +17,7 @@ from qdqtool.patterns.half import find_fp16_nodes
 from qdqtool.runtime.sessions import core_count
 
 DEFAULT_IMAGES = ImageOptions()
-FP16_SAMPLES = 8  # in addition to the calibration's ranges, to find values that FP16 cannot hold
+FP16_SAMPLES = 8  # samples that are run to find values that FP16 cannot hold
 _SUFFIX = "/qdqtool/largest"
 _MIN_AXES_OPSET = 18  # the first in which the axes of a ReduceMax are an input
 
@@ -29,7 +29,7 @@ def largest_values(
     images: ImageOptions = DEFAULT_IMAGES,
     samples: int = FP16_SAMPLES,
 ) -> dict[str, float]:
-    """Return the largest magnitude of each tensor of a Q/DQ model that FP16 would hold.
+    """Return the largest magnitude of each tensor that becomes FP16 in a Q/DQ model.
 
     The samples are spread evenly over the data. Empty if the data cannot be read a second time.
 
@@ -106,7 +106,7 @@ def _reduce_samples(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the largest magnitudes of tensors, or of each channel of their last axis.
 
-    A NaN remains one.
+    The magnitude is NaN if a tensor holds NaN.
     """
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []

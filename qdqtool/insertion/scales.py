@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScaleGroup:
-    """Tensors with one scale.
+    """Tensors that share one scale.
 
     Attributes:
         quantized: Tensors of the group that get a Q/DQ pair, in graph order.
         tensors: These tensors and all that are tied to them.
         sources: Tensors of the group from which all others take their values. Calibration needs
             only these.
-        largest: The largest value if it does not depend on data: 1 for the Softmax of an
-            attention. Else None.
+        largest: The largest value if it is independent of the data (1 for the Softmax of an
+            attention); None otherwise.
     """
 
     quantized: tuple[str, ...]
@@ -77,7 +77,7 @@ class UnionFind:
 def find_scale_groups(
     model: Model, quantized: Iterable[str], unify: bool = PlacementOptions.unify
 ) -> list[ScaleGroup]:
-    """Group quantized tensors over Q/DQ pairs and over operators that a Q can pass.
+    """Group quantized tensors that are connected by operators that a Q can pass.
 
     Without `unify`, every tensor is a group of its own.
 
@@ -102,7 +102,7 @@ def find_scale_groups(
 
 
 def _tie_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list[str]]:
-    """Tie tensors to those that they take their values from; also return the sources."""
+    """Tie tensors to the tensors of which they hold values; return the ties and the sources."""
     union = UnionFind()
     sources: list[str] = []
     stack = list(reversed(tensors))
@@ -124,7 +124,7 @@ def _tie_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list
 
 
 def _tied_inputs(model: Model, tensor: str) -> Sequence[str]:
-    """Return the inputs of a tensor's producer that have its scale."""
+    """Return the inputs of a tensor's producer that share the tensor's scale."""
     pair = find_pair(model, tensor)
     if pair is not None:
         return pair[1].inputs[:1] if pair[1] is not None else ()
@@ -227,8 +227,8 @@ class GroupMember:
     """One source of a scale group.
 
     Attributes:
-        tensor: Its name.
-        amax: The range it would get alone, in units of the tensor.
+        tensor: Name of the source.
+        amax: Range that the source would get alone, in units of the tensor.
         bits_lost: log2 of the group's range over its own; negative if the group's range is smaller.
     """
 
@@ -301,7 +301,7 @@ def choose_scale(
         parts = [statistics[t] for t in own]
         chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)
     amax = chosen_range.amax
-    # A longer range costs FP8 no precision: its steps are relative to each value.
+    # A shared range costs FP8 no precision: its steps are relative to each value.
     costs = own if choice.number_format == INT8 else {}
     members = tuple(
         GroupMember(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in costs else 0.0)
@@ -364,7 +364,7 @@ def _least_error_range(
     def total(ranges: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
         total = np.zeros(len(ranges))
         for part in parts:
-            # With everything clipped away, the error is the size of the tensor itself.
+            # A tiny range clips all values to almost 0, so its error is the size of the tensor.
             size = error(part, np.array([part.absmax * 1e-6]), power).item()
             total += (error(part, ranges, power) / max(size, _SMALLEST)) ** (1.0 / power)
         return total

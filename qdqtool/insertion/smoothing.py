@@ -38,8 +38,8 @@ from qdqtool.proto.subgraphs import DOMAINS
 from qdqtool.types import Json
 from qdqtool.util.notes import Note
 
-SAMPLES = 32  # for the channels' largest values; the float result is the same whatever they are
-_SMALLEST = 1e-5  # of the largest channel: a smaller one counts as this much
+SAMPLES = 32  # samples that show the channels' largest values
+_SMALLEST = 1e-5  # minimum for a channel's largest value, as a part of the largest channel
 _Array = npt.NDArray[Any]
 _Constants = dict[tuple[int, int], _Array]
 """New constants, by node and input."""
@@ -62,8 +62,9 @@ class ScaleMigration:
         tensors: The tensor as quantized Linears read it, or copies with moved values.
         makers: Nodes whose constants were divided by s.
         linears: Linears whose weights were multiplied by s.
-        before: The largest channel over the median channel, by their largest values.
-        after: The same afterwards.
+        before: Ratio of the largest to the median channel before the change, by the channels'
+            largest values.
+        after: The ratio after the change.
     """
 
     tensors: tuple[str, ...]
@@ -92,8 +93,8 @@ def smooth(
 ) -> tuple[list[ScaleMigration], Note]:
     """Move channel scales of activations into weights, in place.
 
-    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.read_smoothed_tensors`), for
-    ``predict``. The placement has to be chosen again.
+    The model's metadata then name the tensors (:func:`qdqtool.ir.qdq.read_smoothed_tensors`) for
+    ``predict``. The caller has to choose the placement again.
 
     Args:
         model: The prepared float model.
@@ -238,7 +239,7 @@ def _channel_spread(maxima: _Array) -> float:
 def _compute_factors(
     activations: _Array, weights: _Array, alpha: float
 ) -> npt.NDArray[np.float64] | None:
-    """Return s by channel; None if channels are not finite, or all are zero."""
+    """Return s for each channel; None if a channel is not finite, or all channels are zero."""
     for maxima in (activations, weights):
         if not np.isfinite(maxima).all() or maxima.max() <= 0.0:
             return None
@@ -321,7 +322,7 @@ class _ScaleRegion:
             visited += 1
 
     def apply(self, factors: npt.NDArray[np.float64], constants: _Constants) -> bool:
-        """Multiply the region's constants, unless one would not be finite then."""
+        """Set the region's multiplied constants in `constants`; False if one is not finite."""
         changes: _Constants = {}
         for (index, position), powers in self._folds.items():
             name = skip_identities(self.model, self.model.nodes[index].input(position))

@@ -1,9 +1,9 @@
 """A Q/DQ model in which each activation can be left float, without building it again.
 
-Every Q/DQ pair of an activation gets a switch, so that the same sessions can leave any of them out.
-The network is cut before the activations that are to be left out alone: such a run starts at its
-cut, with the tensors that the run with all activations quantized has computed there. Weights are
-INT8 throughout.
+Every Q/DQ pair of an activation gets a switch input, so that the same sessions can run with any
+activation float. The network is cut before each activation that will be float alone. Such a run
+starts at the cut with the tensors of the run that has all activations quantized. Weights are
+always INT8.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _build_body(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
 def _open_session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
     try:
         return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
-    except Exception as error:  # onnxruntime's exceptions have no other common base
+    except Exception as error:  # onnxruntime's exceptions share no other base class
         raise ModelError(
             f"onnxruntime cannot run the quantized model: {describe_failure(error)}",
             code="onnxruntime-failed",

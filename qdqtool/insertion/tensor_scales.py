@@ -43,7 +43,7 @@ from qdqtool.patterns.view import View
 
 _BOUNDED = ("Relu", "LeakyRelu", "Clip", "Abs", "Neg", "HardSwish", "ReduceMax", "ReduceMin")
 _FIXED = ("Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Softsign", "Erf", "Sin", "Cos")
-_MAX_ROUNDS = 16  # a scale may move up a branch and down another one
+_MAX_ROUNDS = 16  # maximum number of passes; a scale may move up a branch, then down another
 _NO_LAYER = (LayerKind.SHAPE, LayerKind.CONSTANT)
 
 
@@ -86,8 +86,8 @@ def complete_scales(
 
     Args:
         model: The network without Q/DQ.
-        known: amax / 127 by tensor, of quantizers; other names than the network's are left out.
-        measured: The same of a calibration, for other tensors.
+        known: amax / 127 by tensor from quantizers; names that the network lacks are ignored.
+        measured: amax / 127 by tensor from a calibration, for tensors that are not in `known`.
         unary: Whether to use the rule ``unary``.
     """
     tensors = list_float_tensors(model)
@@ -134,7 +134,7 @@ class _Completion:
                     self._try(tensor, candidate)
 
     def add_unary(self) -> None:
-        """Give 1.0 to convolutions that an Add with a known result alone reads."""
+        """Set scale 1.0 for convolution results that only go into an Add with other scales."""
         for node in self.model.ordered:
             if node.op not in WEIGHTED or node.output in self.result.scales:
                 continue
@@ -221,7 +221,7 @@ class LayerPrecisions:
 
     Attributes:
         layers: ``int8`` or ``fp16`` by layer, for ``--layerPrecisions``.
-        outputs: The same for ``--layerOutputTypes``.
+        outputs: ``int8`` or ``fp16`` by layer, for ``--layerOutputTypes``.
         unnamed: Nodes without a name of their own, which trtexec cannot address.
     """
 
@@ -231,7 +231,7 @@ class LayerPrecisions:
 
 
 def choose_precisions(model: Model, scales: TensorScales, int8: set[str]) -> LayerPrecisions:
-    """Return the precisions that keep a build with a cache to what a Q/DQ model states.
+    """Return the layer precisions with which a build with a cache follows a Q/DQ model.
 
     Args:
         model: The network without Q/DQ.

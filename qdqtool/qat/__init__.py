@@ -7,9 +7,9 @@
     done = qat.export(model, "model_qdq.onnx", sample)
     print(done.prediction.summary())
 
-The placement is that of :func:`qdqtool.insert`: the float network is traced, the same rules decide,
-and the decision is carried back to the modules. Needs the extra ``qdqtool[qat]``. Importing this
-package does not import torch.
+The placement is that of :func:`qdqtool.insert`: the float network is traced to an ONNX graph, the
+same rules choose its quantized inputs, and these are mapped back to the torch modules. Needs the
+extra ``qdqtool[qat]``. Importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's module on first use."""
+    """Return a public name of the package; its module is imported on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'qdqtool.qat' has no attribute '{name}'")
     try:

@@ -5,23 +5,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Default of training: statistics continue as in the float training. Frozen ones are those of the
-# float network, and boxes became less exact with them (docs/qat.md). Freeze them if batches are too
-# small for statistics.
+# Default of training: BatchNormalization continues to update its statistics. With frozen statistics
+# of the float network, boxes became less exact (docs/qat.md). Freeze them if batches are too small
+# for statistics.
 FREEZE_NORMS = False
 
 
 def freeze_batch_norms(model: nn.Module) -> None:
-    """Keep the statistics of BatchNormalization until the training mode is set again."""
+    """Freeze the statistics of BatchNormalization until ``model.train()`` is called again."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
 
 
 def is_untrained(model: nn.Module) -> bool:
-    """Return whether every BatchNormalization has the statistics that it was created with.
+    """Return whether every BatchNormalization still has its initial statistics.
 
-    Their count of batches is not used, because an EMA does not have it.
+    Means and variances decide, not the count of batches, which an EMA does not track.
     """
     norms = [
         m
@@ -34,15 +34,17 @@ def is_untrained(model: nn.Module) -> bool:
 
 
 def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
-    """Fold BatchNormalization into the weights before it, in place; it becomes an Identity.
+    """Fold BatchNormalizations into the convolutions before them, in place.
+
+    Each BatchNormalization is replaced by an Identity.
 
     Args:
         model: Network in evaluation mode.
-        norms: Name of the convolution that alone feeds a BatchNormalization, by its name. One that
-            is gone was folded by something else and is skipped.
+        norms: Name of the convolution by name of the BatchNormalization that it alone feeds. Names
+            of modules that are not a BatchNormalization any more are skipped.
 
     Returns:
-        Factors, [channels], that a convolution's output channels were multiplied by, by its name.
+        By name of the convolution, the factor of each output channel, [channels].
     """
     factors: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
@@ -67,9 +69,9 @@ def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tenso
 
 
 def norm_factor(norm: nn.Module | None) -> Tensor | None:
-    """Return the factor of each channel in evaluation, float64 [channels].
+    """Return the factor that a BatchNormalization applies to each channel, float64 [channels].
 
-    None for modules that are not BatchNormalization or have no statistics.
+    The factor is that of evaluation mode. None for other modules, and without statistics.
     """
     if (
         not isinstance(norm, nn.modules.batchnorm._BatchNorm)

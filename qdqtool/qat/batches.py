@@ -1,4 +1,4 @@
-"""Batches as loaders give them, converted to calls of a network."""
+"""Conversion of batches from data loaders to calls of a network."""
 
 import inspect
 import itertools
@@ -22,10 +22,12 @@ _HELP = "give fn=lambda batch: ... that returns the network's input"
 
 
 def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
-    """Return the batches; a tensor with the dimensions of the sample is one batch.
+    """Return data as an iterable of batches.
+
+    A tensor with as many dimensions as the sample's is a single batch.
 
     Raises:
-        DataError: The data does not give batches.
+        DataError: The data is not iterable as batches.
     """
     if isinstance(data, Tensor | np.ndarray):
         if data.ndim == plan.dimensions:
@@ -48,10 +50,10 @@ def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
 
 
 def check_max_batches(max_batches: int | None) -> None:
-    """Check that a limit leaves batches.
+    """Check that a maximum number of batches is at least 1; None means no maximum.
 
     Raises:
-        QdqtoolError: It is below 1.
+        QdqtoolError: The number is below 1.
     """
     if max_batches is not None and max_batches < 1:
         raise QdqtoolError(
@@ -62,12 +64,12 @@ def check_max_batches(max_batches: int | None) -> None:
 
 
 def limit_batches(batches: Iterable[Any], max_batches: int | None) -> Iterator[Any]:
-    """Return an iterator over the first batches, over all of them with None."""
+    """Return an iterator over the first `max_batches` batches; over all batches with None."""
     return itertools.islice(batches, None if max_batches is None else min(max_batches, sys.maxsize))
 
 
 def count_batches(batches: Any) -> int | None:
-    """Return the number of batches, None if it is unknown."""
+    """Return the number of batches; None if it is unknown."""
     try:
         return len(batches) if isinstance(batches, Sized) else None
     except Exception:  # a loader over an iterable dataset has a length that raises
@@ -79,13 +81,13 @@ def convert_batch(
 ) -> NetworkCall:
     """Return the call of the network for a batch.
 
-    Without ``fn`` a tensor is the argument. Of a tuple or list the first elements are used, as many
-    as the sample had (images, not labels). Of a dict those that the sample or the network's
-    ``forward`` names, else its images (``img``, ``image`` ...). uint8 images become floats from 0
-    to 1.
+    Without ``fn``, the type of the batch decides. A tensor is the only argument. A tuple or list
+    gives as many first elements as the sample had arguments (images, not labels). A dict gives the
+    entries that the sample or the network's ``forward`` names, else its images (``img``,
+    ``image`` ...). uint8 images become floats from 0 to 1.
 
     Raises:
-        DataError: None of that fits.
+        DataError: The batch gives no arguments of the network.
     """
     if fn is not None:
         batch = fn(batch)
@@ -126,7 +128,7 @@ def _convert_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Networ
 
 
 def _to_tensor(value: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return a tensor, without a copy if torch has the array's order of bytes and of elements.
+    """Return a tensor; copy an array only if torch does not support its byte order or strides.
 
     Raises:
         DataError: The array does not hold numbers.
@@ -167,7 +169,7 @@ def run_batch(model: nn.Module, call: NetworkCall, device: torch.device, number:
     """Return the network's result for a batch.
 
     Raises:
-        DataError: The network cannot be called with it.
+        DataError: The network fails with the batch.
     """
     try:
         return call.run(model, device)

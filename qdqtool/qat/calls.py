@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 
-# Where the sample holds a tensor; ``floats``, ``integers``, ``booleans`` ...; its dimensions.
+# Place of a tensor in the sample; its kind (``floats``, ``integers``, ``booleans`` ...); its shape.
 TensorDescription = tuple[str, str, list[int]]
 
 
@@ -39,18 +39,18 @@ class NetworkCall:
         return ", ".join(describe_tensor(*d[1:]) for d in self.description) or "no tensor"
 
     def map(self, change: Callable[[Any], Any]) -> NetworkCall:
-        """Return the call with every argument changed."""
+        """Return a call with `change` applied to every argument."""
         kwargs = {k: change(v) for k, v in self.kwargs.items()}
         return NetworkCall(tuple(map(change, self.args)), kwargs)
 
     def to_device(self, device: torch.device | str) -> NetworkCall:
-        """Return the call with detached tensors on a device."""
+        """Return a call whose tensors are detached and on a device."""
         return self.map(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
 
     def run(
         self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None
     ) -> Any:
-        """Call a module with the tensors on a device, and floats optionally of another type."""
+        """Call a module with the tensors moved to a device; `dtype` converts floats first."""
 
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -78,8 +78,8 @@ def as_call(sample: Any, expected: Sequence[TensorDescription] = ()) -> NetworkC
     """Return the call for a tensor, a tuple of arguments or a dict of keyword arguments.
 
     Args:
-        sample: Any of these.
-        expected: Description of the sample that the network was prepared with.
+        sample: Tensor, tuple or dict.
+        expected: Description of the sample of the preparation; empty checks nothing.
 
     Raises:
         QdqtoolError: The sample is of another type, or a tensor is empty, not a plain tensor, or
@@ -145,10 +145,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluate every module, without gradients, and restore the modes afterwards.
+    """Set evaluation mode without gradients until the context ends; then restore all modes.
 
-    Attention runs as in training: torch's fused path for evaluation has no ONNX form and bypasses
-    every quantizer.
+    torch's fused attention for evaluation is off: it has no ONNX form and bypasses quantizers.
     """
     before = [(m, m.training) for m in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()

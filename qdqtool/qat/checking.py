@@ -1,14 +1,15 @@
 """Comparison of a Q/DQ model with the network that it was exported from.
 
-A network with quantizers is not continuous: sums in another order flip single integer steps, and
-later layers pass them on. Between single and double precision of the same network the outputs of a
-YOLOv8n already differ by a tenth of their standard deviation. So there are two checks:
+Tiny float differences, such as those of another summation order, change single rounded integers in
+a quantized network, and later layers amplify that. The outputs of a YOLOv8n in single and in double
+precision already differ by a tenth of their standard deviation. So there are two checks:
 
-* Piece by piece, where errors cannot add up: every part of the graph between two quantizers gets
-  the outputs of the network's quantizers and must compute the same as the network to float
-  precision; and every Q/DQ pair must have the quantizer's scale.
-* End to end, relative to the network's own noise: single against double precision, and random
-  changes of all quantizers' inputs by as much as the pieces differed by rounding.
+* Piece by piece, so that errors cannot add up: every part of the graph between two quantizers gets
+  the outputs of the network's quantizers, and has to compute the same as the network except for
+  float rounding. Every Q/DQ pair has to have the quantizer's scale.
+* End to end, relative to the network's own noise: the difference between single and double
+  precision, or with random changes of all quantizers' inputs as large as the pieces' rounding
+  errors.
 """
 
 import contextlib
@@ -31,13 +32,14 @@ from qdqtool.qat.modules import compute_scale, observe_quantizers
 from qdqtool.runtime.sessions import open_session
 from qdqtool.util.text import reason_of
 
-# Root mean square errors relative to standard deviations. A piece differs by float rounding (1e-6),
-# and by single weights that folding BatchNormalization moves to the next integer; a lost Q/DQ pair
-# makes a difference of 0.01 and more.
+# Permitted root mean square error of a piece, relative to the standard deviation. Correct pieces
+# differ by float rounding (1e-6) and by single weights that the folding of BatchNormalization moves
+# to the next integer; a missing Q/DQ pair causes 0.01 or more.
 PIECE_TOLERANCE = 2e-3
 END_TO_END_TOLERANCE = 0.05
-NOISE_FACTOR = 5.0  # tolerated end to end, in multiples of the network's own noise
-# Few integer steps flip, and each may matter: several runs, with more noise than was measured.
+NOISE_FACTOR = 5.0  # permitted difference end to end, in multiples of the network's own noise
+# Noise changes only a few rounded values, but each may change the outputs. So there are several
+# runs, and their noise is larger than the measured rounding error.
 _NOISE_RUNS = 3
 _NOISE_MARGIN = 4.0
 _ROUNDING = 1e-6
@@ -49,13 +51,13 @@ class Check:
     """Difference between a Q/DQ model and its network, on the sample.
 
     Attributes:
-        difference: End to end: root mean square of onnxruntime's outputs minus the network's,
-            divided by their standard deviation; the largest over all outputs.
-        noise: The same between the network and itself: in double precision, and with random
-            rounding errors of the size measured in the pieces; the largest.
-        pieces: Number of parts of the graph that were compared.
-        worst: Largest difference of one part.
-        worst_at: Quantizer or output at the end of that part.
+        difference: Difference end to end: root mean square of onnxruntime's outputs minus the
+            network's, divided by their standard deviation; the largest over all outputs.
+        noise: Largest such difference between the network and the same network in double
+            precision, or with random rounding errors of the size measured in the pieces.
+        pieces: Number of pieces (parts of the graph between quantizers) that were compared.
+        worst: Largest difference of a piece.
+        worst_at: Quantizer or output at the end of the piece with the largest difference.
     """
 
     difference: float
@@ -80,7 +82,10 @@ class Check:
 
     @property
     def end_to_end_shows(self) -> bool:
-        """Whether a wrong model would be noticed end to end: less noise is allowed than outputs."""
+        """Whether the check end to end can detect a wrong model.
+
+        It cannot if the permitted difference is as large as the outputs themselves.
+        """
         return NOISE_FACTOR * self.noise < 1.0
 
 
@@ -107,9 +112,9 @@ class ReferenceRun:
 
 
 def randomize_constants(call: NetworkCall) -> NetworkCall:
-    """Replace tensors of one value by random values from 0 to 1.
+    """Replace constant float tensors of a call by random values from 0 to 1.
 
-    On zeros every wrong scale looks right.
+    With zeros, wrong scales would not change the outputs.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -124,7 +129,7 @@ def randomize_constants(call: NetworkCall) -> NetworkCall:
 
 
 def record_reference(twin: nn.Module, call: NetworkCall) -> ReferenceRun:
-    """Run a prepared network (on the CPU, in evaluation mode) and record its quantizers."""
+    """Run a prepared network on the CPU; return its outputs and the quantizers' calls."""
     names = {id(m): n for n, m in twin.named_modules()}
     calls: list[QuantizerCall] = []
 
@@ -149,7 +154,7 @@ def record_reference(twin: nn.Module, call: NetworkCall) -> ReferenceRun:
 
 
 class NoiseInjector:
-    """Random changes of the inputs of quantizers, with a size for each call.
+    """Adds random noise to the inputs of quantizers, with a size for each call.
 
     Attributes:
         sizes: Standard deviation of the change in each call, relative to that of the values.
@@ -162,12 +167,12 @@ class NoiseInjector:
         self._call = 0
 
     def start(self, seed: int | None) -> None:
-        """Start again at the first call, with other changes; None for no change."""
+        """Start again at the first call, with a new seed; None switches the noise off."""
         self.random = None if seed is None else torch.Generator().manual_seed(seed)
         self._call = 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the values with the change of the next call."""
+        """Return the input values of the next quantizer call with noise added."""
         size = self.sizes[self._call] if self._call < len(self.sizes) else _ROUNDING
         self._call += 1
         if self.random is None:
@@ -183,8 +188,8 @@ def measure_noise(
 
     Args:
         twin: Network whose quantizers pass their inputs through ``noise``.
-        call: Its arguments.
-        outputs: Its outputs in single precision.
+        call: Arguments of the network.
+        outputs: The network's outputs in single precision, without noise.
         noise: Noise to switch on and off.
     """
 
@@ -197,7 +202,7 @@ def measure_noise(
             noise.start(seed)
             differences.append(measure())
         noise.start(None)
-        # A network with a type written into its code does not run in double precision.
+        # Networks whose code fixes a dtype fail in double precision; only noise counts then.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             twin.double()
             differences.append(measure(torch.float64))
@@ -227,13 +232,13 @@ def check_pieces(
         proto: The Q/DQ model.
         call: Arguments of the reference run.
         reference: Results of the network.
-        numbers: Numbers of the quantizer calls that a QuantizeLinear stands for, by its name.
+        numbers: By name of a QuantizeLinear, the numbers of the quantizer calls that it replaces.
 
     Returns:
-        The check, without the noise, and the rounding errors to call :func:`measure_noise` with.
+        The check, without the noise, and the rounding errors for :func:`measure_noise`.
 
     Raises:
-        ModelError: The model does not compute the same; the message says where.
+        ModelError: A piece of the model computes something else; the message names the piece.
     """
     model = Model(proto)
     pairs = _match_pairs(model, reference, numbers)
@@ -271,10 +276,10 @@ def check_pieces(
 def _match_pairs(
     model: Model, reference: ReferenceRun, numbers: dict[str, list[int]]
 ) -> list[tuple[Node, int]]:
-    """Return the Q of each activation with the number of a call that it stands for.
+    """Return the Q of each activation, with the number of a quantizer call that it replaces.
 
     Raises:
-        ModelError: A pair is missing or unknown, or its parameters are not the quantizer's.
+        ModelError: A pair is missing or unknown, or its parameters differ from the quantizer's.
     """
     pairs: list[tuple[Node, int]] = []
     missing = set(range(len(reference.calls)))
@@ -380,7 +385,7 @@ def _run_model(
     proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array]
 ) -> list[Array]:
     try:
-        # Without rewriting: Q and DQ run as they are, which is what the network was trained with.
+        # No graph optimization: Q and DQ have to run as written, as in training.
         session = open_session(proto.SerializeToString(), 0, optimize="none")
         used = {i.name: feeds[i.name] for i in session.get_inputs() if i.name in feeds}
         return [np.asarray(r) for r in session.run(names, used)]
@@ -392,7 +397,7 @@ def _run_model(
 
 
 def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of all pairs, relative to the standard deviation expected."""
+    """Return the largest difference of a result, relative to its expected standard deviation."""
     differences = [
         _relative_difference(a.cpu().double().numpy(), b.cpu().double().numpy())
         for a, b in zip(results, expected, strict=False)
@@ -401,7 +406,7 @@ def largest_difference(results: Sequence[Tensor], expected: Sequence[Tensor]) ->
 
 
 def _relative_difference(result: Array, expected: Array) -> float:
-    """Return the root mean square error over the standard deviation; infinite for NaN."""
+    """Return the root mean square error over the standard deviation; infinity for NaN."""
     if result.shape != expected.shape:
         return float("inf")
     if not expected.size:

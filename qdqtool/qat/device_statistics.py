@@ -1,4 +1,4 @@
-"""Statistics of activations, collected on the device that they are on."""
+"""Statistics of activations, collected on the activations' own device."""
 
 import math
 
@@ -8,27 +8,28 @@ from torch import Tensor
 from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, top_exponent
 
-# Of a tensor with more values per image than this, evenly spread runs of values are counted, at
-# least half as many in total; the smallest and largest value are always exact.
+# If a tensor has more values per image than this, only evenly spread runs of values are counted, at
+# least half of this number. The smallest and largest values are always exact.
 SAMPLED_PER_IMAGE = 1 << 13
-# No layout repeats with the length of a run: widths and channels are products of small primes.
+# Length of a run of values, a prime: widths and channel counts are products of small primes, so
+# runs do not start at the same column or channel again and again.
 RUN_LENGTH = 61
-# Part of the period by which each call starts later: any number of starts is spread evenly.
+# Offset of each call's first run, as a part of the distance of runs: spreads the starts evenly.
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 # Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, finer than the
 # search for ranges.
 HISTOGRAM_BINS = 512
-# Values that are kept until they are counted together: counting takes a dozen kernels and waits for
-# the device. They are copied to 512 kB per tensor that exist from the first call to the last: small
-# copies among the activations would keep the memory of these from being used again.
+# Number of values that are buffered and then counted together, because counting launches a dozen
+# kernels and waits for the device. Each tensor has one permanent buffer (512 kB): small copies
+# between the activations would fragment the memory.
 BUFFER_SIZE = 1 << 17
 
 
 class DeviceStatistics:
     """Collects :class:`calibration.TensorStatistics` without moving the values to the CPU.
 
-    Only counts (at most 5121 integers) and the ends of each call leave the device, once in several
-    calls.
+    Only the counts (at most 5121 integers) and the smallest and largest values are copied from the
+    device, once for several calls.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class DeviceStatistics:
     def result(self) -> TensorStatistics:
         """Statistics so far.
 
-        Of large tensors with NaN or infinities, those among the sampled values are counted.
+        In large tensors, only NaN and infinities among the sampled values are counted.
         """
         self._count()
         return self._result

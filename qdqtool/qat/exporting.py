@@ -1,4 +1,4 @@
-"""``qat.export``: writing a trained network as a Q/DQ model that is checked and predicted."""
+"""``qat.export``: write a trained network as a Q/DQ model, check it and predict it."""
 
 import itertools
 import os
@@ -49,7 +49,7 @@ from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Json, Prediction
 from qdqtool.util.checks import check_choice
 
-UNCHECKED_TOLERANCE = 1.0  # as large as the outputs themselves
+UNCHECKED_TOLERANCE = 1.0  # tolerance from which failed checks are only warnings
 
 
 @dataclass
@@ -102,18 +102,18 @@ def export(
 ) -> Export:
     """Write a prepared, calibrated network as a Q/DQ model, check it and predict it.
 
-    BatchNormalization after a convolution is folded into its weights before these are quantized.
-    The integers are those of training, because weights and scales of a channel are multiplied by
-    the same factor. Scales are constants, node names are those of torch's export. The network is
-    not changed; its head is exported in its export mode.
+    BatchNormalization after a convolution is folded into the convolution's weights before their
+    quantization. The quantized integers equal those of training, because weights and scale of a
+    channel are multiplied by the same factor. Scales are constants, node names are those of torch's
+    export. The network is not changed. A detection head is exported in its export mode.
 
     Args:
         model: The network or its wrapper (DistributedDataParallel, torch.compile, Ultralytics'
-            ``YOLO`` or EMA). It is exported in evaluation mode, from the CPU.
+            ``YOLO`` or EMA). A copy is exported on the CPU in evaluation mode.
         path: File to write.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments. The check replaces
-            tensors that hold one value only by random values from 0 to 1. None for Ultralytics'
-            wrapper takes an image of its size.
+        sample: A tensor, a tuple of arguments or a dict of keyword arguments. For the check, random
+            values from 0 to 1 replace constant tensors. None is allowed for Ultralytics' wrapper,
+            and gives an image of the training size.
         opset: ONNX opset, 13 or newer.
         target: TensorRT version to predict for; by default that of the preparation.
         precision: ``int8``, or ``fp8``: the model is checked in INT8, as it was trained, and then
@@ -122,12 +122,12 @@ def export(
         dynamic_batch: Whether the first axis of every input and output is left open.
         input_names: Names for the inputs.
         output_names: Names for the outputs.
-        tolerance: Allowed difference of onnxruntime's results end to end, beyond the network's own
-            noise, see :attr:`Check.difference`. The check of the single pieces is not affected,
-            unless it is 1 or more: then everything is written, and failed checks are warnings.
+        tolerance: Permitted difference of onnxruntime's results end to end, in addition to the
+            network's own noise, see :attr:`Check.difference`. From 1 on, failed checks (also of
+            single pieces) are only warnings, and the model is always written.
 
     Returns:
-        The prediction, and the difference between onnxruntime's results and the network's.
+        The written model with its prediction and the result of the check.
 
     Raises:
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be written.
@@ -222,10 +222,7 @@ def _check_tolerance(tolerance: float) -> None:
 
 
 def _prepare_call(model: nn.Module, sample: Any) -> NetworkCall:
-    """Return the sample as a call on the CPU, with its float tensors in FP32.
-
-    The copy of the network that is checked takes this call.
-    """
+    """Return the sample as a call on the CPU with FP32 floats, for the network's copy."""
     call = as_call(choose_sample(model, sample), read_plan(unwrap(model)).sample)
     return call.to_device("cpu").map(
         lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
@@ -293,10 +290,12 @@ class _NetworkTwin:
         return model.proto, difference
 
     def compare(self, proto: onnx.ModelProto, tolerance: float) -> Check:
-        """Check that a model with the names of the export computes the same, once for each twin.
+        """Check that a model with the names of the export computes the same as the network.
+
+        A twin can be compared only once.
 
         Raises:
-            ModelError: It does not, piece by piece or end to end.
+            ModelError: The model differs, piece by piece or end to end.
         """
         reference = self.reference
         result, noise = checking.check_pieces(proto, self._call, reference, self._numbers)
@@ -360,10 +359,10 @@ def _freeze_quantizers(twin: nn.Module, plan: Plan, mark_input: Any) -> None:
 
 
 def _weight_scale(q: QuantizerReference, axis: int | None, factor: Tensor | None) -> Tensor:
-    """Return the scale of a module's weights after folding.
+    """Return the scale of a module's weights after BatchNormalization is folded.
 
-    It is the range of training times the factors of the channels, or without a range that of the
-    weights.
+    This is the scale of the training range times the channels' factors. Without a range, the folded
+    weights give the scale.
     """
     weights: Tensor = q.module._parameters["weight"].detach()
     common_factor = export_norm_factor(q.module)

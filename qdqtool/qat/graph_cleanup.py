@@ -25,11 +25,11 @@ def clean_up_export(
 
     Args:
         raw: The graph; it is not changed.
-        calls: Number of the quantizer call that a QuantizeLinear stands for, by its name.
+        calls: By name of a QuantizeLinear, the number of the quantizer call that it replaces.
 
     Returns:
-        The graph, and the calls that each QuantizeLinear stands for after pairs were merged; its
-        own comes first.
+        The graph; and by name of a QuantizeLinear, the numbers of all quantizer calls that it
+        replaces after equal pairs were merged, its own call first.
     """
     model = transpose_weights(unshare_weights(fold_constants(Model(raw))))
     calls_by_tensor: dict[str, list[int]] = defaultdict(list)
@@ -101,9 +101,9 @@ def _move_axis(proto: onnx.NodeProto, order: list[int]) -> None:
 
 
 def merge_pairs(model: Model) -> Model:
-    """Let consumers that quantize one tensor with one scale share a Q, as TensorRT does.
+    """Merge Q/DQ pairs that quantize the same tensor with the same scale, as TensorRT does.
 
-    They also share the DQ, except for operators that need their own, see
+    Operators that need a DQ of their own keep it, see
     :func:`qdqtool.ir.operators.needs_own_dq`.
     """
     editor = Editor(model)
@@ -128,7 +128,10 @@ def merge_pairs(model: Model) -> Model:
 
 
 def _single_dq(model: Model, q: Node) -> Node | None:
-    """Return the DQ that alone consumes the Q of an activation, if it is not an output."""
+    """Return the DQ that is the only consumer of an activation's Q; None if there are others.
+
+    None also if the output of the Q or DQ is a network output.
+    """
     if q.op != qdq.Q or model.is_constant(q.input(0)):
         return None
     consumers = model.consumers(q.output)

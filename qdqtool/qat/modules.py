@@ -1,4 +1,4 @@
-"""Modules with quantizers: the network's own classes, extended by derived ones.
+"""Modules with quantizers, made by changing the class of the network's own modules.
 
 A module becomes an instance of a class of the same name that is derived from its own class. Class
 names, parameters and state-dict keys do not change; only the quantizers add keys.
@@ -44,19 +44,25 @@ _observers = _ObserverState()
 
 
 def observe_activations(observer: ActivationObserver) -> AbstractContextManager[None]:
-    """Quantize nothing, and show activations to an observer: module, attribute, tensor."""
+    """Call an observer with each quantizer's input; quantizers pass values unchanged.
+
+    The observer gets module, attribute and tensor until the context ends.
+    """
     return override_attributes(_observers, activations=observer)
 
 
 def observe_quantizers(observer: QuantizerObserver) -> AbstractContextManager[None]:
-    """Show the activations before and after each quantizer: module, attribute, two tensors."""
+    """Call an observer with each quantizer's input and output, until the context ends.
+
+    The observer gets module, attribute and the two tensors.
+    """
     return override_attributes(_observers, quantizers=observer)
 
 
 def _quantize(module: Any, attribute: str, value: Tensor, *, is_weight: bool = False) -> Any:
     if _observers.activations is not None:
         if not is_weight:
-            with torch._C.DisableTorchFunction():  # nothing to watch, and watching costs time
+            with torch._C.DisableTorchFunction():  # skips the watchers, which would cost time
                 _observers.activations(module, attribute, value)
         return value
     if attribute in module.qdq_off:
@@ -106,7 +112,7 @@ class QuantizedModule:
             return self._forward_with_calls(*args, **kwargs)
         if self.qdq_weight is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        # forward gets quantized weights, quantized once; outside of it the weights are float.
+        # During forward, `weight` returns quantized weights; otherwise it returns float weights.
         self.__dict__["_qdq_running"] = True
         try:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
@@ -172,7 +178,7 @@ class QuantizedWeightModule(QuantizedModule):
             folded = _quantize(module, self.qdq_weight, value * factor, is_weight=True)
             return folded / torch.where(factor == 0, 1, factor)
         except AttributeError as error:
-            # As an AttributeError it would make nn.Module return the float weights.
+            # After an AttributeError, nn.Module would return the float weights.
             raise RuntimeError(f"the weights' quantizer failed: {error}") from error
 
     @weight.setter
@@ -182,9 +188,9 @@ class QuantizedWeightModule(QuantizedModule):
 
 
 def export_norm_factor(module: Any) -> Tensor | None:
-    """Return the factor of weights with one scale that the export folds in, in their shape.
+    """Return the BatchNormalization factor for weights with one scale, broadcastable to them.
 
-    None for other weights, and if the BatchNormalization is gone (something else folded it).
+    None for weights with a scale per channel, and if the BatchNormalization was folded already.
     """
     if module.qdq_norm is None:
         return None
@@ -300,16 +306,16 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 
 
 def read_amax(quantizer: nn.Module) -> Tensor | None:
-    """Return the range of a quantizer, None before calibration.
+    """Return the range (amax) of a quantizer; None before the calibration.
 
-    Both backends keep it in a buffer of the same name.
+    Both backends keep the range in a buffer of the same name.
     """
     amax = quantizer._buffers.get("_amax")
     return None if amax is None else amax.detach()
 
 
 def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
-    """Set the range, on the device of ``amax``, whatever shape it had before."""
+    """Set the range of a quantizer to `amax`; shape and device of the old range may differ."""
     quantizer.register_buffer("_amax", amax.detach().clone())
 
 
@@ -321,12 +327,12 @@ def is_collecting(quantizer: nn.Module) -> bool:
 class Int8Mixin:
     """Mixin for a backend's quantizer.
 
-    * A state dict with an amax loads into a network that was only prepared: pytorch-quantization
-      moves such an amax to CUDA even without a GPU, ModelOpt refuses it as unexpected.
-    * Every call of ``torch.onnx.export`` writes a Q/DQ pair for it.
+    * A state dict with ranges loads into a network without ranges. The backends fail there:
+      pytorch-quantization moves ranges to CUDA even without a GPU, ModelOpt rejects unknown keys.
+    * Every call of ``torch.onnx.export`` writes a Q/DQ pair for the quantizer.
 
     Attributes:
-        qdq_axis: Channel axis, None for one amax.
+        qdq_axis: Channel axis; None for one range for all channels.
     """
 
     qdq_axis: int | None = None
@@ -356,7 +362,7 @@ class Int8Mixin:
 
 
 def compute_scale(quantizer: Any, x: Tensor) -> Tensor:
-    """Return the scale, [] or [channels], from the range or, without one, from the values."""
+    """Return the scale, [] or [channels], from the range; without a range, from the values."""
     amax, axis = read_amax(quantizer), quantizer.qdq_axis
     if amax is None:
         magnitudes = x.detach().abs()

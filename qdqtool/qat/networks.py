@@ -1,4 +1,4 @@
-"""Networks of users: wrappers, heads with an export mode, branches that merge, copies."""
+"""Helpers for users' networks: wrappers, export mode of heads, merged branches, copies."""
 
 import copy
 import sys
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 
-# Methods that merge the branches of a block into the one convolution that is deployed: YOLOv7/9 and
-# Ultralytics, RepVGG and YOLOv6, timm and MobileOne.
+# Names of methods that merge parallel branches of a block into one convolution for deployment:
+# YOLOv7/9 and Ultralytics; RepVGG and YOLOv6; timm and MobileOne.
 _MERGE_METHODS = ("fuse_convs", "switch_to_deploy", "reparameterize")
 _EXPORT_MODE = {"export": True, "format": "onnx", "shape": None}
 
 
 def is_ultralytics_model(model: object) -> bool:
-    """Return whether it is Ultralytics' wrapper (``YOLO``, ``RTDETR``); never import it."""
+    """Return whether a model is Ultralytics' wrapper (``YOLO``), without importing it."""
     module = sys.modules.get("ultralytics.engine.model")
     return module is not None and isinstance(model, module.Model)
 
@@ -29,7 +29,7 @@ def unwrap(model: Any) -> nn.Module:
     Wrappers are DataParallel, DistributedDataParallel, torch.compile, Ultralytics' ``YOLO``, EMA.
 
     Raises:
-        QdqtoolError: It does not hold a network.
+        QdqtoolError: The object is neither a network nor a wrapper of one.
     """
     while True:
         if isinstance(model, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel):
@@ -58,10 +58,10 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def check_not_wrapped(model: Any) -> None:
-    """Check that a network is not wrapped: quantizers go in before.
+    """Check that a network is not wrapped: quantizers have to be inserted before wrapping.
 
     Raises:
-        QdqtoolError: It is wrapped in DataParallel, DistributedDataParallel or torch.compile.
+        QdqtoolError: The wrapper is DataParallel, DistributedDataParallel or torch.compile.
     """
     for kind in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel):
         if isinstance(model, kind):
@@ -101,9 +101,9 @@ def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
 def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
     """Switch heads to their export mode until the context ends.
 
-    In this mode they return results only, no maps for losses. Heads of Ultralytics and of YOLOv5,
-    v6 and v7 have an attribute ``export``; those of Ultralytics also a ``format``, and as ``shape``
-    the size of the input that their anchors were computed for.
+    In export mode, heads return results only, no maps for losses. Heads of Ultralytics and of
+    YOLOv5, v6 and v7 have an attribute ``export``. Those of Ultralytics also have a ``format``, and
+    a ``shape``: the input size for which anchors were computed.
     """
     before: list[tuple[dict[str, Any], list[str], dict[str, Any]]] = []
     for module in model.modules():
@@ -123,7 +123,7 @@ def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
         for attributes, names, own in before:
             for name in names:
                 attributes.pop(name, None)
-            # The export computed anchors for another size: without a shape they are computed again.
+            # Without a shape, the head computes anchors again: the export may use another size.
             attributes.update(own | ({"shape": None} if "shape" in own else {}))
 
 
@@ -141,10 +141,10 @@ def _merge_method(module: nn.Module) -> str | None:
 
 
 def merge_branches(model: nn.Module) -> list[str]:
-    """Merge parallel branches into the one convolution that is deployed, in place.
+    """Merge parallel branches of blocks into one convolution each, in place.
 
-    TensorRT does not run a quantizer on each of the branches: their sum has no INT8 form, and every
-    branch costs conversions. Networks with such blocks have a method that merges them.
+    Quantized branches would be slow: TensorRT has no INT8 kernel for their sum, and every branch
+    costs conversions. The networks' own methods merge the branches.
 
     Returns:
         Names of the merged modules.
@@ -171,9 +171,9 @@ def _count_convolutions(module: nn.Module) -> int:
 
 
 def copy_network(model: nn.Module) -> nn.Module:
-    """Return a deep copy, also of a network that holds results of its last run (as RAFT does).
+    """Return a deep copy of a network, even if it keeps results of its last run (RAFT does).
 
-    torch refuses to copy a tensor that was computed with gradients; its copy is detached.
+    torch refuses to copy tensors that have a gradient function. Such tensors are detached.
     """
     memo = {id(t): t.detach().clone() for t in _find_tensors(model) if not t.is_leaf}
     return copy.deepcopy(model, memo)

@@ -21,8 +21,9 @@ class QatOptions:
         residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
         unify: Whether tensors that Concat and the like tie together share one quantizer.
         exclude: Regular expressions on names of modules or nodes that are left float.
-        include: The same for modules that a rule would leave float.
-        merge: Whether parallel branches that deploy as one convolution are merged first.
+        include: Regular expressions on names of modules or nodes to quantize although a rule would
+            leave them float.
+        merge: Whether parallel branches that can become one convolution are merged first.
     """
 
     target: str | Target = DEFAULT_TARGET

@@ -1,4 +1,4 @@
-"""Plan of the quantizers of a network, made before the network changes."""
+"""Plan of the quantizers of a torch network, which `prepare` then inserts."""
 
 import itertools
 import re
@@ -52,7 +52,7 @@ class ActivationQuantizer:
     Attributes:
         site: Site of the quantizer.
         tensor: Name of the tensor in the traced graph.
-        group: Number of the group; quantizers of one group are one module, with one amax.
+        group: Number of the group. All sites of a group share one quantizer module and its range.
         role: ``input`` or ``residual``.
     """
 
@@ -68,8 +68,9 @@ class WeightQuantizer:
 
     Attributes:
         module: Name of the module.
-        axis: Axis of the output channels; None for one amax for all.
-        call: Number of the projection of an attention; None for a module with weights of its own.
+        axis: Axis of the output channels; None for one range for all channels.
+        call: Number of an attention's projection that reads the weights; None for a module that
+            reads its own weights.
     """
 
     module: str
@@ -87,17 +88,17 @@ class Plan:
         activations: Quantizers of activations, in the order in which they run.
         weights: Quantizers of weights.
         skipped: Name and reason of each layer that could have been quantized and is left float.
-        norms: Name of the convolution that a BatchNormalization is folded into, by its name.
-        calls: Number of calls of a kind inside a module, by module and kind, for those with
-            quantizers.
-        counted: Modules in which calls of a kind run, by kind.
-        merged: Modules whose parallel branches become one convolution first.
+        norms: Name of the convolution by name of the BatchNormalization that is folded into it.
+        calls: Number of calls of a kind (Adds, pools, projections) inside a module, by module and
+            kind; only if some of them have quantizers.
+        counted: By kind, the modules in which calls of this kind run.
+        merged: Modules whose parallel branches are merged into one convolution first.
         unseen: Convolutions and linear layers that did not run with the sample in evaluation mode,
             and are left float.
-        arguments: Number of arguments of the sample.
-        keywords: Names of its keyword arguments.
-        dimensions: Number of dimensions of its first tensor.
-        sample: Its tensors, as described by
+        arguments: Number of positional arguments of the sample.
+        keywords: Names of the sample's keyword arguments.
+        dimensions: Number of dimensions of the sample's first tensor.
+        sample: Descriptions of the sample's tensors, see
             :attr:`qdqtool.qat.calls.NetworkCall.description`.
     """
 
@@ -118,14 +119,14 @@ class Plan:
 
     @property
     def convolutions(self) -> list[str]:
-        """Modules that will compute in INT8."""
+        """Names of the modules with quantized weights, which compute in INT8."""
         return list(dict.fromkeys(w.module for w in self.weights))
 
     @property
     def tied(self) -> list[list[str]]:
-        """Sites that share one amax although they read different tensors.
+        """Groups of sites that share one range although they quantize different tensors.
 
-        Concat, Split, MaxPool and other operators tie tensors.
+        Operators such as Concat, Split and MaxPool tie these tensors.
         """
         groups: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for quantizer in self.activations:
@@ -254,7 +255,7 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
 
 
 def _name_modules(graph: Model, traced: NetworkTrace) -> dict[str, str]:
-    """Return the module of each node that can be quantized, by name; empty if it has none."""
+    """Return the module's name by name of each node that can be quantized; empty if unknown."""
     names = {}
     for node in graph.nodes:
         if can_be_quantized(graph, node):
@@ -292,9 +293,9 @@ def _choose_placement(
 
 
 def _check_call_counts(plan: Plan, traced: NetworkTrace, network: nn.Module) -> None:
-    """Check that modules make the same number of calls each time they run.
+    """Check that modules with inner quantizers make equally many calls in each run.
 
-    Quantizers inside a module are found by the number of the call.
+    The number of a call identifies its quantizer.
     """
     for (module, kind), counts in traced.varied.items():
         if (module, kind) not in plan.calls:
@@ -331,7 +332,7 @@ def _find_unreached(traced: NetworkTrace, network: nn.Module) -> list[str]:
 
 
 def choose_sample(model: Any, sample: Any) -> Any:
-    """Return the sample, or an image of the size that Ultralytics' model was trained with.
+    """Return the sample; without one, an image of the training size of Ultralytics' model.
 
     Raises:
         QdqtoolError: The sample is missing, and the model is not Ultralytics'.
@@ -355,7 +356,7 @@ def _exact_patterns(names: Iterable[str]) -> list[str]:
 
 
 def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Refusal]:
-    """Return a reason for each node whose own or whose module's name a pattern matches."""
+    """Return by name a reason for each node that a pattern matches by node or module name."""
     reasons: dict[str, Refusal] = {}
     for pattern in patterns:
         search = compile_pattern(pattern, f"{option} '{pattern}'").search
@@ -376,7 +377,7 @@ def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) ->
 def _find_unreachable(
     traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
 ) -> dict[str, Refusal]:
-    """Return a reason for each placed node whose quantizers no module or call can hold."""
+    """Return a reason for each placed node whose quantizers cannot be put into a module."""
     reasons: dict[str, Refusal] = {}
     hidden: dict[str, QuantizerObstacle] = {}
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
@@ -443,10 +444,10 @@ def _module_axis(node: Node) -> int:
 def _number_groups(
     traced: NetworkTrace, graph: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
-    """Return the number of each tensor's group.
+    """Return the number of each quantized tensor's group.
 
-    An operator ties the tensors of a group, or one quantizer reads them in several runs of its
-    module.
+    Tensors are in one group if operators tie them, or if a module that runs several times reads
+    them with one quantizer.
     """
     groups = UnionFind()
     for group in find_scale_groups(graph, placement.inputs, unify):

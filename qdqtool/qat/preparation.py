@@ -1,4 +1,4 @@
-"""``qat.prepare``: inserting the quantizers of a plan into a network; checkpoints."""
+"""``qat.prepare``: insert the quantizers of a plan into a network; save and restore both."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,12 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN_ATTRIBUTE = "qdqtool_plan"
 CHECKPOINT_FORMAT = "qdqtool/qat/1"
-# The attributes that hold quantizers, for both backends, so that a checkpoint loads with either.
-# By ModelOpt's own names (without the underscore) other tools recognize networks of ModelOpt.
+# Attributes that hold quantizers, equal for both backends so that checkpoints load with either one.
+# The names differ from ModelOpt's by the underscore: other tools recognize ModelOpt by its names.
 INPUT_QUANTIZER = "_input_quantizer"
 RESIDUAL_QUANTIZER = "_residual_quantizer"
 WEIGHT_QUANTIZER = "_weight_quantizer"
-# Makes a backend's quantizer for a channel axis, or with None for one amax.
+# Function that makes a backend's quantizer for a channel axis; None for one range for all channels.
 QuantizerFactory = Callable[[int | None], nn.Module]
 
 
@@ -58,8 +58,8 @@ def prepare(
     Quantized are the inputs and weights of convolutions, transposed convolutions and linear layers,
     the skip branch of residual Adds, and average pools. Nothing is quantized between a convolution,
     its BatchNormalization and its activation. The box outputs and the DFL of a YOLOv8-style head
-    are left float. Class names and state-dict keys do not change, only the quantizers add keys: a
-    float checkpoint loads with ``strict=False``, one of a prepared network with ``strict=True``.
+    are left float. Class names and state-dict keys do not change; quantizers add keys. A float
+    checkpoint loads with ``strict=False``, a checkpoint of a prepared network with ``strict=True``.
 
     Args:
         model: The network, on any device, in training or evaluation; or Ultralytics' wrapper.
@@ -129,7 +129,7 @@ def read_plan(model: nn.Module) -> Plan:
     """Return the plan that a network was prepared by.
 
     Raises:
-        QdqtoolError: It was not prepared.
+        QdqtoolError: The network was not prepared.
     """
     plan = getattr(model, PLAN_ATTRIBUTE, None)
     if not isinstance(plan, Plan):
@@ -199,9 +199,9 @@ def _attach(module: QuantizedModule, name: str, quantizer: nn.Module) -> str:
 
 
 def load_backend(name: str) -> QuantizerFactory:
-    """Return the function that makes a backend's quantizers for symmetric INT8.
+    """Return a backend's function that makes quantizers for symmetric INT8.
 
-    It is called with a channel axis, or None for one amax.
+    The argument of the function is a channel axis, or None for one range for all channels.
 
     Raises:
         QdqtoolError: The backend is not installed.
@@ -256,7 +256,7 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
             network is prepared.
 
     Raises:
-        QdqtoolError: It is a checkpoint of something else; the message says what differs.
+        QdqtoolError: The checkpoint is of another network or plan; the message names a difference.
     """
     model = unwrap(model)
     if saved.get("format") != CHECKPOINT_FORMAT:
@@ -287,7 +287,7 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
 
 
 def _check_same_modules(model: nn.Module, plan: Plan) -> None:
-    """Check that a float network is that of a plan, and merge its branches as the plan did."""
+    """Check that a float network matches a plan; merge its branches, in place, as in the plan."""
     modules = dict(model.named_modules())
     missing = [w.module for w in plan.weights if w.module not in modules]
     merged = merge_branches(model) if plan.merged else []
@@ -319,7 +319,7 @@ def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state dict; ranges may be missing in the network, or have another shape there.
 
     Raises:
-        QdqtoolError: It is of another network or plan.
+        QdqtoolError: The state is of another network or plan.
     """
     tensors = {k: v for k, v in state.items() if hasattr(v, "shape")}
     quantizers = _quantizers_by_key(model)
@@ -335,7 +335,7 @@ def _load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _quantizers_by_key(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the quantizers by the keys of their ranges; tied sites share one, under several."""
+    """Return quantizers by the state-dict keys of their ranges; a shared one has several keys."""
     modules = model.named_modules(remove_duplicate=False)
     return {f"{name}._amax": m for name, m in modules if isinstance(m, Int8Mixin)}
 

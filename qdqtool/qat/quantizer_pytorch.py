@@ -11,9 +11,9 @@ from qdqtool.qat.modules import Int8Mixin
 
 
 class PytorchQuantizer(Int8Mixin, quant_nn.TensorQuantizer):  # type: ignore[misc]
-    """pytorch-quantization's quantizer, which loads its amax on a CPU as well.
+    """pytorch-quantization's quantizer that loads its range without a GPU, too.
 
-    The name is not TensorQuantizer, by which Ultralytics recognizes networks of ModelOpt.
+    The class is not named TensorQuantizer: Ultralytics recognizes networks of ModelOpt by that.
     """
 
 

@@ -1,4 +1,4 @@
-"""``qat.calibrate``: ranges of the activations from data, one for each group of tensors."""
+"""``qat.calibrate``: set the ranges of activation quantizers from data."""
 
 import warnings
 from collections import defaultdict
@@ -33,18 +33,18 @@ from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.text import format_count
 
-FEW_IMAGES = 16  # with fewer the largest values have hardly been seen
+FEW_IMAGES = 16  # fewer images cause a warning: they hardly show the largest values
 
 
 @dataclass
 class Calibration:
-    """Ranges that a calibration set.
+    """Result of a calibration, which has set the ranges of the quantizers.
 
     Attributes:
-        scales: Scale of each group of quantizers, with the method and the range that each member
-            would have alone. Members are named ``<module>.<attribute>`` after their quantizer.
+        scales: Scale of each group of quantizers, with the method, and with the range that each
+            member would have alone. The names of members are ``<module>.<attribute>``.
         batches: Number of batches that went through the network.
-        images: Number of images in them.
+        images: Number of images in the batches.
         warnings: Problems of the data.
     """
 
@@ -77,10 +77,10 @@ def calibrate(
 ) -> Calibration:
     """Set the range (amax) of every activation quantizer from data.
 
-    The network runs in evaluation mode with nothing quantized, on the device it is on, and
-    statistics are collected there. Quantizers that share a scale get the range that suits all their
-    tensors (see :func:`qdqtool.insertion.scales.choose_scale`). The quantizers are still the
-    backend's own: its calibrators can be used instead. A progress bar is drawn on a terminal.
+    The network runs unquantized in evaluation mode on its own device, where statistics are
+    collected. Quantizers of a group get one range for all their tensors (see
+    :func:`qdqtool.insertion.scales.choose_scale`). The backend's own calibrators can be used
+    instead of this function. A progress bar is drawn if stderr is a terminal.
 
     Args:
         model: A network that :func:`qdqtool.qat.prepare` was called on, or its wrapper.
@@ -91,19 +91,19 @@ def calibrate(
             a dict of keyword arguments.
         percentile: In percent of the magnitudes, for ``percentile``.
         method_for: Pairs of a regular expression on ``<module>.<quantizer>`` and the method for
-            those.
-        max_batches: Largest number of batches to use.
+            the quantizers that match.
+        max_batches: Maximum number of batches to use; None: all.
         total: Number of images, for the progress bar, if ``data`` has no length.
-        together: Whether every process of ``torch.distributed`` calls this with data of its own and
-            all get the ranges of all the data. None if ``model`` is wrapped in
-            DistributedDataParallel. Ranges that are set before wrapping become those of the first
-            process.
+        together: Whether all processes of ``torch.distributed`` call this function, each with data
+            of its own, and all get the ranges of the whole data. None: only if ``model`` is wrapped
+            in DistributedDataParallel. If ranges are set before wrapping, DistributedDataParallel
+            copies those of the first process.
 
     Raises:
         QdqtoolError: The network was not prepared, a method is unknown, a pattern matches nothing,
             or ``max_batches`` is below 1.
-        DataError: The data is empty, the network cannot be called with it, or a quantizer saw none
-            of it, or NaN.
+        DataError: The data is empty, the network cannot be called with it, or a quantizer got no
+            values or NaN.
     """
     if together is None:
         wrapped = getattr(model, "_orig_mod", model)
@@ -199,12 +199,12 @@ def _collect_statistics(
 
 
 def _select_quantizers(model: nn.Module, plan: Plan) -> dict[tuple[int, str], QuantizerReference]:
-    """Return quantizers of activations by module and attribute, one for each tensor.
+    """Return activation quantizers by id of the module and attribute.
 
-    A tensor that several quantizers of one group read counts once.
+    If sites that share a quantizer read the same tensor, only the first of them is returned.
     """
     tensors = {a.site: a.tensor for a in plan.activations}
-    members: dict[tuple[int, str], QuantizerReference] = {}  # by quantizer and tensor
+    members: dict[tuple[int, str], QuantizerReference] = {}  # by id of the quantizer and tensor
     for q in find_quantizers(model):
         if q.is_weight:
             continue
@@ -223,7 +223,7 @@ def _is_distributed() -> bool:
 
 
 def _collect_together(collect: Callable[[], DataStatistics]) -> DataStatistics:
-    """Collect in every process of torch.distributed; each gets the statistics of all data.
+    """Collect statistics in every process of torch.distributed, and return those of all data.
 
     Raises:
         DataError: Collecting failed in one of the processes. An exception that is not from this
@@ -234,7 +234,7 @@ def _collect_together(collect: Callable[[], DataStatistics]) -> DataStatistics:
         own = collect()
     except QdqtoolError as error:
         message = str(error)
-    except Exception as error:  # of the user's code; the other processes are waiting
+    except Exception as error:  # of the user's code; report it to the waiting processes
         failure, message = error, f"{type(error).__name__}: {error}"
     everywhere: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(everywhere, (own, message))

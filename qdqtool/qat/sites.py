@@ -1,10 +1,10 @@
 """Sites of a running network where a quantizer can be placed.
 
-A site is the data input of a convolution or linear module, or an input of a function call that a
-module makes: the Add of a residual, an average pool, a projection of ``nn.MultiheadAttention``
-(which hands its weights to a function). Calls have no name, so they are numbered: the n-th Add of a
-module is the n-th that runs between the start and the end of its ``forward``, including those of
-its children.
+A site is the data input of a convolution or linear module, or an input of a function call in a
+module: the Add of a residual, an average pool, a projection of ``nn.MultiheadAttention`` (which
+passes its weights to a function). Calls have no names, so they are numbered: the n-th Add of a
+module is the n-th Add that runs during the module's ``forward``, including the Adds of its
+children.
 """
 
 import inspect
@@ -30,7 +30,7 @@ WEIGHTED_MODULES = (
     nn.ConvTranspose3d,
     nn.Linear,
 )
-# Their own forward iterates over their children: a quantizer among these would run as one of them.
+# Containers cannot hold quantizers: their forward would run a quantizer as one of their layers.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 ADD = "add"
@@ -82,10 +82,10 @@ def call_out_of_place(
 
 
 class _ThreadState(threading.local):
-    """State of the watchers in a thread.
+    """State of the call watchers in a thread.
 
     Attributes:
-        paused: Whether watchers see no call.
+        paused: Whether watchers ignore calls.
         projection_observer: Observer of the projections of the attention that runs.
         packed: Packed parameters of this attention.
     """
@@ -100,7 +100,7 @@ _state = _ThreadState()
 
 @contextmanager
 def pause_watchers() -> Iterator[None]:
-    """Hide calls from watchers that are not the network's: a quantizer's own arithmetic."""
+    """Pause all watchers until the context ends, for arithmetic that is not the network's."""
     before, _state.paused = _state.paused, True
     try:
         yield
@@ -136,8 +136,8 @@ def _constant_rows(part: Any) -> Any:
 def _copy_attention() -> Callable[..., Any]:
     """Return a copy of torch's attention function that calls `_project` for its projections.
 
-    A mode of torch functions sees the original as one call and nothing inside. The copy runs the
-    same code with other global names.
+    torch's function modes see the original as a single call, without the projections inside. The
+    copy runs the same code with other globals.
     """
     names: dict[str, Any] = {
         **vars(functional),
@@ -202,16 +202,16 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
 
 @contextmanager
 def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterator[None]:
-    """Pause each watcher while a module runs that makes no call of the watcher's kinds.
+    """Pause watchers in modules that make no calls of the watchers' kinds, to save time.
 
-    A watcher intercepts every torch function, which costs as much as a small layer: a network of 53
-    convolutions in which one average pool is watched takes a fifth longer. The modules get hooks
+    A watcher intercepts every torch function, which costs as much as a small layer: with one
+    watched average pool, a network of 53 convolutions takes a fifth longer. The modules have hooks
     until the context ends.
 
     Args:
         model: Network with quantizers.
-        counted: Modules in which calls of a kind run, by kind, as traced. Watchers of other kinds
-            are not paused.
+        counted: By kind, the modules in which calls of this kind run. Watchers of other kinds are
+            not paused.
     """
     busy = {kind: frozenset(names) for kind, names in counted.items()}
     names = {id(m): n for n, m in model.named_modules()}
@@ -239,7 +239,7 @@ class _WatcherPauser:
     """Hooks of idle modules that pause the watchers.
 
     Args:
-        is_idle: Tells whether a module makes no call of some kinds.
+        is_idle: Function that returns whether a module makes no call of some kinds.
     """
 
     def __init__(self, is_idle: Callable[[nn.Module, Collection[str]], bool]) -> None:

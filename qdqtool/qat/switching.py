@@ -31,11 +31,11 @@ def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[
 
     Args:
         model: A prepared network, or its wrapper.
-        patterns: Regular expressions (``re.search``) on ``<module>.<quantizer>``; none means every
-            quantizer.
+        patterns: Regular expressions (``re.search``) on ``<module>.<quantizer>``. Empty: all
+            quantizers.
 
     Returns:
-        Names of all quantizers that are off now.
+        Names of all quantizers that are off after the call.
 
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches nothing.
@@ -59,7 +59,8 @@ def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[s
 def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iterator[None]:
     """Switch quantizers off until the context ends; see :func:`disable`.
 
-    ``with qat.disabled(model): ...`` is the float network.
+    In ``with qat.disabled(model): ...`` the network is float. Quantizers that were off before
+    remain off afterwards.
 
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches nothing.
@@ -104,8 +105,8 @@ class Sensitivity:
 
     Attributes:
         module: The layer.
-        loss: Loss of ``metric``; without a metric the root mean square of the change of the
-            outputs, divided by their standard deviation (the largest over all outputs).
+        loss: Decrease of ``metric`` against the float network; without a metric, the root mean
+            square of the outputs' change over their standard deviation, largest over all outputs.
     """
 
     module: str
@@ -122,14 +123,15 @@ def sensitivity(
 ) -> list[Sensitivity]:
     """Quantize one layer at a time, everything else float, and return the losses, worst first.
 
-    Exclude the worst with ``exclude=`` in :func:`qdqtool.qat.prepare`, or :func:`disable` them.
+    The worst layers can then be excluded with ``exclude=`` in :func:`qdqtool.qat.prepare`, or
+    switched off with :func:`disable`.
 
     Args:
         model: A calibrated network, or its wrapper.
-        data: Batches, as for :func:`qdqtool.qat.calibrate`; kept in memory, so a list of a few.
+        data: A few batches, as for :func:`qdqtool.qat.calibrate`; they are kept in memory.
         fn: As for :func:`qdqtool.qat.calibrate`.
-        metric: Called with the network; higher is better, as mAP. It costs one evaluation for each
-            layer.
+        metric: Function that evaluates the network, such as mAP (higher is better); called once
+            for each layer.
         max_batches: Number of batches that are compared without a metric.
 
     Raises:

@@ -1,9 +1,8 @@
 """Trace of a torch network: its float ONNX graph, and the site of each node input.
 
-The network is exported with a mark (an operator of a domain of our own) at every site. The marks
-are then removed from the graph, and the nodes that read them belong to the sites. Names of nodes
-are not used. This works for every network that torch.onnx.export can trace, also for those that
-torch.fx cannot.
+The network is exported with a mark (a custom operator) at every site. A node that reads a mark
+belongs to the mark's site. The marks are then removed from the graph. Names of nodes are not used.
+This works for every network that torch.onnx.export can trace, even if torch.fx cannot.
 """
 
 import io
@@ -34,15 +33,15 @@ _BATCH_NORM = "batch-norm"
 
 @dataclass
 class NetworkTrace:
-    """Float graph of a network, and what ran in it.
+    """Float graph of a network, with its sites and counts of module runs and calls.
 
     Attributes:
         proto: The graph, without marks.
         sites: Site of an input, by name of the node and position of the input.
-        norms: Name of the convolution module that alone feeds a BatchNormalization, by its name.
+        norms: Name of the convolution module by name of the BatchNormalization that it alone feeds.
         calls: Number of Adds, pools and projections that ran inside a module, by module and kind.
-        runs: Number of times that a module with a site ran.
-        varied: The different numbers of ``calls`` of a module that has not the same each time.
+        runs: Number of times that a module with a site ran, by module.
+        varied: By module and kind, the numbers of calls if these differ between runs of the module.
     """
 
     proto: onnx.ModelProto
@@ -54,7 +53,7 @@ class NetworkTrace:
 
 
 def mark(value: Tensor, number: int) -> Any:
-    """Return a copy; the exported graph has a node with the number there."""
+    """Return a copy of a tensor; in an exported graph, the copy is a mark with the number."""
     return _MarkOperator.apply(value, str(number))
 
 
@@ -225,7 +224,7 @@ def export_marked(
     """Export a network with marks.
 
     Returns:
-        The graph without the marks, and their numbers by name of the node that reads them and
+        The graph without marks; and the number of each mark by name of the node that reads it and
         position of the input.
     """
     proto = export_proto(model, call, opset, custom_opsets={_DOMAIN: 1}, **options)
@@ -247,7 +246,9 @@ def export_marked(
 
 
 def remove_marks(proto: onnx.ModelProto, sources: dict[str, str]) -> None:
-    """Remove every mark; its consumers read the mark's source, by the output of the mark.
+    """Remove all marks, in place, and connect their consumers with the marks' sources.
+
+    `sources` has the source of each mark by the mark's output.
 
     Raises:
         ModelError: An output of the network is one of its inputs.

@@ -33,8 +33,8 @@ class Report:
 
     Attributes:
         page: Contents of the page.
-        html: The page, one file that refers to no other.
-        output: Path that :meth:`save` wrote to; empty before.
+        html: The page as one file without references to other files.
+        output: Path that :meth:`save` wrote; empty if the page was not saved.
         read: Files that were read. :meth:`save` overwrites none of them.
     """
 
@@ -49,7 +49,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all findings are notes, and the build, if any, agrees."""
+        """Whether all findings are notes, and a build (if given) agrees with the prediction."""
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
@@ -172,10 +172,10 @@ def _collect_model(collector: ModelCollector) -> data.ModelContents:
 
 
 def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
-    """Check that two models are versions of one network, as ``compare`` does.
+    """Check that two models are versions of one network, with the rule of ``compare``.
 
     Raises:
-        DataError: They are not.
+        DataError: The networks differ.
     """
     matching = match(before.view, after.view)
     if not is_same_network(before.view, after.view, matching):
@@ -190,7 +190,7 @@ def _require_same_network(before: ReportSubject, after: ReportSubject) -> None:
 
 
 def _add_outcomes_before(model: data.ModelContents, before: data.ModelContents) -> None:
-    """Add the earlier outcome and time to convolutions and layers, by the ONNX node's name."""
+    """Add the other model's outcome to convolutions and its time to layers, by node name."""
     convs = {conv.name: conv for conv in before.convs}
     for conv in model.convs:
         earlier = convs.get(conv.name)

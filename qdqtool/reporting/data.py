@@ -1,8 +1,8 @@
 """Contents of the page as dataclasses; their fields are the JSON inside the page.
 
 Indices (``node``, ``layer``, ``finding`` ...) are positions in the lists of the
-:class:`ModelContents` that they belong to, -1 for none. Milliseconds, bytes and
-multiply-accumulates (MACs) are None if they are not known.
+:class:`ModelContents` that they belong to; -1 means none. Milliseconds, bytes and
+multiply-accumulates (MACs) are None if unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from qdqtool.buildlog.layout import LayoutBox, LayoutEdge
 
-INT8, FLOAT, OTHER = "int8", "float", "other"  # how a precision is drawn
+INT8, FLOAT, OTHER = "int8", "float", "other"  # color classes of precisions
 
 
 @dataclass(slots=True)
@@ -23,11 +23,11 @@ class NodeScale:
         tensor: Input of the quantizer.
         quantizer: Name of the Q or DQ.
         precision: Data type of the quantized values.
-        scale: Smallest scale; None if it is computed or not available.
-        highest: Largest scale, equal to `scale` for one per tensor.
+        scale: Smallest scale; None if it is computed at run time or not available.
+        highest: Largest scale; equal to `scale` for one scale per tensor.
         channels: Number of scales.
-        zero_point: The common zero point, ``several`` or ``unknown``.
-        stays: Whether the quantizer is a conversion at run time.
+        zero_point: The zero point if all are equal, otherwise ``several`` or ``unknown``.
+        stays: Whether the quantizer remains as a conversion at run time.
     """
 
     where: str
@@ -84,7 +84,7 @@ class ConvolutionEntry:
 
 @dataclass(slots=True)
 class LayerEntry:
-    """A layer of the predicted engine; ``at`` is the node to go to."""
+    """A layer of the predicted engine; ``at`` is the node that a click on it selects."""
 
     name: str
     title: str
@@ -110,7 +110,7 @@ class LayerEntry:
 
 @dataclass(slots=True)
 class FindingEntry:
-    """A finding; ``node`` is the drawn node to go to, ``nodes`` all that it concerns."""
+    """A finding; ``node`` is the drawn node that a click selects, ``nodes`` all concerned."""
 
     id: int
     code: str
@@ -129,7 +129,7 @@ class FindingEntry:
 
 @dataclass(slots=True)
 class CaseEntry:
-    """Evidence of a rule."""
+    """A case of recorded builds or documents that a rule of the prediction rests on."""
 
     name: str
     evidence: str
@@ -148,7 +148,7 @@ class TraceLine:
 
 @dataclass(frozen=True, slots=True)
 class EdgeMark:
-    """A Q or DQ on an edge; ``stays`` if it is a conversion at run time."""
+    """A Q or DQ on an edge; ``stays`` says whether it is a conversion at run time."""
 
     name: str
     op: str
@@ -164,7 +164,7 @@ class Box(LayoutBox):
             layer), ``layer`` or ``module`` (all boxes of a part of the network).
         title: First line.
         note: Second line.
-        paint: ``int8``, ``float`` or ``other``.
+        paint: Color class: ``int8``, ``float`` or ``other``.
         layer: The layer of the engine.
         rows: The ONNX nodes in the box.
         heights: Heights of the rows in pixels.
@@ -181,7 +181,7 @@ class Box(LayoutBox):
 
 @dataclass(slots=True)
 class Edge(LayoutEdge):
-    """An edge; ``shape`` is the shape of its tensor, NCHW."""
+    """An edge; ``shape`` is the shape of its tensor (NCHW) as text."""
 
     tensor: str
     precision: str
@@ -192,9 +192,10 @@ class Edge(LayoutEdge):
 
 @dataclass(slots=True)
 class GraphDrawing:
-    """A graph with its layout. The page arranges the graph of modules itself.
+    """A graph with the positions of its boxes and edges.
 
-    ``why`` is the reason if the drawing is missing.
+    The overview of modules has no positions, because the page arranges it. ``why`` is the reason
+    why a drawing is missing, or empty.
     """
 
     boxes: list[Box] = field(default_factory=list)
@@ -221,9 +222,10 @@ class ConversionEntry:
 
 @dataclass(slots=True)
 class ScaleGroupEntry:
-    """Quantized tensors with one scale.
+    """Quantized tensors that share a scale.
 
-    With the float model the operators between them tie them; otherwise their scales are equal.
+    If the float model is given, operators between the tensors force one scale. Otherwise the
+    tensors have equal scales.
     """
 
     scale: float | None
@@ -269,14 +271,14 @@ class ValueHistogram:
     Attributes:
         tensor: The tensor.
         quantizer: Its Q.
-        node: The node to go to.
+        node: The node that a click selects.
         absmax: Largest magnitude.
         minimum: Smallest value.
         maximum: Largest value.
         values: Number of values.
         counts: Values in equal bins from 0 to `absmax`.
-        chosen: Range that the model's scale stands for.
-        clipped: Share of the values beyond `chosen`.
+        chosen: Largest magnitude that the model's scale can represent; None if unknown.
+        clipped: Share of the values beyond `chosen`, 0 to 1.
         nearest: Methods whose range is within a hundredth of `chosen`.
         methods: Ranges of all methods.
     """
@@ -297,7 +299,7 @@ class ValueHistogram:
 
 @dataclass(slots=True)
 class TimePart:
-    """A part of the engine's time; ``kind`` is its color, ``layers`` the number of layers."""
+    """Time of one kind of layers; ``kind`` sets the color, ``layers`` is their number."""
 
     kind: str
     name: str
@@ -346,7 +348,8 @@ class TuningPoint:
 class TuningPlot:
     """Result of ``tune``.
 
-    ``axis`` names the horizontal axis; ``keep`` and ``budget`` are the lines of the goals.
+    ``axis`` is the label of the horizontal axis. ``keep`` and ``budget`` are the goals, drawn as
+    lines.
     """
 
     metric: str
@@ -365,7 +368,7 @@ class TuningPlot:
 class BuildAgreement:
     """A prediction compared with a build.
 
-    ``rows`` have a subject, the number that agrees, the total and a remark.
+    Each of ``rows`` has a subject, the number that agrees, the total and a remark.
     """
 
     build: str
@@ -405,11 +408,11 @@ class ModelContents:
     opset: int
     node_count: int
     target: str  # as the user named it
-    rules: str  # the name of the target that answers for it
+    rules: str  # name of the target whose rules are used
     proof: str
     headline: str
-    tone: str  # of the headline: good, unclear or bad
-    rejected: bool  # TensorRT does not build it: its times mean nothing
+    tone: str  # color of the headline: good, unclear or bad
+    rejected: bool  # TensorRT does not build the model, so times are hidden
     verdict: str
     counts: dict[str, int | None]
     remarks: list[str]
@@ -430,7 +433,7 @@ class ModelContents:
 
 @dataclass(slots=True)
 class PageContents:
-    """The whole page: the model, the one before it, and sections about other inputs."""
+    """The whole page: the model, another model before it, and sections on other inputs."""
 
     tool: str
     model: ModelContents

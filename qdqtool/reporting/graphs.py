@@ -28,10 +28,11 @@ from qdqtool.util.text import format_count
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
 MAX_MODULES = 40  # boxes of the overview
-MIN_SPLIT = 12  # boxes up to which a module is never split
-NAME_WIDTH = 33  # characters of a name in a box
-_MAX_EDGES = 4 * limits.DRAWN_POINTS  # between layers, including those that are drawn as one
-_MAX_MARKS = 64  # Q and DQ on one edge
+MIN_SPLIT = 12  # modules with at most this many boxes are never split
+NAME_WIDTH = 33  # maximum number of characters of a name in a box
+# Maximum number of connections between layers, before parallel ones are joined.
+_MAX_EDGES = 4 * limits.DRAWN_POINTS
+_MAX_MARKS = 64  # maximum number of Q and DQ on one edge
 _TABLES = "The tables below hold every node."
 
 
@@ -58,7 +59,10 @@ def draw(collector: ModelCollector) -> None:
 
 
 def _lay_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.GraphDrawing:
-    """Assign coordinates to boxes, which are in topological order, and to edges."""
+    """Return a drawing with coordinates of boxes and edges.
+
+    `boxes` must be in topological order.
+    """
     fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
     for box in boxes:
         border = HEADER + PADDING if box.role == "fused" else 0.0
@@ -95,10 +99,10 @@ class _TensorOrigin:
 
 
 class _OnnxDrawing:
-    """Boxes are fused layers and single nodes; edges are the tensors between them.
+    """Drawing whose boxes are fused layers and single nodes; edges are tensors.
 
     Attributes:
-        nodes: Positions of the drawn nodes, and the nodes.
+        nodes: The drawn nodes by position.
         first_nodes: Position of each node, mapped to that of the first node in its box.
         origins: Origins of the inputs of each node.
     """
@@ -119,7 +123,7 @@ class _OnnxDrawing:
     def build(self) -> tuple[list[data.Box], list[data.Edge]]:
         order = self._sort_boxes()
         cyclic = set(self.first_nodes.values()) - set(order)
-        if cyclic:  # a layer that depends on its own output is drawn as single nodes
+        if cyclic:  # if merging nodes to boxes creates a cycle, draw single nodes
             for position, first in self.first_nodes.items():
                 if first in cyclic:
                     self.first_nodes[position] = position
@@ -128,7 +132,8 @@ class _OnnxDrawing:
         for position, _ in self.nodes:
             members[self.first_nodes[position]].append(position)
         boxes: list[data.Box] = []
-        numbers: dict[str | int, int] = {}  # of an input by its name, of a box by its first node
+        # Number of each box: inputs by name, other boxes by first node.
+        numbers: dict[str | int, int] = {}
         for name in filter(self._has_consumer, self.index.inputs):
             numbers[name] = len(boxes)
             boxes.append(_end_box("input", name, self._tensor_precision(name)))
@@ -147,7 +152,10 @@ class _OnnxDrawing:
         )
 
     def _sort_boxes(self) -> list[int]:
-        """Return the first nodes of boxes in topological order, without cycles."""
+        """Return the first nodes of boxes in topological order.
+
+        Boxes on a cycle, and boxes that depend on a cycle, are missing.
+        """
         links = []
         for position, origins in self.origins.items():
             target = self.first_nodes[position]
@@ -200,7 +208,7 @@ class _OnnxDrawing:
         return data.Edge(source, target, display_name(tensor), "", "", marks, shape)
 
     def _connect_nodes(self, numbers: dict[str | int, int]) -> list[data.Edge]:
-        """Return the edges between boxes, one for each tensor and pair of boxes."""
+        """Return the edges between boxes: one for each tensor and pair of boxes."""
         edges: dict[tuple[int, int, str], data.Edge] = {}
         for position, origins in self.origins.items():
             target = numbers.get(self.first_nodes[position])
@@ -215,7 +223,7 @@ class _OnnxDrawing:
         return list(edges.values())
 
     def _find_box(self, origin: _TensorOrigin, numbers: dict[str | int, int]) -> int | None:
-        """Return the number of the box that a tensor comes from."""
+        """Return the number of the box that a tensor comes from; None if it has no box."""
         if origin.producer is None:
             return numbers.get(origin.tensor)
         return numbers.get(self.first_nodes[origin.producer])
@@ -242,7 +250,7 @@ class _OnnxDrawing:
                 edge.precision = written.get(edge.source, "UNKNOWN")
                 edge.paint = choose_paint(edge.precision)
             precision = self._output_precision(box)
-            if precision is None:  # such as a view, which has the type of its input
+            if precision is None:  # for example, a view has the type of its input
                 inputs = [e.precision for e in incoming[number] if e.precision != "UNKNOWN"]
                 precision = inputs[0] if inputs else "UNKNOWN"
                 if box.role == "node" and box.paint == data.OTHER and inputs:
@@ -303,7 +311,7 @@ def _find_modules(
     consecutive boxes with the same path, so that no module depends on itself. Names without a path
     give runs of equal length. Inputs and outputs of the network are modules of their own.
     """
-    # In the order of the file if that is possible: exporters write module after module.
+    # Keep the order of the file where possible, because exporters write module after module.
     places = {b: max((nodes[n].index for n in box.rows), default=-1) for b, box in enumerate(boxes)}
     order = _sort_topologically(places, [(e.source, e.target) for e in edges])
     paths = {
@@ -334,7 +342,7 @@ def _module_box(
 
 
 def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[data.Edge]:
-    """Join the edges between each pair of modules; marks are conversions only."""
+    """Join the edges between each pair of modules; keep only marks of conversions."""
     joined: dict[tuple[int, int], data.Edge] = {}
     for edge in edges:
         source, target = numbers[edge.source], numbers[edge.target]
@@ -356,7 +364,10 @@ def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[dat
 
 
 def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the keys of ``places``, producers first, otherwise by place, without cycles."""
+    """Return the keys of ``places`` with producers first, otherwise sorted by place.
+
+    Keys on a cycle, and keys that depend on a cycle, are missing from the result.
+    """
     sorter = graphlib.TopologicalSorter(dict.fromkeys(places, ()))
     for source, target in links:
         sorter.add(target, source)
@@ -376,7 +387,7 @@ def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]
 def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, list[int]]]:
     """Split boxes, which are in order, into runs with a common path.
 
-    Each path is as short as possible for at most ``limit`` boxes with the same path.
+    Each path is shortened as far as at most ``limit`` boxes share it.
     """
     depth = _choose_depths(paths, limit)
     runs: list[tuple[str, list[int]]] = []
@@ -385,7 +396,7 @@ def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, l
         if not runs or runs[-1][0] != title or (not title and len(runs[-1][1]) >= limit):
             runs.append((title, []))
         runs[-1][1].append(box)
-    while len(runs) > MAX_MODULES:  # join the two neighbors that are smallest together
+    while len(runs) > MAX_MODULES:  # join the two neighboring runs with the fewest boxes
         sizes = [len(members) for _, members in runs]
         i = min(range(len(runs) - 1), key=lambda i: sizes[i] + sizes[i + 1])
         (first, first_members), (second, second_members) = runs[i : i + 2]
@@ -394,7 +405,7 @@ def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, l
 
 
 def _choose_depths(paths: dict[int, list[str]], limit: int) -> dict[int, int]:
-    """Return the number of parts of each box's path that its module has."""
+    """Return how many leading parts of each box's path form the path of its module."""
     depth = dict.fromkeys(paths, 1)
     while True:
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -433,10 +444,10 @@ class _TensorSource:
 
 @dataclass
 class _EngineDrawing:
-    """Boxes are the layers of the engine; conversions are marks on edges.
+    """Drawing whose boxes are layers of the engine; conversions are marks on edges.
 
-    Layers that share memory (an eliminated Concat) are joined each with each, so that the number of
-    edges is quadratic.
+    With an eliminated Concat, each producer is connected with each consumer, so that the number of
+    edges can be quadratic.
     """
 
     collector: ModelCollector

@@ -1,4 +1,4 @@
-"""Nodes, layers, convolutions, findings and log lines of a model, pointing at each other."""
+"""Collect nodes, layers, convolutions, findings and log lines, linked by indices."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from qdqtool.verification.layer_mapping import trt_name
 from qdqtool.verification.result import Verification
 from qdqtool.verification.times import float_precision, is_cuda_graph
 
-MAX_NODE_LINES = 60  # lines of the optimizer's log that one node shows
-MAX_SERVED_NODES = 400  # nodes that consume one Q or DQ; a network has a dozen
-MAX_QUANTIZERS_PASSED = 64  # Q and DQ between a quantizer and these nodes
-MAX_ATTRIBUTES = 12  # attributes that one node shows
+MAX_NODE_LINES = 60  # maximum number of optimizer log lines per node
+MAX_SERVED_NODES = 400  # maximum number of nodes listed for one Q or DQ; networks have a dozen
+MAX_QUANTIZERS_PASSED = 64  # maximum number of Q and DQ between a quantizer and these nodes
+MAX_ATTRIBUTES = 12  # maximum number of attributes per node
 _ATTRIBUTE_LABELS = {
     "kernel_shape": "Kernel",
     "strides": "Stride",
@@ -76,7 +76,7 @@ def choose_paint(precision: Precision | str) -> str:
 
 
 class ModelCollector:
-    """Collects the contents of the page about one model.
+    """Collector of the contents of the page about one model.
 
     Attributes:
         model: The contents.
@@ -115,7 +115,7 @@ class ModelCollector:
         )
 
     def collect(self) -> data.ModelContents:
-        """Fill and return the contents; the drawings, weights and the time are added later."""
+        """Fill and return the contents, except drawings, weights and time."""
         self._add_nodes()
         self._add_layers()
         self._add_convolutions()
@@ -153,12 +153,12 @@ class ModelCollector:
             )
 
     def format_shape(self, tensor: str) -> str:
-        """Return a shape such as ``1x64x80x80``, ``""`` if it is not known."""
+        """Return the shape of a tensor such as ``1x64x80x80``; empty if unknown."""
         shape = self.subject.view.shape(tensor) if tensor else None
         return "x".join("?" if d is None or d < 0 else str(d) for d in shape) if shape else ""
 
     def _collect_attributes(self, node: OnnxNode) -> list[list[str]]:
-        """Return names and values; those of a convolution include defaults that ONNX omits."""
+        """Return attributes as pairs of name and value, with defaults for convolutions."""
         values: dict[str, Any] = {}
         if node.op in WEIGHTED:
             source = self.subject.view.weights(node).source
@@ -167,7 +167,7 @@ class ModelCollector:
             spatial = weights[2:]
             if "Conv" in node.op and spatial:
                 values |= {"kernel_shape": spatial, "strides": [1] * len(spatial), "group": 1}
-        with contextlib.suppress(ValueError):  # an attribute of a type that ONNX does not know
+        with contextlib.suppress(ValueError):  # an attribute has an unknown type
             values |= node.attributes
         texts = {
             _ATTRIBUTE_LABELS.get(name, name): _format_attribute(
@@ -193,7 +193,10 @@ class ModelCollector:
         return scales
 
     def _find_input_quantizer(self, node: OnnxNode, position: int) -> OnnxNode | None:
-        """Return the Q that an input goes through; its DQ if the Q is missing."""
+        """Return the Q of a Q/DQ pair at an input, or the DQ if there is no Q.
+
+        None for an input without Q/DQ.
+        """
         view, index = self.subject.view, self.subject.model
         tensor = node.inputs[position]
         if tensor in view.constants:
@@ -224,7 +227,7 @@ class ModelCollector:
         )
 
     def _original_name(self, name: str) -> str:
-        """Return the name of the ONNX node of which TensorRT may have made a copy."""
+        """Return the ONNX node's name for the name of a node or of TensorRT's copy of it."""
         return name if name in self._by_name else base_name(name)
 
     def _is_conversion(self, quantizer: OnnxNode) -> bool:
@@ -235,7 +238,7 @@ class ModelCollector:
         )
 
     def find_nodes(self, names: Iterable[str]) -> list[int]:
-        """Return drawn nodes by ONNX name; for a Q or DQ the nodes that it serves."""
+        """Return positions of drawn nodes by name; a Q or DQ stands for its consumers."""
         positions: dict[int, None] = {}
         for name in names:
             node = self._by_name.get(self._original_name(name))
@@ -248,11 +251,11 @@ class ModelCollector:
         return list(positions)
 
     def find_first_node(self, names: Iterable[str]) -> int:
-        """Return the first of these nodes, -1 for none."""
+        """Return the first position that :meth:`find_nodes` returns; -1 for none."""
         return next(iter(self.find_nodes(names)), -1)
 
     def _find_served_nodes(self, quantizer: OnnxNode) -> list[int]:
-        """Return the drawn consumers of a Q or DQ; the producer of its input if there is none."""
+        """Return positions of a Q's or DQ's drawn consumers, or of its producer without any."""
         index = self.subject.model
         served: list[int] = []
         waiting, seen = [quantizer], {quantizer.index}
@@ -304,7 +307,7 @@ class ModelCollector:
             rows = match_profile_rows(layers, self.subject.build.profile_rows)
             for entry, row in zip(self.model.layers, rows, strict=True):
                 entry.measured = None if row is None else round(row.ms, 5)
-        # A convolution and the addition after it may have the title of one module.
+        # Several layers of a module, such as a convolution and an Add, may have the same title.
         titles = Counter(entry.title for entry in self.model.layers)
         for entry in self.model.layers:
             if titles[entry.title] > 1 and entry.nodes:
@@ -317,7 +320,7 @@ class ModelCollector:
         ]
 
     def _set_layer(self, position: int, layer: int) -> None:
-        """Assign a layer to a node that has none."""
+        """Assign a layer to a node, unless the node already has a layer."""
         if self.model.nodes[position].layer < 0:
             self.model.nodes[position].layer = layer
 
@@ -359,12 +362,12 @@ class ModelCollector:
                     cases=[self._add_case(name) for name in conv.cases],
                 )
             )
-            if conv.layer:  # a node that its layer lists under another name
+            if conv.layer:  # the layer lists the node under another name
                 for position in self.find_nodes(conv.fused):
                     self._set_layer(position, number)
 
     def _add_case(self, name: str) -> int:
-        """Return the position of a case, which is added on first use."""
+        """Return the position of a case; add the case on first use."""
         if name not in self._case_positions:
             self._case_positions[name] = len(self.model.cases)
             case = cases().get(name)
@@ -440,14 +443,15 @@ class ModelCollector:
             self.model.conversions.append(entry)
 
     def _find_conversion_layers(self) -> dict[str, int]:
-        """Return the number of each conversion layer by its name and those of its nodes."""
+        """Return the positions of conversion layers, by layer name and by node name."""
         layers = enumerate(self.subject.prediction.layers)
         conversions = [(i, layer) for i, layer in layers if layer.type == "Conversion"]
         by_node = {name: i for i, layer in conversions for name in layer.nodes}
-        return by_node | {layer.name: i for i, layer in conversions}  # a copy has its own name
+        # Copies are found by layer name.
+        return by_node | {layer.name: i for i, layer in conversions}
 
     def _add_lines(self) -> None:
-        """Add the lines of the log to the nodes that they name or whose quantizer they name."""
+        """Add simulated log lines to nodes if a line names the node or its quantizer."""
         by_trt_name = {trt_name(n): n.name for n in self.subject.model.nodes}
         consumers = self._find_weight_consumers()
         parser = LogNameParser([*by_trt_name, *consumers])
@@ -497,7 +501,7 @@ def _format_zero_point(zero_point: npt.NDArray[Any] | None) -> str:
 
 
 def _format_attribute(value: Any, separator: str) -> str:
-    """Return the value of an attribute as text, ``""`` for tensors and graphs."""
+    """Return the value of an attribute as text; empty for tensors and graphs."""
     if isinstance(value, str):
         return display_name(value, 80)
     if isinstance(value, int | float):
@@ -508,9 +512,9 @@ def _format_attribute(value: Any, separator: str) -> str:
 
 
 def time_kind(layer: EngineLayer) -> str:
-    """Return the part of the time that a layer counts to.
+    """Return the kind of layer under which the page sums up a layer's time.
 
-    That is ``conversion``, ``copy``, ``int8`` or ``float``.
+    The kind is ``conversion``, ``copy``, ``int8`` or ``float``.
     """
     if layer.type == "Conversion":
         return "conversion"
@@ -520,7 +524,7 @@ def time_kind(layer: EngineLayer) -> str:
 
 
 def compute_precision(layer: EngineLayer) -> Precision:
-    """Return the data type of a layer's first input, of its output if it has no input."""
+    """Return the data type of a layer's first input, or of its output without inputs."""
     ends = layer.inputs or layer.outputs
     return ends[0].precision if ends else Precision.UNKNOWN
 
@@ -535,12 +539,12 @@ class ReportSubject:
     Attributes:
         model: The index of the ONNX model.
         prediction: The prediction; with a GPU its findings and layers have times.
-        target: The target, for the GPU if there is one.
+        target: The target, restricted to the GPU's compute capability if a GPU is known.
         time: The estimate, None without a GPU.
         verification: The prediction compared with the build, None without a build.
         build: The build.
         work: Work of each predicted layer; empty if the target names no layers.
-        view: The model as patterns see it.
+        view: View of the model for matching patterns.
     """
 
     model: Model
@@ -563,7 +567,7 @@ def analyze_model(
     build: Build | None,
     target: Target | None = None,
 ) -> ReportSubject:
-    """Predict for a model, verify it if there is a build, estimate the time if there is a GPU.
+    """Predict a model; with a build, verify the prediction; with a GPU, estimate the time.
 
     Args:
         source: The model.
@@ -612,7 +616,7 @@ def _estimate_time(subject: ReportSubject, gpu: Gpu, assume: Mapping[str, str] |
 
 
 def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
-    """Return the work of the layers; without an estimate of the time, that of FP16."""
+    """Return the work of the layers; with float layers in FP16 if no time was estimated."""
     workload = subject.time.workload if subject.time is not None else None
     if workload is None:
         model, _ = model_variants.resolve_inputs(subject.model, 1)
@@ -621,7 +625,7 @@ def _estimate_work(subject: ReportSubject) -> list[LayerWork]:
 
 
 def choose_gpu(build: Build | None, options: GpuOptions) -> Gpu | None:
-    """Return the GPU that the options name or that the build ran on.
+    """Return the GPU of the options, or else of the build; None if neither names a GPU.
 
     Raises:
         QdqtoolError: The GPU is unknown.

@@ -14,10 +14,10 @@ from qdqtool.trt.targets import Target
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """Files shown next to a model, and what it is predicted for.
+    """Additional input files of a report, and options of the prediction.
 
     Attributes:
-        before: Another model, shown first.
+        before: Another model to show first, such as the float model.
         calib_cache: Calibration cache, for histograms.
         tuning: JSON of ``qdqtool tune``.
         target: TensorRT to predict for. None: the build's own.

@@ -1,4 +1,4 @@
-"""The page as HTML: a template, styles and scripts in one file that loads nothing.
+"""Render the page as one HTML file with styles and scripts, which loads nothing else.
 
 Libraries: jinja2 (0.13 MB with MarkupSafe, the template engine of Flask and Ansible, maintained
 since 2008) escapes by default. fast-sugiyama (0.3 MB, compiled, MIT) lays out the graphs, as in
@@ -47,7 +47,7 @@ SCRIPTS = (
 
 
 def describe_missing_packages() -> str:
-    """Return a sentence about packages that the report needs and that are missing, or ``""``."""
+    """Return a sentence about missing packages of the report; empty if none is missing."""
     missing = []
     if importlib.util.find_spec("jinja2") is None:
         missing.append("jinja2")
@@ -90,7 +90,7 @@ def render_page(contents: data.PageContents) -> str:
     return escape_hidden(html)
 
 
-@functools.cache  # compiling it takes as long as all the rest of a small page
+@functools.cache  # compiling the template takes half of the time of a small page
 def _load_template() -> Any:
     import jinja2
 
@@ -106,23 +106,29 @@ def _load_template() -> Any:
 
 
 def _mark_safe(text: str) -> Any:
-    """Return text of this package, or text that cannot end its element, as unescaped markup."""
+    """Mark a text as safe, so that the template does not escape it.
+
+    Only for text of this package, or text that cannot end its HTML element.
+    """
     from markupsafe import Markup
 
     return Markup(text)
 
 
 def encode_contents(contents: data.PageContents) -> str:
-    """Return the contents for a ``<script>`` element of data: JSON, deflated, in base64.
+    """Encode the contents for a data ``<script>`` element, as deflated JSON in base64.
 
-    No base64 text can end the element.
+    Base64 cannot contain an end tag.
     """
     text = json_text(_to_plain(contents), compact=True)
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert like ``dataclasses.asdict``, in a quarter of the time; leaves are not copied."""
+    """Convert dataclasses to dictionaries, four times as fast as ``dataclasses.asdict``.
+
+    Other values are not copied.
+    """
     kind: type[Any] = value.__class__
     if kind in _LEAVES:
         return value
@@ -149,12 +155,12 @@ def _hash_source(text: str) -> str:
 
 # Names and numbers --------------------------------------------------------------------------------
 
-MAX_NAME = 400  # characters; of a longer name both ends remain, which distinguish it from others
+MAX_NAME = 400  # maximum number of characters; longer names lose their middle
 MAX_MESSAGE = 4_000
 
 
 def display_name(name: str, limit: int = MAX_NAME) -> str:
-    """Return a name as one line; the middle of a long one is replaced by its length."""
+    """Return a name on one line; in a long name, its length replaces the middle."""
     if len(name) > limit:
         half = limit // 2 - 20
         name = f"{name[:half]} …{len(name) - 2 * half} characters… {name[-half:]}"
@@ -167,7 +173,7 @@ def display_message(text: str) -> str:
 
 
 def shorten_name(name: str, width: int) -> str:
-    """Return the end of a name, which distinguishes nodes, in at most ``width`` characters."""
+    """Return the last ``width`` characters of a name at most, because ends differ most."""
     name = display_name(name)
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
@@ -179,10 +185,10 @@ def strip_operator(name: str, op: str) -> str:
 
 
 class LogNameParser:
-    """Finds the nodes that the names of TensorRT's log lines refer to."""
+    """Parser of names in TensorRT's log lines."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        # Only names that contain a separator can be split wrongly.
+        # Only known names with a separator need protection from splitting.
         separators = (" + ", " || ", ", ", "PWN(")
         self._joined = NameSet(n for n in names if any(s in n for s in separators))
 
@@ -229,7 +235,7 @@ def round_digits(value: Any, digits: int) -> float:
 
 
 def sort_key(value: float | None) -> str:
-    """Return the text by which a table sorts a number, ``""`` if it is not known."""
+    """Return the sort key of a number for the page's tables; empty if unknown."""
     return "" if value is None or not math.isfinite(value) else repr(float(value))
 
 

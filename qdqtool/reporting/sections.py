@@ -1,4 +1,4 @@
-"""Sections next to the prediction: build, tuning, calibration statistics, weights, time."""
+"""Further sections: build, tuning, calibration statistics, weights, time, scale groups."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAX_MISMATCHES = 500
 
 
 def collect_agreement(collector: ModelCollector) -> data.BuildAgreement | None:
-    """Return how the prediction and the build agree, None without a build."""
+    """Return the agreement of prediction and build; None without a build."""
     result = collector.subject.verification
     if result is None:
         return None
@@ -121,8 +121,8 @@ def read_tuning(path: str | os.PathLike[str], model: Model) -> data.TuningPlot:
     """Read the result of ``qdqtool tune`` (``--format json`` or ``--result``) for a model.
 
     Raises:
-        DataError: The file is missing, is something else, is about another network (fewer than half
-            of the nodes that it names are in ``model``), or a field that a plot needs is damaged.
+        DataError: The file is missing, has another format, or is about another network (``model``
+            has fewer than half of the nodes that it names), or a field for the plot is damaged.
     """
     name = os.fspath(path)
     result = _read_tuning_file(path)
@@ -162,7 +162,7 @@ def _read_tuning_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _require_tuning_of(model: Model, result: dict[str, Any], path: str) -> None:
-    """Check that most of the nodes in a result are in the model."""
+    """Check that the model has at least half of the nodes that a result names."""
     sites = _as_objects(result.get("sites"))
     names = {str(node) for site in sites for node in _as_list(site.get("nodes"))}
     common = sum(node.name in names for node in model.nodes)
@@ -181,7 +181,7 @@ def _parse_tuning(result: dict[str, Any]) -> data.TuningPlot:
     complete_front = [
         {"index": i, **point} for i, point in enumerate(_as_objects(result["front"])[:MAX_POINTS])
     ]
-    # A time limit leaves placements that were not measured on held-out images.
+    # After a time limit, some placements are not measured on held-out images.
     front = [point for point in complete_front if point["metric"] is not None]
     if not front:
         raise ValueError("its front is empty; run qdqtool tune again")
@@ -252,7 +252,7 @@ def _parse_point(
 def _mark_chosen(
     choice: dict[str, Any], front: list[dict[str, Any]], points: list[data.TuningPoint]
 ) -> None:
-    """Mark the chosen configuration, by its index on the front or by its numbers."""
+    """Mark the chosen configuration, found by its index on the front or by its numbers."""
     for fields, point in zip(front, points, strict=False):
         point.chosen = choice.get("index", -1) == fields["index"]
     if not choice or any(point.chosen for point in points):
@@ -291,7 +291,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _as_container(kind: type[_Container], value: Any, description: str) -> _Container:
-    """Return a value of a type, empty for None."""
+    """Return a value if it has a type; return an empty container for None."""
     if not isinstance(value, kind | None):
         raise TypeError(f"{description} is something else")
     return kind() if value is None else value
@@ -314,15 +314,15 @@ def _as_optional_count(value: Any) -> int | None:
 # Histograms with the ranges of the model and of each method ---------------------------------------
 
 BINS = 96
-_SAME_RANGE = 0.01  # relative difference up to which two ranges are shown as one
+_SAME_RANGE = 0.01  # ranges with at most this relative difference count as equal
 
 
 def read_histograms(
     path: str | os.PathLike[str], collector: ModelCollector
 ) -> tuple[list[data.ValueHistogram], str]:
-    """Return histograms of the tensors that the model quantizes, in graph order.
+    """Return histograms of quantized tensors in graph order, and a sentence about the data.
 
-    The second result is a sentence about the calibration data.
+    The histograms come from a calibration cache.
 
     Raises:
         DataError: The cache is missing or damaged, or of another model: most of its tensors are
@@ -333,7 +333,7 @@ def read_histograms(
     statistics = load_statistics(path)
     record_input(path)
     view = collector.subject.view
-    quantizers: dict[str, Node] = {}  # the first one of each tensor
+    quantizers: dict[str, Node] = {}  # first quantizer of each tensor
     for q in view.activation_qs:
         quantizers.setdefault(q.input(0), q)
     calibrated = [tensor for tensor in quantizers if tensor in statistics]
@@ -396,7 +396,8 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
     if amax is None or not (math.isfinite(amax) and amax > 0):
         return histogram
     if abs(amax - statistics.absmax) < 1e-5 * statistics.absmax:
-        amax = statistics.absmax  # the difference is the rounding of a float32 scale, not clipping
+        # The difference comes from rounding the scale to float32, not from clipping.
+        amax = statistics.absmax
     histogram.chosen = round_digits(amax, 5)
     histogram.clipped = round_digits(clipped_fraction(statistics, amax), 5)
     histogram.nearest = [
@@ -407,8 +408,8 @@ def _collect_histogram(statistics: TensorStatistics, amax: float | None) -> data
 
 # Ranges of weights by output channel --------------------------------------------------------------
 
-MAX_CHANNELS = 4096  # of one convolution; a plot of more shows nothing
-MAX_VALUES = 300_000_000  # of one constant
+MAX_CHANNELS = 4096  # maximum per convolution; a plot of more channels would be unreadable
+MAX_VALUES = 300_000_000  # maximum per constant
 
 
 def add_weights(collector: ModelCollector) -> None:
@@ -426,7 +427,7 @@ def add_weights(collector: ModelCollector) -> None:
 
 
 def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
-    """Return the ranges of quantized weights, None if they cannot be shown by channel."""
+    """Return the ranges of quantized weights; None if they cannot be shown by channel."""
     weights = view.weights(node)
     quantizer = weights.first_quantizer
     shape = view.model.constant_shape(weights.source)
@@ -441,7 +442,7 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
     if math.prod(shape) > MAX_VALUES or max(scale.size, shape[axis]) > MAX_CHANNELS:
         return None
     largest = _largest_magnitudes(view.model, weights.source, axis)
-    if weights.q is None and largest.size:  # the constant holds integers
+    if weights.q is None and largest.size:  # the weights are stored as integers
         largest = largest * scale if scale.size in (1, largest.size) else np.zeros(0)
     if not np.isfinite(largest).all():
         largest = np.zeros(0)
@@ -455,7 +456,7 @@ def _collect_weight_ranges(view: View, node: Node) -> data.WeightRanges | None:
 
 
 def _largest_magnitudes(model: Model, tensor: str, axis: int) -> npt.NDArray[Any]:
-    """Return the largest magnitude along an axis, [] if the file of the values is missing."""
+    """Return the largest magnitude of each index of an axis; empty if data is missing."""
     try:
         values = model.constant(tensor)
     except QdqtoolError:
@@ -469,7 +470,7 @@ def _largest_magnitudes(model: Model, tensor: str, axis: int) -> npt.NDArray[Any
 
 # Parts of the time, the roofline, and the scale groups --------------------------------------------
 
-MAX_ROWS = 50  # of a profile that match no predicted layer
+MAX_ROWS = 50  # maximum number of profile rows without a predicted layer
 PARTS = {
     "int8": ("INT8 layers", "convolutions and other layers that compute in INT8 or FP8"),
     "float": ("Float layers", "layers that compute in a floating-point type"),
@@ -488,7 +489,7 @@ PARTS = {
 
 
 def collect_time(subject: ReportSubject) -> data.EngineTime | None:
-    """Return the estimate for the page, None without a GPU."""
+    """Return the estimated time of the engine; None without a GPU."""
     time = subject.time
     if time is None:
         return None
@@ -529,7 +530,7 @@ def collect_parts(subject: ReportSubject, before: ReportSubject | None) -> list[
 
 
 def describe_parts(subject: ReportSubject, parts: list[data.TimePart]) -> str:
-    """Explain why the parts do not add up to the total time.
+    """Return a sentence on why the parts do not add up to the total time.
 
     A profile adds time to each layer, and hides the gaps between layers.
     """
@@ -573,7 +574,7 @@ def _profile_rows(subject: ReportSubject) -> list[tuple[EngineLayer | None, Prof
 
 
 def _sum_measurements(subject: ReportSubject) -> dict[str, tuple[float, int]]:
-    """Return milliseconds and number of the rows of a profile, by kind of layer."""
+    """Return the sum of milliseconds and the number of profile rows, by kind of layer."""
     times: dict[str, list[float]] = defaultdict(list)
     for layer, row in _profile_rows(subject):
         times[_row_kind(row) if layer is None else time_kind(layer)].append(row.ms)
@@ -587,7 +588,7 @@ def _row_kind(row: ProfileRow) -> str:
 
 
 def _sum_estimates(subject: ReportSubject) -> dict[str, tuple[float, int]]:
-    """Return estimated milliseconds and number of layers by kind of layer."""
+    """Return the sum of estimated milliseconds and the number of layers, by kind of layer."""
     time = subject.time
     if time is None or not time.layers:
         return {}
@@ -633,7 +634,7 @@ def collect_scale_groups(
 ) -> list[data.ScaleGroupEntry]:
     """Return quantized activations by scale, the largest group first.
 
-    With the float model the groups are those of ``insert``, otherwise tensors with equal scales.
+    With the float model, the groups are those of ``insert``. Otherwise a group has equal scales.
     """
     view = collector.subject.view
     quantizers: dict[str, list[Node]] = defaultdict(list)
@@ -657,7 +658,7 @@ def collect_scale_groups(
 
 
 def _describe_scale_group(collector: ModelCollector, nodes: list[Node]) -> data.ScaleGroupEntry:
-    """Return the group of some quantizers, which are tied."""
+    """Describe the group of quantizers that share a scale."""
     params = [collector.subject.view.params(q) for q in nodes]
     scale = params[0].scale
     channels = 0 if scale is None else int(scale.size)
@@ -680,7 +681,7 @@ def _group_equal_scales(view: View, quantizers: dict[str, list[Node]]) -> list[l
 
 
 def _group_tied_scales(float_model: Model, tensors: Iterable[str]) -> list[list[str]]:
-    """Group tensors as ``insert`` does; those that are not in the float model are alone."""
+    """Group tensors as ``insert`` does; tensors missing in the float model stay single."""
     tied, alone = [], []
     for tensor in tensors:
         if tensor in float_model.producers or tensor in float_model.inputs:
