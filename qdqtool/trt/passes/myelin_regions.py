@@ -110,7 +110,7 @@ class MyelinRegions(Pass):
             _merge_products(members)
 
     def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
-        """Mark the layers of a region, and absorb each Q and DQ around it if possible."""
+        """Mark the layers of a region, and absorb each Q and DQ that only the region needs."""
         for layer in members:
             layer.region = region
             layer.add_cases(PRODUCT)
@@ -124,7 +124,7 @@ class MyelinRegions(Pass):
     def _absorb_q(region: MyelinRegion, members: Collection[Layer], q: Layer) -> None:
         """Fuse a Q into the kernel before it, or mark it as a separate kernel before the region.
 
-        A Q that also a layer outside the region needs is left unchanged.
+        A Q before the region is left unchanged if a layer outside the region needs it as well.
         """
         producer = q.data.producer
         if producer is not None and producer in members:

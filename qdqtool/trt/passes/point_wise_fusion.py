@@ -304,7 +304,7 @@ def _quantized_convolution(tensor: Tensor) -> Layer | None:
 def _consumers_past_dq(q: Layer) -> list[Layer]:
     """Return the layers that read the outputs of a Q's DQs.
 
-    Between Q and DQ may be the reshape after a matrix product that became a convolution.
+    The reshape after a matrix product that became a convolution may be between Q and DQ.
     """
     tensors = [q.out] + [
         layer.out
@@ -334,7 +334,7 @@ def _producer_past_pair(tensor: Tensor) -> Layer | None:
 
 
 def _find_q_after_gate(gates: list[Layer], products: list[Layer]) -> Layer | None:
-    """Return the Q between one of the gates and one of the products."""
+    """Return the Q between one of the gates and one of the products; None without a Q."""
     for gate in gates:
         if gate.op not in GATES:
             continue

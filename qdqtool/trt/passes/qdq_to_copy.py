@@ -91,8 +91,8 @@ class QDQToCopy(Pass):
         is_q = layer.kind == LayerKind.QUANTIZE
         tensor = layer.data if is_q else layer.out
         is_in_attention = _is_in_attention(layer)
-        # The evidence of DEQUANTIZE is assumed only because of its log line. An engine shows the
-        # conversion itself.
+        # The evidence of DEQUANTIZE is "assumed" because no log shows its line. The conversion
+        # itself is seen in an engine.
         cases = [*layer.cases, *layer.stationary_cases]
         if is_in_attention:
             cases.append(ATTENTION)
