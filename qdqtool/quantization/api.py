@@ -181,9 +181,10 @@ def insert(
             :mod:`calibration.range_tables`.
         losses: Number of samples for measuring the output error, the activations that cause most
             of it (:mod:`qdqtool.insertion.losses`), and the difference of an FP16 model from the
-            float model. The network runs up to ten times for each sample. 0 measures nothing. None
-            (the command's default) measures the error on 8 samples. If it is 10 % or more, single
-            activations are left float on 2 of these samples, and the best confirmed on the other 6.
+            float model. The network runs up to ten times for each sample. 0 measures nothing.
+            None: 8 samples, and single activations only if the error is 10 % or more. These are
+            left float on 2 of the samples, and the best are confirmed on the other 6. This is the
+            command's default.
         predict: Whether to predict the result.
         gpu: GPU whose estimated times count for ``precision="auto"``; see ``qdqtool gpus``. FP8
             is refused on a GPU without it.
