@@ -174,7 +174,7 @@ def _read_lines(text: str, name: str) -> RangeTable:
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Return the tensor of a line and its numbers without spaces, empty if there are none."""
+    """Return the tensor of a line and its numbers without spaces; both may be empty."""
     joined = re.sub(r"\s?,\s?", ",", " ".join(line.split()))
     tensor, separator, numbers = joined.rpartition(" ")
     if not separator:
