@@ -1,4 +1,4 @@
-"""Arrays in npy and npz files, read by numpy within one limit and never unpickled."""
+"""Arrays in npy and npz files, read with a size limit and without unpickling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = "biuf"
 
 @dataclass(frozen=True, slots=True)
 class ArrayHeader:
-    """Type, shape and place of an array in a file.
+    """Type, shape and offset of an array in a file.
 
     Attributes:
         shape: Dimensions.
@@ -44,7 +44,7 @@ class ArrayHeader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -57,7 +57,7 @@ def read_header(file: IO[bytes], size: int, name: str) -> ArrayHeader:
         name: Name of the array for messages.
 
     Raises:
-        DataError: It is not an array of plain numbers, or has fewer values than its shape.
+        DataError: The array is not of plain numbers, or the file is smaller than its shape needs.
     """
     try:
         shape, fortran, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
@@ -106,7 +106,7 @@ class Archive:
         members: Entry of each array, in the order of the archive.
 
     Raises:
-        DataError: It is missing, too large, or not an npz file.
+        DataError: The file is missing, too large, or not an npz file.
     """
 
     def __init__(self, path: StrPath, *, record: bool = True) -> None:
@@ -139,7 +139,7 @@ class Archive:
         """Open one array.
 
         Raises:
-            DataError: It is damaged or encrypted.
+            DataError: The array is damaged or encrypted.
         """
         try:
             return self._zip.open(self.members[name])
@@ -154,7 +154,7 @@ class Archive:
         """Return one array.
 
         Raises:
-            DataError: It is damaged, or not an array of plain numbers.
+            DataError: The array is damaged, or not of plain numbers.
         """
         label = self.describe(name)
         with self.open(name) as file:
@@ -176,7 +176,7 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     """Return all arrays of an npz file.
 
     Raises:
-        DataError: It is missing, too large, or not an npz file of plain numbers.
+        DataError: The file is missing, too large, or not an npz file of plain numbers.
     """
     with open_input(path, error=DataError) as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:

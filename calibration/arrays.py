@@ -53,8 +53,8 @@ LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
 class StackedArray:
     """Array of shape [samples, ...] in a file, read one row at a time.
 
-    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those
-    of a compressed array from front to back.
+    Rows of an npy file, and of an uncompressed array in an npz file, can be read in any order. Rows
+    of a compressed array have to be read from front to back.
 
     Args:
         path: File.
@@ -62,13 +62,13 @@ class StackedArray:
         member: Name of the array in the archive.
 
     Raises:
-        DataError: It is missing, damaged, in Fortran order, or a row is empty or too large.
+        DataError: The array is missing, damaged, in Fortran order, or a row is empty or too large.
     """
 
     def __init__(self, path: Path, archive: Archive | None = None, member: str = "") -> None:
         self.path = path
         self.lock = threading.Lock()
-        self._archive = archive  # its file is closed when nothing refers to it
+        self._archive = archive  # the reference keeps its file open
         if archive is None:
             self.label, self._prefix = str(path), ""
             self.random_access = True
@@ -119,8 +119,9 @@ class StackedArray:
 class StackedSource(SampleSource):
     """Rows of the arrays in an npz file, one array for each input, or of an npy file.
 
-    An array with the rank of the input is stacked along the batch dimension. An array with one more
-    dimension is a stack of batches. Another process opens the file when it loads the first row.
+    If an array has the rank of the input, its rows are samples without a batch dimension. If it has
+    one more dimension, its rows are batches. A copy in another process opens the file when it loads
+    the first row.
 
     Raises:
         DataError: The file does not fit the inputs.
@@ -175,7 +176,7 @@ class StackedSource(SampleSource):
         return file_digest(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out open files, which another process opens itself."""
+        """Return the state without open files, which another process opens itself."""
         return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
@@ -192,7 +193,7 @@ class StackedSource(SampleSource):
         return sample
 
     def digest(self, index: int) -> bytes:
-        """Return the row's number; that of the first row stands for the whole file."""
+        """Return the number of a row; for row 0, after a digest of the whole file."""
         row = self.rows[index]
         return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
 
@@ -251,7 +252,7 @@ def _read_npy(path: Path) -> Array:
 
 
 def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
-    """Return stacked arrays as samples of one row each (views), other arrays as one sample."""
+    """Split stacked arrays into samples of one row (views); return other arrays as one sample."""
     with _user_errors("an array of the calibration data"):
         named = {name: np.asarray(array) for name, array in arrays.items()}
     lengths = set()
@@ -292,10 +293,10 @@ def _user_errors(subject: str) -> Iterator[None]:
 
 
 def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
-    """Return a sample of the user.
+    """Return a sample of the user after a check.
 
     Raises:
-        DataError: It is not a dictionary of name to array.
+        DataError: The sample is not a dictionary of name to array.
     """
     if not isinstance(sample, Mapping):
         raise DataError(
@@ -354,7 +355,7 @@ class MemorySource(SampleSource):
         raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
-        """Return some samples, which travel with the source."""
+        """Return some samples as a source that holds them, for another process."""
         if self.samples is None:
             raise DataError(
                 "calibration data from an iterator cannot be shared out to a cluster; give a list, "
@@ -412,7 +413,7 @@ def open_data(
         size: Height and width in pixels if the model leaves them open.
 
     Raises:
-        DataError: There is nothing usable, or it does not fit the inputs.
+        DataError: The data has no usable sample, or does not fit the inputs.
     """
     if isinstance(source, Dataset):
         return source
@@ -515,10 +516,9 @@ def _folder_source(
 
 
 def _read_list(path: Path, max_images: int) -> list[Path]:
-    """Return the paths in a text file that are used for so many images.
+    """Return at most `max_images` of the paths in a text file, spread evenly.
 
-    A relative path begins at the folder of the list, or at the current folder if that file is
-    missing.
+    A relative path begins at the folder of the list, or at the current folder if no file is there.
     """
     try:
         content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")

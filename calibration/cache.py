@@ -25,7 +25,7 @@ from qdqtool.util.outputs import atomic_write, write_text
 from qdqtool.util.text import reason_of
 
 FORMAT = "qdqtool/calibration/5"
-_MAX_SAMPLES = 2_000_000  # samples that a cache may name as done
+_MAX_SAMPLES = 2_000_000  # maximum number of finished samples in a cache
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
 Array = npt.NDArray[Any]
@@ -100,10 +100,10 @@ class Statistics(Mapping[str, TensorStatistics]):
         return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics over the data of both, with the tensors of either.
+        """Return the statistics over the data of both, for the tensors of either.
 
         Raises:
-            DataError: They were collected with different numbers of bins.
+            DataError: The two have different numbers of bins.
         """
         tensors = dict(self.tensors)
         for name, part in other.tensors.items():
@@ -128,7 +128,7 @@ class Statistics(Mapping[str, TensorStatistics]):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Statistics:
-        """Read saved statistics, or those of a cache.
+        """Read a file of :meth:`save` or of a calibration cache.
 
         Raises:
             DataError: The file is missing or damaged.
@@ -144,11 +144,11 @@ class CalibrationProgress:
     """State of a calibration, finished or interrupted.
 
     Attributes:
-        model: Key of the model and of its focus, without the tensors that are calibrated.
-        statistics: Statistics over the samples done.
-        done: Numbers of the samples done.
+        model: Hash of the model and its focus; the calibrated tensors have no part in it.
+        statistics: Statistics over the finished samples.
+        done: Numbers of the finished samples.
         total: Number of all samples; None if unknown.
-        quality: Quality of the samples done.
+        quality: Quality of the finished samples.
     """
 
     model: str
@@ -202,11 +202,11 @@ def load_progress(path: str | os.PathLike[str]) -> CalibrationProgress:
     """Read a file of :func:`save_progress`.
 
     Raises:
-        DataError: The file is missing, damaged, or something else.
+        DataError: The file is missing, damaged, or not a calibration cache.
     """
     name = os.fspath(path)
     try:
-        # Not recorded as an input: a cache is the only file that a command reads and replaces.
+        # Not recorded as an input, because commands may overwrite a cache that they have read.
         with Archive(path, record=False) as archive:
             if "header" not in archive.members:
                 raise DataError("is not a calibration cache", name, code="wrong-format")
@@ -269,7 +269,7 @@ def _read_progress(archive: Archive) -> CalibrationProgress:
 
 
 def _to_ranges(numbers: Collection[int]) -> npt.NDArray[np.int64]:
-    """Return start and end of each range of consecutive numbers, [n, 2], ascending."""
+    """Return start and end of each range of consecutive numbers, ascending, [ranges, 2]."""
     ordered = np.array(sorted(numbers), np.int64)
     if not len(ordered):
         return np.zeros((0, 2), np.int64)
@@ -287,7 +287,7 @@ def _from_ranges(ranges: npt.NDArray[np.int64]) -> set[int]:
 
 
 def _pack_counts(parts: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Return count, nonfinite, top, first and end bin, and the filled bins of each part."""
+    """Return arrays of counts, nonfinite values, tops, first and last bins, and used bins."""
     numbers = []
     counts = [np.zeros(0, np.int64)]
     for part in parts:
@@ -325,7 +325,7 @@ def _unpack_counts(
 
 
 def _pack_spots(tensors: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Return tensor number, positions and channels of each image's spots, and their values."""
+    """Return arrays with tensor number and shape of each image's spots, and with all values."""
     shapes = []
     values = [np.zeros(0, np.float32)]
     for number, part in enumerate(tensors):
@@ -348,7 +348,7 @@ def _unpack_spots(tensors: Sequence[TensorStatistics], arrays: dict[str, Array])
 
 
 def _pack_channels(tensors: Sequence[TensorStatistics]) -> dict[str, Array]:
-    """Return the number of channels of each tensor (0 for None), and their ranges."""
+    """Return arrays with the channel count of each tensor (0: none), and the channel ranges."""
     none = np.zeros((2, 0), np.float32)
     channels = [none if part.channels is None else part.channels for part in tensors]
     return {
@@ -376,7 +376,7 @@ def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> Non
 
 
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:
-    """Read saved statistics, or those of a cache.
+    """Read a file of :func:`save_statistics` or of a calibration cache.
 
     Raises:
         DataError: The file is missing or damaged.
@@ -414,7 +414,7 @@ def parse_tensorrt_cache(text: str, name: str) -> dict[str, float]:
     """Parse the text of a file `name`; see :func:`read_tensorrt_cache`.
 
     Raises:
-        DataError: It is not such a table.
+        DataError: The text is not a calibration table.
     """
     lines = text.splitlines()
     if not lines or not lines[0].startswith("TRT-"):

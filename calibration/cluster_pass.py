@@ -42,10 +42,10 @@ from qdqtool.ir.sizes import linear_inputs
 
 @dataclass
 class CountingPayload:
-    """Shared part of all portions, which reaches each worker once.
+    """Data that all portions share; it is sent to each worker once.
 
     Attributes:
-        model: Serialized model that computes the tensors that are not inputs; empty if all are.
+        model: Serialized model that computes the tensors; empty if all tensors are inputs.
         path: Path of the original model for messages.
         names: Tensors to count.
         bins: See :class:`calibration.statistics.TensorStatistics`.
@@ -69,12 +69,13 @@ class CountingPayload:
 
 @dataclass
 class SamplePortion:
-    """Some samples.
+    """Part of the samples, for one worker.
 
     Attributes:
         numbers: Numbers of the samples.
-        source: Their parts, in order; only the last sample may be filled up.
-        identities: Identities of the parts on the client.
+        source: Images or rows of the samples, in order. Only the last sample of a pass may have
+            fewer than a batch.
+        identities: Digests of the images or rows on the client.
     """
 
     numbers: tuple[int, ...]
@@ -147,7 +148,7 @@ class VerifiedSource(SubsetSource):
         """Return a sample.
 
         Raises:
-            ClusterError: It is not the client's.
+            ClusterError: The sample differs from the client's.
         """
         identity = self.whole.identity(index)
         if identity != self.identities[index]:
@@ -161,7 +162,7 @@ class VerifiedSource(SubsetSource):
 
 
 def share_dataset(dataset: Dataset) -> Dataset:
-    """Return the same samples under the same numbers, as other processes can read them.
+    """Return a dataset with the same samples and numbers that other processes can read.
 
     Raises:
         DataError: The samples exist in this process only.
@@ -201,12 +202,13 @@ def count_portion(
 
 # Client -------------------------------------------------------------------------------------------
 
-# Samples of a portion: their names travel, and a scheduler remembers its messages for a while.
+# Maximum number of samples in a portion: their names are sent, and a scheduler keeps messages for a
+# while.
 _MAX_SAMPLES = 256
-_FIRST_SAMPLES = 2  # samples of a portion while their time is unknown
-_MAX_SECONDS = 10.0  # work in a portion, so that a lost worker costs little and the bar moves
-_MERGING = 0.25  # largest share of the client's time for merging
-_PORTIONS_LEFT = 2.5  # the samples that are left make at least this many portions for each thread
+_FIRST_SAMPLES = 2  # samples in a portion while the time per sample is unknown
+_MAX_SECONDS = 10.0  # maximum work in a portion: a lost worker costs little, and progress shows
+_MERGING = 0.25  # maximum share of the client's time for merging
+_PORTIONS_LEFT = 2.5  # minimum number of portions per thread for the remaining samples
 
 
 class ClusterPass:
@@ -218,7 +220,7 @@ class ClusterPass:
     Args:
         cluster: Workers.
         model: Model that computes tensors.
-        dataset: Samples; it gets the quality of its samples.
+        dataset: Samples; the pass adds quality and skipped images to it.
         done: Numbers of samples to leave out.
         names: Tensors to count.
         computed: Tensors that the model has to compute.
@@ -258,11 +260,11 @@ class ClusterPass:
         self.images = 0
         self.done: set[int] = set()
         self._sizer = PortionSizer()
-        # Python raises a signal in the main thread only, so that no merge is interrupted.
+        # Python raises signals in the main thread only, so Ctrl-C interrupts no merge here.
         self._merger = ThreadPoolExecutor(1, "merging")
 
     def results(self) -> Generator[int, None, None]:
-        """Yield the numbers of samples as they are done; closing cancels the others.
+        """Yield the number of each sample when it is done; closing cancels the remaining ones.
 
         Raises:
             QdqtoolError: The error of a sample or of the cluster.
@@ -321,8 +323,8 @@ class ClusterPass:
 class PortionSizer:
     """Chooses the number of samples of the next portion.
 
-    Neither merging nor waiting for the last portion may cost much. Only ratios of times count that
-    are measured in the same way, which also hold on a busy machine.
+    Large portions save merging, small ones save waiting for the last portion. The size depends only
+    on ratios of times that were measured in the same way, so that it is right on a busy machine.
     """
 
     def __init__(self) -> None:

@@ -32,8 +32,8 @@ class SampleCounter:
     Attributes:
         tensors: Statistics by tensor name.
         images: Number of images counted.
-        done: Numbers of the samples done, with those of which no image could be read.
-        lock: Held while a sample is being added, so that a snapshot has whole samples.
+        done: Numbers of the finished samples, including samples without a readable image.
+        lock: Held while a sample is being added, so that a snapshot has complete samples only.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class SampleCounter:
 def counting_turns(counters: int) -> threading.Semaphore:
     """Return a semaphore that lets half of the counters count at the same time.
 
-    The others run the network meanwhile. Counting takes many short steps. Between two of them a
-    thread waits for the interpreter if another one counts.
+    The other half runs the network meanwhile. Counting consists of many short steps, and between
+    two steps a thread waits for Python's global lock while another thread counts.
     """
     return threading.Semaphore(max(1, counters // 2))
 
@@ -177,9 +177,9 @@ class ThreadPass:
         self._ended = False
 
     def results(self) -> Generator[int, None, None]:
-        """Yield the numbers of samples as they are done.
+        """Yield the number of each sample when it is done.
 
-        All threads have ended when the generator has.
+        All threads have ended when the generator ends.
 
         Raises:
             QdqtoolError: The error of a sample.
@@ -197,7 +197,7 @@ class ThreadPass:
                 put(number)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
-        """Return the statistics of whole samples so far, and the numbers of these samples."""
+        """Return the statistics of all complete samples so far, and the samples' numbers."""
         result = Statistics({})
         done: set[int] = set()
         with contextlib.ExitStack() as stack:

@@ -21,10 +21,10 @@ from qdqtool.errors import DataError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note
 
-FEW_IMAGES = 100  # NVIDIA and Ultralytics advise several hundred; with fewer, the choice matters
-_FAR_INPUT = 8.0  # normalized inputs (mean and std) are well below; pixels from 0 to 255 are not
-_SMALL_INPUT = 1.5 / 255  # pixels that were divided by 255 twice are below
-# Preprocessing whose range is compared with that of YOLO: none (arrays), YOLO's, and unnamed ones.
+FEW_IMAGES = 100  # fewer images cause a warning; NVIDIA and Ultralytics advise several hundred
+_FAR_INPUT = 8.0  # larger magnitudes cause a warning: pixels that were not normalized exceed it
+_SMALL_INPUT = 1.5 / 255  # smaller maxima cause a warning: pixels were divided by 255 twice
+# Preprocessing names whose input range is compared with YOLO's; None stands for arrays.
 _YOLO_RANGES = (None, "yolo", "custom")
 
 Array = npt.NDArray[Any]
@@ -34,13 +34,13 @@ Task = Callable[[], tuple[Sample, int] | None]
 
 @dataclass
 class DataQuality:
-    """Counts and the range of the samples loaded, for warnings.
+    """Counts and value range of the samples loaded so far, for warnings.
 
     Attributes:
         total: Number of samples.
         low: Smallest finite value of image inputs.
         high: Largest finite value of image inputs.
-        constant: Number of samples with one value everywhere.
+        constant: Number of samples whose values are all equal.
         nonfinite: Number of samples with NaN or infinities.
         broken: Number of images that could not be read.
     """
@@ -79,7 +79,7 @@ class DataQuality:
                 images=total,
                 enough=FEW_IMAGES,
             )
-        if max(-low, high) > _FAR_INPUT:  # minus infinity if nothing was finite
+        if max(-low, high) > _FAR_INPUT:  # not if no value was finite: minus infinity
             yield Note(
                 f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division "
                 "by 255 missing (scale 1/255)?",
@@ -146,7 +146,7 @@ class InputSpec:
             what: Name of the array for messages.
 
         Raises:
-            DataError: Its shape or type does not fit.
+            DataError: The array's shape or type does not fit.
         """
         if array.ndim == len(self.shape) - 1:
             array = array[None]
@@ -185,7 +185,7 @@ class SampleSource(ABC):
 
     #: Whether samples can be read in any order.
     random_access = True
-    #: Whether a sample is one row of a batch. Otherwise it is all that the model takes at once.
+    #: Whether a sample is one row of a batch; otherwise a sample is a whole batch.
     single_rows = False
     #: Whether a broken sample is skipped (images) or an error (arrays).
     is_images = False
@@ -206,7 +206,7 @@ class SampleSource(ABC):
         """Return a sample with a batch dimension.
 
         Raises:
-            DataError: It is broken. For images the message is the reason without the name.
+            DataError: The sample is broken. For images, the message is the reason without a name.
             IndexError: The sample does not exist, if the number of samples is unknown.
         """
 
@@ -329,7 +329,7 @@ class SubsetSource(SampleSource):
 
     def digest(self, index: int) -> bytes:
         """Return bytes that change if the sample changes."""
-        # A digest may cover the file only with its first sample.
+        # `digest` may cover the file in its first sample only, `identity` always does.
         return self.whole.identity(self.indices[index])
 
     def portion(self, indices: Sequence[int]) -> SampleSource:
@@ -337,7 +337,7 @@ class SubsetSource(SampleSource):
         return self.whole.portion([self.indices[i] for i in indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a portion, which another process opens itself, or else with the samples."""
+        """Pickle as a portion that another process opens itself; else with the samples."""
         try:
             return _unpickle_source, (self.whole.portion(self.indices),)
         except DataError:
@@ -379,7 +379,7 @@ class Dataset:
         skipped: Name and reason of each broken image so far.
     """
 
-    _lock = threading.Lock()  # of all datasets: it is held for a few additions
+    _lock = threading.Lock()  # shared by all datasets, because it is held only briefly
 
     def __init__(self, source: SampleSource, inputs: Sequence[InputSpec], max_images: int) -> None:
         self.source = source
@@ -402,7 +402,7 @@ class Dataset:
         self.quality = DataQuality()
 
     def __len__(self) -> int:
-        """Return the number of samples of one pass, with broken ones.
+        """Return the number of samples of one pass, including broken samples.
 
         Raises:
             TypeError: The source is an iterable without a length.
@@ -564,7 +564,7 @@ class Dataset:
         return [w for w in warnings if getattr(w, "code", "") not in ("far-inputs", "small-inputs")]
 
     def forget(self) -> None:
-        """Reset skipped images and warnings, if the data is used once more."""
+        """Reset skipped images and warnings before another pass over the data."""
         with self._lock:
             self._seen.clear()
             self.skipped.clear()

@@ -1,14 +1,14 @@
-"""Positions of a detector's map at which its class outputs are highest.
+"""Positions in focus: the positions of a detector's map with the highest class outputs.
 
-An object detector answers at a few positions of its map, and only the values on which these answers
-depend have to survive INT8. A range that is best for all values is best for the background, which
-is most of every image, and clips the values of the rare objects. The share of objects differs
-between calibration data and deployment, and so does the best range for all values. The best range
-at the positions themselves hardly differs.
+An object detector reports objects at a few positions of its map. Only the values that decide about
+these reports need precision. Most of every image is background, so the range that is best for all
+values is best for the background and clips the values of rare objects. The share of objects differs
+between calibration data and deployment, and with it the best range for all values. The best range
+for the positions in focus hardly differs.
 
 A position is in focus in three cases: its highest class output reaches a threshold far below that
-of a detection; the output is among the highest `share` of the sample (so that a sample without
-objects still has positions); or the position is next to one of these.
+of a detection; this output is among the highest `share` of the sample (so that samples without
+objects have positions too); or a neighbor is in focus for one of these reasons.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class FocusMap:
 
 
 def resize_mask(mask: _Mask, height: int, width: int) -> _Mask:
-    """Move a mask [h, w] to another grid.
+    """Resize a mask [h, w] to another height and width.
 
-    A cell of the result is set if any cell of the mask that it touches is set.
+    A cell of the result is set if it overlaps a set cell of the mask.
     """
     for axis, size in ((0, height), (1, width)):
         length = mask.shape[axis]
@@ -100,7 +100,7 @@ def dilate_mask(mask: _Mask) -> _Mask:
 
 @dataclass(frozen=True)
 class Focus:
-    """Class outputs that show the positions on which a detector's answers depend.
+    """Class outputs, and the rule by which they put positions in focus.
 
     Attributes:
         scores: Names of class outputs [n, classes, h, w] before the Sigmoid.

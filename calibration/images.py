@@ -26,7 +26,8 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
     ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
 )
-# Files are recognized by content. Other decoders of Pillow are not used: EPS starts Ghostscript.
+# Decoders by which Pillow may open a file, whatever its suffix. Others are unsafe: EPS starts
+# Ghostscript.
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,
     PngImagePlugin.PngImageFile.format,
@@ -62,9 +63,8 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
         RGB values, uint8 [height, width, 3].
 
     Raises:
-        DataError: It cannot be read, is damaged, is not a regular file, or is above one of the
-            limits :data:`qdqtool.util.limits.IMAGE_FILE` and
-            :data:`qdqtool.util.limits.IMAGE_PIXELS`.
+        DataError: The file cannot be read, is damaged, is not a regular file, or exceeds
+            :data:`qdqtool.util.limits.IMAGE_FILE` or :data:`qdqtool.util.limits.IMAGE_PIXELS`.
     """
     return np.array(read_image(source, name))
 
@@ -93,7 +93,7 @@ def read_image(source: ImageFile, name: str = "") -> Image.Image:
 
 
 def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file. Unlike those of `open_input`, messages do not begin with the path."""
+    """Open a regular file; messages of errors do not begin with the path."""
     code, problem = find_reading_problem(path)
     if problem:
         raise DataError(problem, code=code)
@@ -183,9 +183,9 @@ def _letterbox(
 ) -> npt.NDArray[np.uint8]:
     """Fit an image into the input like Ultralytics' LetterBox with auto=False.
 
-    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The
-    odd pixel of the padding is at the right and at the bottom. With ``corner``, all of the padding
-    is there, as for YOLOX, which rounds the sizes down.
+    The image is scaled, up or down, by the smaller ratio of the sizes, to whole pixels. Then it is
+    padded evenly; an odd pixel of padding goes to the right or bottom. With ``corner`` (YOLOX), all
+    padding is at the right and bottom, and sizes are rounded down.
     """
     if image.size == (width, height):
         return np.asarray(image)
@@ -207,10 +207,11 @@ def _crop_center(
 ) -> npt.NDArray[np.uint8]:
     """Resize and take the center like torchvision's Resize and CenterCrop.
 
-    For a square input, the shorter side of the image becomes its size divided by the part that is
-    taken. For others, both sides do, as Ultralytics does it.
+    For a square input, the shorter side of the image is resized to the input's side divided by
+    `crop`. For other inputs, both sides are resized to the input's sides divided by `crop`, as in
+    Ultralytics.
     """
-    # Without the small number, 224 / 0.875 could become 255.
+    # The small number prevents that 224 / 0.875 becomes 255.
     tall, wide = (int(side / preprocess.crop + 1e-6) for side in (height, width))
     if height == width and image.width <= image.height:
         tall = int(wide * image.height / image.width)
@@ -322,7 +323,7 @@ class ImageSource(FilesSource):
         return described
 
     def settings(self) -> str:
-        """Return further settings on which the samples depend."""
+        """Return the preprocessing and size as text; samples depend on them."""
         preprocess = str(self.preprocess)
         if not isinstance(self.preprocess, Preprocess):
             preprocess = self._digest_function(self.preprocess)
@@ -331,7 +332,7 @@ class ImageSource(FilesSource):
         return f"{preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
 
     def _digest_function(self, function: ImageFunction) -> str:
-        """Return a hash of the result of a function for a fixed image, as its identity."""
+        """Return a hash of a function's result for a fixed image; it identifies the function."""
         side = np.arange(0, 255, 2, dtype=np.uint8)
         pixels = np.stack(np.broadcast_arrays(side, side[:, None], side[::-1]), -1)
         result = np.ascontiguousarray(np.asarray(function(Image.fromarray(pixels))))
@@ -395,7 +396,7 @@ def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, i
 def _complete_size(
     spec: InputSpec, height: int | None, width: int | None, size: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Return the height and width of an input whose shape leaves one of them open."""
+    """Return the height and width of an input whose shape leaves one or both open."""
     if size is None:
         raise DataError(
             f"input '{spec.name}' {spec.shape_text()} leaves the image size open; give `size`, for "

@@ -17,7 +17,7 @@ UNREADABLE = b"unreadable"  # digest of a file that cannot be read
 BLOCK = 1 << 16
 _BLOCKS = 16
 _READ_THREADS = 4
-_READ_AHEAD = 128  # files
+_READ_AHEAD = 128  # number of files that are read in advance
 
 
 @dataclass
@@ -26,8 +26,8 @@ class FolderListing:
 
     Attributes:
         paths: Regular files with one of the suffixes, sorted by their names under the folder.
-        suffixes: Number of the other files with each suffix, in lower case.
-        broken_links: Names of links with one of the suffixes that lead to nothing or to themselves.
+        suffixes: Number of other files, by suffix in lower case.
+        broken_links: Names of broken or circular links with one of the suffixes.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -36,9 +36,9 @@ class FolderListing:
 
 
 def list_files(root: Path, suffixes: Set[str]) -> FolderListing:
-    """List the files with some suffixes under a folder.
+    """List the files with some suffixes in a folder and its subfolders.
 
-    Names that begin with a dot, linked folders, and folders in it that cannot be read are left out.
+    Names that begin with a dot, linked folders, and subfolders that cannot be read are left out.
 
     Raises:
         DataError: The folder itself cannot be read.
@@ -79,7 +79,7 @@ def block_starts(size: int) -> range:
 def file_digest(path: Path) -> bytes:
     """Return a hash of the size and of up to 16 evenly spread blocks of a file.
 
-    It is quick for any size, and does not depend on the modification time.
+    The time to compute it does not grow with the size. The modification time does not matter.
     """
     digest = hashlib.blake2b(digest_size=16)
     try:

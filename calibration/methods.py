@@ -18,23 +18,23 @@ from qdqtool.errors import brief
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 INT8_LEVELS = 127
 _FP8_MAX, _FP8_MANTISSA_BITS, _FP8_MIN_EXPONENT = 448.0, 3, -6
-FOCUS_WEIGHT = 0.9  # weight of the error in focus; the error of all values has the rest
-# Share of a tensor that is in focus, and the power of the error for it; see `focus_power`.
+FOCUS_WEIGHT = 0.9  # weight of the error in focus; the error of all values has weight 0.1
+# Two points (share of a tensor that is in focus, power of the error); see `focus_power`.
 _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)
-# Steps between which the power falls to 2, in units of the depth of the negative side; see
+# Between these integer steps, in units of the largest negative magnitude, the power falls to 2; see
 # `choose_focus_range`.
 _SHALLOW = (0.5, 1.0)
 BIASED_WEIGHT = 20.0  # weight of the squared share of the biased error; see `reduce_bias`
 _NEAR = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that `reduce_bias` tries, relative to amax
-_SAME = 2  # index of 1 in _NEAR
+_SAME = 2  # index of the value 1 in `_NEAR`, which keeps the range
 
 SEARCH_BITS = 7  # 128 bins per octave during a search, each at most 0.8 % of its value wide
 _SEARCH_OCTAVES = 12  # ranges down to 1/4096 of the maximum are tried
-_COARSE_STEPS = 8  # per octave
-_FINE_STEPS = 8  # between two coarse steps
+_COARSE_STEPS = 8  # coarse ranges per octave
+_FINE_STEPS = 8  # fine ranges between two coarse ranges
 _ENTROPY_BINS = 2048
 _ENTROPY_LEVELS = 128
-_CACHED_RANGES = 16  # ranges whose arrays fit the processor's cache together
+_CACHED_RANGES = 16  # ranges computed at once: their arrays fit the processor's cache
 
 WeightedHistograms = list[tuple[Histogram, float]]
 
@@ -44,7 +44,7 @@ class Range(NamedTuple):
 
     Attributes:
         amax: Largest magnitude, in units of the tensor, above zero.
-        power: From 2 to 3; None for methods that minimize no such error.
+        power: Power of the error, from 2 to 3; None for ``max``, ``percentile`` and ``entropy``.
     """
 
     amax: float
@@ -146,10 +146,10 @@ def squared_error(
 
 
 def fp8_error(stats: TensorStatistics, amax: float) -> float:
-    """Return the expected squared error of one element in FP8 (E4M3) with the scale ``amax / 448``.
+    """Return the expected squared error of one element in FP8 with the scale ``amax / 448``.
 
-    The values of a bin count as its middle. Distances of numbers follow the exponent of the value
-    down to 2**-6 scales, and are constant below.
+    All values of a bin count as its middle. The step between FP8 numbers grows with the exponent of
+    the value; below 2**-6 scales it is constant.
 
     Args:
         stats: Statistics of the tensor.
@@ -177,10 +177,10 @@ def _as_ranges(amax: float | npt.NDArray[np.float64]) -> Floats:
 def focus_power(parts: Sequence[TensorStatistics]) -> float:
     """Return the power of the error that the method `focus` sums, from 2 to 3.
 
-    If objects fill much of the map (text on a page), calibration shows their values well and the
-    squared error is the right measure. If objects are rare (people in photographs), calibration
-    data has few of them, and later ones differ more from these. A higher power keeps the range of
-    the rare values. The power is 2 if no positions in focus are known.
+    If objects fill much of the map (text on a page), calibration data shows their values well, and
+    the squared error (power 2) is the right measure. If objects are rare (people in photographs),
+    calibration data has few of them, and objects in deployment differ more. A higher power then
+    clips fewer of the rare values. The power is 2 if no positions in focus are known.
 
     Args:
         parts: Statistics of the tensors that share a range.
@@ -203,14 +203,14 @@ def choose_focus_range(
 ) -> Range:
     """Choose the range of the method `focus`.
 
-    The power is :func:`focus_power`, lowered towards 2 if the integer step reaches the depth of the
-    negative side. SiLU and similar functions end at a small negative value (-0.28), and many of
-    their values lie between it and zero. A step of half that depth still distinguishes them; a step
-    of the whole depth makes them one of two levels. Then the errors are equal over flat areas,
-    later layers do not average them out, and a shorter step brings more than a longer range. Such
-    tensors are the first of a network, with large values for edges and colors of any object.
+    The power is :func:`focus_power`, lowered towards 2 if the integer step is large compared to the
+    negative values. SiLU and similar functions have a small minimum (-0.28), and many of their
+    values lie between this and zero. A step of half this size still distinguishes them; with a step
+    of the full size only two levels remain. Errors are then equal over flat areas, later layers do
+    not average them out, and a shorter step helps more than a longer range. This happens in the
+    first tensors of a network, which have large values for edges and colors of any object.
 
-    At last, the range may move a little for flat areas: see :func:`reduce_bias`.
+    Finally, the range may change a little for flat areas: see :func:`reduce_bias`.
 
     Args:
         parts: Statistics of the tensors that share the range.
@@ -231,13 +231,13 @@ def choose_focus_range(
 def reduce_bias(
     parts: Sequence[TensorStatistics], amax: float, error: Callable[[Floats], Floats]
 ) -> float:
-    """Move a range to a near one with little biased error over flat areas.
+    """Return a range near `amax` with less biased error over flat areas.
 
-    Later layers average out noise, but not an error that is equal all over an image. In drawings on
-    white paper it was nine tenths of the squared error of the first layers (see
-    :mod:`calibration.statistics`). A range of 0.7 times the length, with four times the squared
-    error in focus, more than halved the error of the class outputs there. In photographs the biased
-    error is a tenth and decides nothing, because its share counts squared.
+    Later layers average out noise, but not a biased error: one that is equal all over an image (see
+    :mod:`calibration.statistics`). In drawings on white paper, nine tenths of the squared error of
+    the first layers were biased. There, 0.7 times the range more than halved the error of the class
+    outputs, although the squared error in focus was four times as large. In photographs, a tenth of
+    the error is biased, which does not change the range because this share counts squared.
 
     Args:
         parts: Statistics of the tensors that share the range. Those without `spots` do not count.
@@ -302,7 +302,7 @@ def focused_error(
 
 
 def _weigh_histograms(stats: TensorStatistics, bits: int | None) -> WeightedHistograms:
-    """Return histograms with the factors that turn sums over them into the weighted mean."""
+    """Return histograms, each with the factor by which its sum enters the weighted mean."""
 
     def histogram(part: TensorStatistics) -> Histogram:
         return part.histogram if bits is None else part.coarse(bits)
@@ -323,7 +323,7 @@ def _weigh_histograms(stats: TensorStatistics, bits: int | None) -> WeightedHist
 def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
     """Return the share of values whose magnitude exceeds a range, from 0 to 1.
 
-    It is exact to within one bin.
+    The result is exact except for values in the bin of `amax`.
     """
     if not stats.count or amax >= stats.absmax:
         return 0.0
@@ -395,8 +395,8 @@ def _search_range(histograms: WeightedHistograms, absmax: float, power: float) -
 def _search_coarse_range(histograms: WeightedHistograms, ranges: Floats, power: float) -> float:
     """Return the first range of least error among descending ranges.
 
-    A shorter range clips more. The search ends when the clipping alone costs more than the best
-    range.
+    Shorter ranges clip more. The search ends when the clipping error alone exceeds the smallest
+    error so far.
     """
     best, least = float(ranges[0]), math.inf
     for start in range(0, len(ranges), _COARSE_STEPS):
@@ -445,7 +445,7 @@ def entropy_range(bins: Floats, absmax: float) -> float:
         absmax: Largest magnitude, in units of the tensor.
     """
     counts = bins.copy()
-    # As in pytorch-quantization: the many zeros cost nothing and would decide everything.
+    # As in pytorch-quantization: zeros have no error, but their number would dominate.
     counts[0] = counts[1]
     total = len(counts)
     sums = np.concatenate([[0.0], np.cumsum(counts)])

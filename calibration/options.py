@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 RESIZES = ("letterbox", "corner", "stretch", "crop")
 INTERPOLATIONS = ("linear", "bilinear", "bicubic")
-# A function of the user: from an upright RGB image to the network's input, with or without a batch
-# dimension. Transforms of torchvision are such functions.
+# User's function that converts an upright RGB image to the network's input, with or without a batch
+# dimension, such as a transform of torchvision.
 ImageFunction = Callable[["Image"], Any]
 
 
@@ -36,13 +36,13 @@ class Preprocess:
             the shorter side and takes the center, as torchvision's Resize and CenterCrop.
         bgr: Channel order blue, green, red instead of red, green, blue.
         scale: Factor for the 0 to 255 pixel values.
-        mean: Subtracted after scaling, for each channel.
-        std: Divided by after that.
+        mean: Number for each channel that is subtracted after scaling.
+        std: Number for each channel by which the difference is divided.
         fill: Gray level of the padding, 0 to 255.
-        interpolation: ``linear`` as OpenCV's INTER_LINEAR, which takes no average when it makes an
-            image smaller; ``bilinear`` and ``bicubic`` as Pillow, which does.
-        crop: Part of the resized image that ``crop`` takes along each side, above 0 to 1: 0.875
-            for 224 of 256 pixels.
+        interpolation: ``linear`` as OpenCV's INTER_LINEAR, without antialiasing when images get
+            smaller; ``bilinear`` and ``bicubic`` as Pillow, with antialiasing.
+        crop: Part of each side of the resized image that ``resize="crop"`` keeps, above 0 and at
+            most 1: 0.875 for 224 of 256 pixels.
     """
 
     resize: str = "letterbox"

@@ -1,4 +1,4 @@
-"""Preprocessing by name, and the preprocessing that a model's metadata ask for."""
+"""Presets of image preprocessing, and the preprocessing in a model's metadata."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PreprocessPreset:
     Attributes:
         preprocess: The preprocessing.
         networks: Networks that use it.
-        source: Code or page that states it.
+        source: Code or page that documents the preprocessing.
     """
 
     preprocess: Preprocess
@@ -144,13 +144,13 @@ _TASKS = {"classify": "ultralytics-classify"}
 
 @dataclass(frozen=True)
 class PreprocessChoice:
-    """The preprocessing of a run, and who chose it.
+    """The preprocessing of a run, and where it comes from.
 
     Attributes:
-        preprocess: The preprocessing or a function of the user.
-        origin: ``option``, ``model`` (recorded by qdqtool), ``metadata`` (of Ultralytics),
-            ``default``, or ``function``: the default, although the model was calibrated with a
-            function.
+        preprocess: The preprocessing, or a function of the user.
+        origin: ``option`` (the user's), ``model`` (recorded in the model by qdqtool), ``metadata``
+            (of Ultralytics), ``default``, or ``function``: the default, because the model records a
+            calibration with a function, which is not available.
     """
 
     preprocess: Preprocess | ImageFunction
@@ -158,7 +158,7 @@ class PreprocessChoice:
 
 
 def find_preprocess(value: Preprocess | str | ImageFunction) -> Preprocess | ImageFunction:
-    """Return the preprocessing of a name; others are returned as they are.
+    """Return the preprocessing for a preset's name; return other valid values unchanged.
 
     Raises:
         DataError: No preset has the name, or the value is neither a preprocessing nor a function.
@@ -197,7 +197,7 @@ def choose_preprocess(
 
 
 def _read_recorded(text: str) -> PreprocessChoice | None:
-    """Return the preprocessing that qdqtool recorded, None if the text holds none."""
+    """Return the preprocessing that qdqtool recorded; None if the text is no valid record."""
     names = {f.name for f in fields(Preprocess)}
     try:
         values = json.loads(text)
@@ -221,7 +221,7 @@ def _read_ultralytics(metadata: Mapping[str, str]) -> Preprocess | None:
 
 
 def name_preprocess(preprocess: object) -> str:
-    """Return the name of the preset with this preprocessing, else ``custom`` or the function's."""
+    """Return the name of the matching preset, else ``custom`` or the function's name."""
     if not isinstance(preprocess, Preprocess):
         kind = type(preprocess)
         return str(getattr(preprocess, "__name__", None) or kind.__name__)
@@ -232,9 +232,9 @@ def name_preprocess(preprocess: object) -> str:
 
 
 def without_normalization(preprocess: Preprocess) -> Preprocess:
-    """Return the preprocessing for a network with integer inputs, which normalizes pixels itself.
+    """Return a preprocessing without scale, mean and std, for integer inputs (pixels).
 
-    Values from 0 to 1, less a mean, would be rounded to a handful of integers.
+    Such a network normalizes pixels itself. Normalized values would round to a few integers.
     """
     if preprocess.scale != YOLO_PREPROCESS.scale:
         return preprocess

@@ -27,7 +27,7 @@ _BITS = 8
 _HEX_LINE = re.compile(r"[^\n]{1,65536}: [0-9a-f]{8}")
 _NUMBERS = re.compile(r"[-+.\w]+(?:,[-+.\w]+)?")
 
-# A tensor with its scale for symmetric INT8, None for one that has other or no numbers.
+# Name of a tensor, and its scale for symmetric INT8; None if the file has no usable scale for it.
 _Entry = tuple[str, float | None]
 
 
@@ -38,7 +38,7 @@ class RangeTable:
     Attributes:
         format: Name of the format, for reports.
         scales: amax / 127 by tensor name; 0 for a tensor of zeros.
-        skipped: Tensors with other than 8 bits, a float type or a scale for each channel.
+        skipped: Tensors whose entry is not for 8 bits, is a float type, or has channel scales.
     """
 
     format: str
@@ -97,7 +97,7 @@ def _unknown_format(name: str) -> DataError:
 
 
 def _make_table(label: str, entries: Iterator[_Entry], name: str) -> RangeTable:
-    """Collect entries; of several for one tensor the largest counts."""
+    """Return the table of entries; if a tensor has several entries, the largest scale counts."""
     table = RangeTable(label, {})
     for tensor, scale in entries:
         if scale is None:
@@ -115,14 +115,14 @@ def _make_table(label: str, entries: Iterator[_Entry], name: str) -> RangeTable:
 
 
 def _scale_of_range(low: float, high: float) -> float:
-    """Return the scale of symmetric INT8 that holds a range; NaN if an end is none."""
+    """Return the symmetric INT8 scale that covers a range; NaN if an end is not a number."""
     if math.isnan(low) or math.isnan(high) or low > high:
         return math.nan
     return max(abs(low), abs(high)) / _LEVELS
 
 
 def _only_number(value: Any) -> float | None:
-    """Return a number, also one in lists or in JSON of numpy; None if there are several."""
+    """Return the only number in a value, a nested list or numpy's JSON; None for several."""
     for _ in range(3):
         if isinstance(value, Mapping):
             value = value["data"]
@@ -141,7 +141,7 @@ def _only_number(value: Any) -> float | None:
 def _read_lines(text: str, name: str) -> RangeTable:
     """Read lines ``tensor: range`` of Paddle or ``tensor range`` of onnxruntime.
 
-    Paddle writes only the name of a tensor with a scale for each channel.
+    If a tensor has a scale for each channel, Paddle writes only its name.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and all(_HEX_LINE.fullmatch(line) for line in lines):
@@ -174,7 +174,7 @@ def _read_lines(text: str, name: str) -> RangeTable:
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Return the tensor of a line and its numbers without spaces; both may be empty."""
+    """Return the tensor name of a line and the text of its numbers, empty without numbers."""
     joined = re.sub(r"\s?,\s?", ",", " ".join(line.split()))
     tensor, separator, numbers = joined.rpartition(" ")
     if not separator:
@@ -221,7 +221,7 @@ def _scale_1_0_0(entry: Mapping[str, Any]) -> float | None:
     scale = _only_number(entry["scale"])
     if scale is None or entry.get("is_sym"):
         return scale
-    offset = _only_number(entry["offset"])  # of the smallest integer, from -255 to 0
+    offset = _only_number(entry["offset"])  # offset of the smallest integer, from -255 to 0
     return None if offset is None else _affine_scale(scale, offset, offset + 255)
 
 
@@ -235,7 +235,10 @@ def _scale_2_0_0(entry: Mapping[str, Any]) -> float | None:
 
 
 def _affine_scale(scale: float, low: float, high: float) -> float:
-    """Return the symmetric scale for integers from `low` to `high` less their zero point."""
+    """Return the symmetric scale that covers integers from `low` to `high`.
+
+    The zero point is already subtracted from both.
+    """
     if not (math.isfinite(scale) and scale >= 0):
         return scale
     if (low, high) == (-128, 127):
@@ -302,7 +305,7 @@ def _onnxruntime_entries(content: Any) -> Iterator[_Entry]:
             continue
         if isinstance(entry, dict):
             if "lowest" not in entry or "highest" not in entry:
-                yield name, None  # the method Distribution has none
+                yield name, None  # no range: the method Distribution does not write one
                 continue
             low, high = _only_number(entry["lowest"]), _only_number(entry["highest"])
         else:
@@ -312,7 +315,7 @@ def _onnxruntime_entries(content: Any) -> Iterator[_Entry]:
 
 # MQBench, and plain JSON -------------------------------------------------------------------------
 
-_MQBENCH = ("tensorrt", "ppl", "ppl-cuda", "sophgo_tpu", "vitis")  # keys of its clip_ranges.json
+_MQBENCH = ("tensorrt", "ppl", "ppl-cuda", "sophgo_tpu", "vitis")  # keys in clip_ranges.json
 _LARGEST = ("amax", "max_abs", "threshold")
 _STEP = ("scale", "step")
 
@@ -359,7 +362,7 @@ def _plain_scale(entry: Mapping[str, Any]) -> float | None:
         if key in entry and is_symmetric:
             return _only_number(entry[key])
     if "min" not in entry:
-        return None  # a zero point of integers that are not known
+        return None  # a zero point is useless without the integer type
     low, high = _only_number(entry["min"]), _only_number(entry["max"])
     return None if low is None or high is None else _scale_of_range(low, high)
 

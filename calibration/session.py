@@ -27,7 +27,7 @@ from qdqtool.runtime.sessions import open_proto
 from qdqtool.util import limits
 
 Size = tuple[int, int]
-_MAX_STRIDE = 1024  # in the metadata; networks have 8 to 64
+_MAX_STRIDE = 1024  # larger strides in the metadata are ignored; networks have 8 to 64
 
 
 def input_specs(model: Model) -> list[InputSpec]:
@@ -66,11 +66,13 @@ def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
 
 
 def choose_size(model: Model, size: Size | None) -> Size | None:
-    """Return the size for inputs that leave it open: the caller's, else that of the metadata.
+    """Return height and width for inputs that leave them open.
+
+    The caller's `size` counts first, then the model's ``imgsz`` metadata; None without both.
 
     Raises:
-        DataError: No input leaves the size open, or it is not a multiple of Ultralytics' metadata
-            `stride`.
+        DataError: `size` is given although no input leaves it open, or it is not a multiple of the
+            `stride` in Ultralytics' metadata.
     """
     if size is None:
         return metadata_size(model)
@@ -148,8 +150,8 @@ def partial_model(
 ) -> onnx.ModelProto:
     """Return a model that computes some tensors, without unused nodes, weights and inputs.
 
-    External data remains external. The IR version is at most the one that onnxruntime accepts: new
-    exporters write newer ones, whatever is in the file.
+    External data remains external. The IR version is lowered to one that onnxruntime accepts,
+    because new exporters write newer versions without need.
 
     Args:
         model: Source.
@@ -215,9 +217,9 @@ _MAX_WORKERS = 4
 
 
 def worker_count(sample_bytes: int, available: int, histogram_bytes: int = 0) -> int:
-    """Return the number of worker threads.
+    """Return the number of worker threads, limited by memory and cores.
 
-    Each runs whole samples, so that one decodes and counts while another runs the network.
+    Each thread processes whole samples: one decodes and counts while another runs the network.
 
     Args:
         sample_bytes: Memory of a sample's tensors in one thread.
@@ -231,7 +233,7 @@ def worker_count(sample_bytes: int, available: int, histogram_bytes: int = 0) ->
 
 
 def sample_bytes(model: Model, names: Sequence[str]) -> int:
-    """Return the size of some tensors as float32; open dimensions count as 1."""
+    """Return the size of tensors as float32 in bytes; open dimensions count as 1."""
     total = 0
     for name in names:
         size = 4
@@ -336,8 +338,8 @@ def return_freed_memory() -> None:
 class TensorFetcher:
     """Runs a session on samples.
 
-    The values are in memory of onnxruntime, which uses it again when they are released. Own buffers
-    would take memory in addition to that of a run.
+    The outputs are in onnxruntime's own memory, which is reused when they are released. Separate
+    output buffers would need additional memory.
     """
 
     def __init__(self, session: Any) -> None:

@@ -43,12 +43,12 @@ Counts = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 OCTAVES = (
-    20  # below 2**-20 of the maximum, values are far under half a step of any useful INT8 scale
+    20  # values below 2**-20 of the maximum are far below half a step of any useful INT8 scale
 )
 MIN_TOP = OCTAVES - 126  # the window starts at 2**-126, the smallest normal float32
-# Elements per step. The buffers of smaller steps would fit a core's caches better, but threads wait
-# for the interpreter at every step: two threads take a fifth more processor time with half as many
-# elements, a third more with a quarter.
+# Values that are counted in one step. Smaller steps would fit a core's caches better, but at every
+# step a thread waits for Python's global lock: with half as many values, two threads take a fifth
+# more processor time, with a quarter a third more.
 _CHUNK = 1 << 17
 _ABS_MASK = np.array(0x7FFFFFFF, np.uint32)  # an array: numpy would convert a number at every step
 DEFAULT_BINS = 2048
@@ -97,7 +97,7 @@ def top_exponent(magnitude: float) -> int:
 
 
 class MagnitudeCounter:
-    """Counts of magnitudes in a window of octaves and in one bin below it.
+    """Counts of magnitudes: bins in a window of octaves, and one bin for smaller values.
 
     The window is ``[2**(top - OCTAVES), 2**top)``.
 
@@ -115,7 +115,7 @@ class MagnitudeCounter:
         self.counts: Counts = np.zeros(1 + (OCTAVES << bits), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without empty ends, in the smallest integer type: 160 kB become a few."""
+        """Pickle only the used bins, in the smallest integer type: a few kB instead of 160."""
         filled = np.flatnonzero(self.counts[1:])
         first, last = (int(filled[0]) + 1, int(filled[-1]) + 2) if len(filled) else (1, 1)
         window = self.counts[first:last]
@@ -127,7 +127,7 @@ class MagnitudeCounter:
         if top <= self.top:
             return
         shift = min(top - self.top, OCTAVES) << self.bits
-        # In place: a new array for each of thousands of tensors would leave holes of its size.
+        # In place: new arrays for thousands of tensors would fragment the memory.
         counts = self.counts
         lowest = counts[: 1 + shift].sum()
         counts[1 : len(counts) - shift] = counts[1 + shift :]
@@ -150,9 +150,9 @@ class MagnitudeCounter:
             scratch: Buffers to work in, see :func:`allocate_scratch`.
             also: Another counter of the same `bits` that gets the values at no additional work, or
                 this counter itself.
-            every: Distance of the values that are counted, each with this weight.
-            extremes: Smallest and largest value; if `every` is above 1, they are counted in the
-                place of two others.
+            every: Distance of the values that are counted; each counts with this weight.
+            extremes: Smallest and largest value. If `every` is above 1, they replace two of the
+                counted values.
         """
         if also is self:
             also = None
@@ -183,7 +183,7 @@ class MagnitudeCounter:
         counts: Counts,
         buffers: ScratchBuffers,
     ) -> None:
-        """Add a weight to the bins of values, in arrays that exist, which is faster."""
+        """Add a weight to the bins of values; existing buffers make it faster."""
         shift, lowest = _window(self.bits, self.top)
         patterns = values.view(np.uint32)
         for start in range(0, len(patterns), _CHUNK):
@@ -215,7 +215,7 @@ class MagnitudeCounter:
         """
         self.raise_top(top)
         shift = min(self.top - top, OCTAVES) << self.bits
-        below = min(max(0, shift + 1 - first), len(counts))  # counts below the window of this one
+        below = min(max(0, shift + 1 - first), len(counts))  # number of bins below this window
         start = max(first - shift, 1)
         self.counts[0] += lowest + int(counts[:below].sum(dtype=np.int64))
         self.counts[start : start + len(counts) - below] += counts[below:].astype(
@@ -262,7 +262,7 @@ class ScratchBuffers(NamedTuple):
 
 def allocate_scratch() -> ScratchBuffers:
     """Allocate work buffers for :meth:`MagnitudeCounter.add`; one set per thread."""
-    # Untouched pages take no memory: only as much is used as a counter has bins.
+    # Large enough for any counter; pages that a counter does not use take no memory.
     counts = np.empty(1 + (OCTAVES << _MAX_BITS), np.int64)
     return ScratchBuffers(np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.intp), counts)
 
@@ -290,8 +290,8 @@ def _unit_edges(bits: int) -> Floats:
 
 # Sampling of values -------------------------------------------------------------------------------
 
-_SAMPLE_VALUES = 1 << 16  # values of one sample that are counted, about
-_ALL_VALUES = 1 << 22  # values of all samples that are counted, about
+_SAMPLE_VALUES = 1 << 16  # approximate number of values that are counted in one sample
+_ALL_VALUES = 1 << 22  # approximate number of values that are counted in all samples
 
 
 def sampling_step(shape: Sequence[int], samples: int | None) -> int:
@@ -307,7 +307,7 @@ def sampling_step(shape: Sequence[int], samples: int | None) -> int:
     if samples is None or size < 2 * _SAMPLE_VALUES or size * samples < 2 * _ALL_VALUES:
         return 1
     largest = min(size // _SAMPLE_VALUES, size * samples // _ALL_VALUES)
-    # With a common factor it would be the same columns of each row, or rows of each map.
+    # A step with a factor of the width or height would hit the same columns or rows each time.
     for step in itertools.chain(range(largest, largest // 2, -1), itertools.count(largest)):
         if math.gcd(step, size) == 1:
             return step
@@ -318,9 +318,9 @@ def sampling_step(shape: Sequence[int], samples: int | None) -> int:
 
 Spots = npt.NDArray[np.float32]
 
-IMAGES = 16  # images with spots
-POSITIONS = 48  # in each map
-CHANNELS = 48  # of each map
+IMAGES = 16  # number of images with spots
+POSITIONS = 48  # maximum number of positions in a map
+CHANNELS = 48  # maximum number of channels of a map
 _STACKED_VALUES = 1 << 16  # values of a few images whose errors are computed in one step
 _GOLDEN = 0.6180339887498949  # any number of steps of this part of a whole fills it evenly
 
@@ -514,8 +514,8 @@ class TensorStatistics:
             array: Values.
             scratch: Work buffers of this thread, see
                 :func:`calibration.statistics.allocate_scratch`.
-            looked_at: Whether all values are in focus, so that `focus` gets them too. It is the
-                same as :meth:`add_focus` with all of them, at half the work.
+            looked_at: Whether all values are in focus, so that `focus` gets them too: half the work
+                of a further call of :meth:`add_focus`.
             every: Distance of the values that go into the histogram, each with this weight, in
                 addition to the smallest and the largest. All other numbers are those of all values.
         """
@@ -559,7 +559,7 @@ class TensorStatistics:
             self.focus.add(part, scratch)
 
     def _share_focus_counter(self) -> TensorStatistics:
-        """Return `focus`. It has the counter of all values as long as all are in focus."""
+        """Return `focus`; it shares the counter of all values while all values are in focus."""
         if self.focus is None:
             self.focus = TensorStatistics(self.bins)
             if not self.count:
@@ -571,7 +571,7 @@ class TensorStatistics:
             self.focus.counter = self.counter.merge(MagnitudeCounter(self.counter.bits))
 
     def add_spots(self, array: npt.NDArray[Any], number: int) -> None:
-        """Keep a few positions of an activation [n, c, h, w]; :meth:`add` has to get it as well.
+        """Keep values at a few positions of an activation [n, c, h, w], which `add` also gets.
 
         Args:
             array: Activation of one sample.
@@ -596,7 +596,7 @@ class TensorStatistics:
         """Return the statistics of the values of both.
 
         Raises:
-            DataError: They were collected with different numbers of bins.
+            DataError: The two have different numbers of bins.
         """
         if self.bins != other.bins:
             raise DataError(
@@ -640,7 +640,7 @@ def _merge_channels(
     """Merge the ranges of channels, [2, c] or None.
 
     Raises:
-        DataError: They have different numbers of channels.
+        DataError: The two have different numbers of channels.
     """
     if first is None or second is None:
         return second if first is None else first

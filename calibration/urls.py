@@ -19,7 +19,7 @@ from qdqtool.util import limits
 from qdqtool.util.text import reason_of
 
 _URL = re.compile(r"[a-z][a-z0-9+.\-]+(://|::)", re.IGNORECASE)
-# Names of checksums in the file systems of fsspec.
+# Names under which fsspec's file systems return the checksum of a file.
 _CHECKSUMS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "sha256")
 
 
@@ -40,7 +40,7 @@ def open_url(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it.
 
     Raises:
-        DataError: fsspec is missing, or a package for the protocol.
+        DataError: fsspec or its package for the protocol is not installed.
     """
     try:
         import fsspec
@@ -111,7 +111,7 @@ def _list_images(system: Any, root: str) -> Iterator[str]:
 
 
 class UrlSource(ImageSource):
-    """Images at a URL, each read whole.
+    """Images at a URL; each image file is read into memory as a whole.
 
     Args:
         url: URL of a folder.
@@ -149,7 +149,7 @@ class UrlSource(ImageSource):
         return part
 
     def digest(self, index: int) -> bytes:
-        """Return name and checksum of an image; it is read only if its store has no checksum."""
+        """Return name and checksum of an image; read the file only if no checksum is stored."""
         return self.name(index).encode() + self._checksum(index)
 
     def load(self, index: int) -> dict[str, Array]:
@@ -175,7 +175,7 @@ class UrlSource(ImageSource):
         """Return the contents of an image file.
 
         Raises:
-            DataError: It cannot be read, or is too large.
+            DataError: The file cannot be read, or is too large.
         """
         system, _ = open_url(self.url)
         try:

@@ -39,7 +39,11 @@ class Case:
 
 
 def seen(name: str, says: str, *builds: str, source: str = "", about: tuple[str, ...] = ()) -> Case:
-    """Return a case that a real build shows. Name at least one build."""
+    """Return a case that real builds show.
+
+    Raises:
+        ValueError: ``builds`` is empty.
+    """
     if not builds:
         raise ValueError(f"case '{name}' is marked as seen but names no build; add a build")
     return Case(name, Evidence.SEEN, says, builds, source, about)

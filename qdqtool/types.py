@@ -117,10 +117,10 @@ class AssumptionCounts:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """A choice of TensorRT that the prediction cannot know.
+    """A choice of TensorRT that cannot be predicted, with the value that is assumed.
 
     Attributes:
-        name: ``silu-add``.
+        name: Name of the choice, such as ``silu-add``.
         value: Value that the prediction assumes, ``fused`` or ``apart``.
         alternatives: Counts under each other value.
         places: ONNX nodes (the Adds) that the choice concerns.
@@ -460,7 +460,7 @@ class Finding:
 
 @dataclass(unsafe_hash=True, slots=True)  # not frozen, for speed as with Event
 class TensorPrecision:
-    """An input or output tensor of an engine layer."""
+    """Name and data type of an input or output tensor of an engine layer."""
 
     tensor: str
     precision: Precision

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 15.0
 START_SECONDS = 60.0
 _MAX_PROCESSES = 1024
-# Dask makes its workers return freed memory at once, which costs a fifth of the time if large
-# arrays come and go, and samples their stacks a hundred times a second.
+# By default, Dask's workers return freed memory at once, which costs a fifth of the time with large
+# arrays, and profile their stacks a hundred times a second. Both are switched off.
 _LOCAL_CONFIG = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 25,
     "distributed.worker.profile.enabled": False,
-    # Web servers start without dashboards too; without routes they have no page.
+    # Web servers start even without dashboards; without routes they serve no page.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
     "distributed.admin.tick.interval": "500ms",
@@ -49,7 +49,7 @@ def check_cluster(cluster: Any) -> None:
         cluster: Address of a scheduler, ``local:N``, or a `distributed.Client`.
 
     Raises:
-        ClusterError: It is something else, or Dask is not installed.
+        ClusterError: `cluster` has another type or form, or Dask is not installed.
     """
     try:
         import distributed  # noqa: F401
@@ -208,7 +208,10 @@ def _start_workers(count: int) -> Iterator[Any]:
 
 
 async def _wait_for(cluster: LocalCluster) -> None:
-    """Wait for the workers, or raise the error of one that ends. `scale` would wait forever."""
+    """Wait until the workers run, or raise the error of a worker that ends.
+
+    Dask's own `scale` would wait forever after such an error.
+    """
     await cluster
 
 
@@ -234,9 +237,9 @@ def _describe_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C from the threads and processes that start in the block.
+    """Block Ctrl-C (SIGINT) for the threads and processes that start in the context.
 
-    A terminal sends it to all processes of the foreground. The workers would end with tracebacks
+    A terminal sends the signal to all foreground processes. Workers would end with tracebacks
     before this process cancels their work.
     """
     if not hasattr(signal, "pthread_sigmask"):
@@ -253,7 +256,7 @@ def _block_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence_logs() -> Iterator[None]:
-    """Keep Dask's log from stderr: errors of this package report what matters."""
+    """Silence Dask's log until the context ends; this package's errors report all causes."""
     names = {*_LOGGERS, *logging.root.manager.loggerDict}
     loggers = [logging.getLogger(n) for n in names if n.partition(".")[0] in _LOGGERS]
     before = [logger.level for logger in loggers]
@@ -270,7 +273,7 @@ def require_qdqtool(client: Client) -> None:
     """Check that the scheduler and every worker have qdqtool, because work is sent by name.
 
     Raises:
-        ClusterError: One of them has not.
+        ClusterError: The scheduler or a worker does not have qdqtool.
     """
     # A function of the standard library: theirs could not import one of this package.
     try:

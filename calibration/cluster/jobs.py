@@ -15,7 +15,7 @@ from qdqtool.errors import ClusterError, QdqtoolError
 if TYPE_CHECKING:
     from distributed import Future
 
-AHEAD = 2  # pieces for each thread of the cluster that are sent before results are there
+AHEAD = 2  # pieces of work per thread of the cluster that are sent in advance
 WATCH_SECONDS = 2.0
 WORKERLESS_SECONDS = 120.0
 _FETCH_SECONDS = 30.0
@@ -26,7 +26,7 @@ _END = object()
 class ClusterJob:
     """Pieces of work with a payload that each worker gets once.
 
-    A context manager that leaves nothing on the cluster.
+    A context manager: at its end, nothing of the job remains on the cluster.
 
     Args:
         cluster: Connection to the workers.
@@ -117,7 +117,7 @@ class ClusterJob:
             self._cancel_waiting()
 
     def _next_result(self) -> tuple[Any, Any] | None:
-        """Return an item and its result, or None if none is done for a while."""
+        """Return the next finished item with its result; None if none finishes in time."""
         try:
             future = self._finished.get(timeout=WATCH_SECONDS)
         except queue.Empty:

@@ -29,7 +29,7 @@ VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 
 
 def worker_facts(threads: int = 1) -> dict[str, str]:
-    """Return the facts of this process.
+    """Return versions and hashes that have to be equal on all workers.
 
     Args:
         threads: Threads of one onnxruntime session.
@@ -50,14 +50,14 @@ def worker_facts(threads: int = 1) -> dict[str, str]:
 
 
 def describe_difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -> str:
-    """Return why a worker is unfit, empty if it is fit.
+    """Return why a worker is unfit; empty if it is fit.
 
     The text continues a sentence that begins with the worker's address.
 
     Args:
         theirs: Facts of the worker.
         ours: Facts of the client.
-        mixed_cpus: Whether processors may compute other last bits.
+        mixed_cpus: Whether processors may differ in the last bits of results.
     """
     for name in VERSIONS:
         if theirs.get(name) != ours[name]:
@@ -129,8 +129,8 @@ def _deterministic_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.
 def probe_network() -> Any:
     """Return a network of convolutions, activations, matrix products and a normalization.
 
-    Kernels of different processors (width of vectors, fused multiplication) sum in different
-    orders, which shows in the last bits of long sums. The input `x` is float32 [1, 3, 48, 48].
+    Kernels for different processors (width of vectors, fused multiplication) sum in different
+    orders, so the last bits of long sums differ. The input `x` is float32 [1, 3, 48, 48].
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -212,7 +212,7 @@ def _probe_pixels() -> bytes:
 
 #: Makes the state of a job in a process from the payload and the threads of the worker.
 Factory = Callable[[Any, int], Any]
-# By job and worker: several workers may run in one process.
+# Plug-ins of this process by job and worker: several workers may run in one process.
 _PLUGINS: dict[tuple[str, str], JobPlugin] = {}
 
 

@@ -55,7 +55,7 @@ class HelpCommand(click.Command):
 
 
 def group(*options: Callable[[Any], Any]) -> Decorator:
-    """Combine several option decorators to one decorator."""
+    """Combine several option decorators into one decorator."""
 
     def decorate(function: Command) -> Command:
         for option in reversed(options):

@@ -614,9 +614,9 @@ def output_axis(node: Node, rank: int) -> int | None:
 
 
 def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
-    """Return the axis of a node's weights that has one scale per index, None for one scale.
+    """Return the axis of a node's weights along which scales differ; None for one scale.
 
-    It is the output axis (NVIDIA's rule of one scale per output channel). A ConvTranspose gets a
+    This is the output axis (NVIDIA's rule of one scale per output channel). A ConvTranspose gets a
     single scale if the target is not known to support one per output
     (``Target.transposed_per_channel``), or if it is grouped: axis 1 of its weights then counts the
     channels of one group only.

@@ -239,7 +239,10 @@ def _fits_half(model: Model, tensor: str, is_scale: bool) -> bool:
 
 
 def _find_tail(model: Model) -> set[int]:
-    """Return the nodes after the last convolutions, from the first that computes something."""
+    """Return indices of the nodes after the last convolutions.
+
+    Nodes directly after these convolutions that a Q could pass are left out.
+    """
     dfl = find_dfl(model)
     upstream = tensors_upstream_of_weighted(model, dfl)
     tail: set[int] = set()

@@ -529,7 +529,7 @@ def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
 
 
 def _multiplies_few_columns(model: Model, node: Node) -> bool:
-    """Return whether a Linear reads at most four numbers for each position."""
+    """Return whether a node is a Linear with at most four input columns."""
     if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY:
         return False
     shape = model.constant_shape(node.input(1))

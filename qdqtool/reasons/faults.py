@@ -111,7 +111,7 @@ class UnsignedZeroPoint(Refusal):
 
 
 class ZeroPointMissing(Refusal):
-    """A quantizer without its third input."""
+    """A quantizer without a zero point (third input)."""
 
     rules = (fixable("DQ-3-INPUTS"),)
 
@@ -202,7 +202,7 @@ class ScaleNotPositive(Refusal):
 
     @property
     def is_recomputable(self) -> bool:
-        """Whether a positive scale follows from the file."""
+        """Whether the file alone determines a positive scale to replace this one."""
         if self.owner == ScaleOwner.INTEGERS:
             return self.is_finite
         return self.owner == ScaleOwner.WEIGHTS or self.is_negative
@@ -697,7 +697,7 @@ class WeightScales(Refusal):
             their scale.
         wasted: Share of the channels whose range is four times their largest weight or more.
         worst: Ratio of the largest weight to the largest weight in range, in the worst layer.
-        factor: The common factor, if there is one.
+        factor: Factor between scales and weights, if it is the same for all channels.
         channels: Number of channels whose scales do not fit, if all other channels fit.
     """
 

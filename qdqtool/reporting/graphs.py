@@ -152,7 +152,10 @@ class _OnnxDrawing:
         )
 
     def _sort_boxes(self) -> list[int]:
-        """Return the first nodes of boxes in topological order, without cycles."""
+        """Return the first nodes of boxes in topological order.
+
+        Boxes on a cycle, and boxes that depend on a cycle, are missing.
+        """
         links = []
         for position, origins in self.origins.items():
             target = self.first_nodes[position]
@@ -363,7 +366,7 @@ def _join_edges(edges: Sequence[data.Edge], numbers: dict[int, int]) -> list[dat
 def _sort_topologically(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
     """Return the keys of ``places`` with producers first, otherwise sorted by place.
 
-    Links that would close a cycle are ignored.
+    Keys on a cycle, and keys that depend on a cycle, are missing from the result.
     """
     sorter = graphlib.TopologicalSorter(dict.fromkeys(places, ()))
     for source, target in links:

@@ -35,7 +35,7 @@ class RunCost:
 def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> RunCost:
     """Estimate memory and work of a run.
 
-    Shapes declared in the file are ignored; all are inferred from the input shapes.
+    Only shapes of inputs are read from the file. All other shapes are inferred again.
 
     Args:
         proto: The network.
@@ -50,7 +50,10 @@ def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 
 def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
-    """Return a copy of a network with the given input shapes, without data of large weights."""
+    """Return a copy of a network with the given input shapes, to infer all other shapes.
+
+    The copy lacks the data of large weights, and declares no other shapes.
+    """
     slim = strip_large_weights(proto)
     graph = slim.graph
     del graph.value_info[:]
@@ -164,7 +167,7 @@ def _trip_count(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
 
 
 def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bool:
-    """Return whether a Loop's condition is always true."""
+    """Return whether a Loop's condition is certainly true in each iteration."""
     start = "".join(node.input[1:2])
     if start and _integer(start, constants) != 1:
         return False

@@ -365,7 +365,14 @@ def check_output_scales(
 def check_equal_scales(
     by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
 ) -> simulation.ScalesDiffer | None:
-    """Return a refusal if quantizers in a row, or on one tensor, may quantize differently."""
+    """Return a refusal if quantizers may differ in scale, zero point or type.
+
+    Args:
+        by: Name of the calling pass.
+        node: Node that the refusal is about.
+        tensor: Tensor at which the quantizers are.
+        quantizers: Q and DQ in a row, or Qs that read one tensor.
+    """
     keys = {None if q.quant is None else q.quant.key for q in quantizers}
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
         return None

@@ -149,6 +149,6 @@ def measure_channel_ranges(view: View, node: Node, axis: int) -> ChannelRanges |
 
 
 def _are_multiples(values: npt.NDArray[Any], scale: float) -> bool:
-    """Whether weights are multiples of their scale, because they were rounded before."""
+    """Return whether weights are multiples of their scale, because they were rounded before."""
     steps = values.reshape(-1)[:MAX_COMPARED].astype(np.float64) / scale
     return bool(np.all(np.abs(steps - np.rint(steps)) < _MAX_STEP_ERROR))

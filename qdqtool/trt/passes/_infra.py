@@ -1,4 +1,4 @@
-"""The contract of passes, and the names that passes are written with."""
+"""Base class of passes, and the names that modules of passes import."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
@@ -47,20 +47,20 @@ __all__ = [
     "Tensor",
     "weakest_evidence",
 ]
-MAX_JOINED = 64  # layers of one chain; no log shows as many, and names grow with each
-MAX_NAME = 1000  # characters of a name that is extended; limits the cost of a hostile nest or chain
+MAX_JOINED = 64  # maximum layers of a chain; no log shows as many, and names grow with each layer
+MAX_NAME = 1000  # maximum characters of an extended name; limits the cost of hostile models
 
 
 class Pass(ABC):
     """One optimizer pass, named as in TensorRT's log.
 
-    A pass never raises for an unusual graph; it refuses. A line of the trace is only emitted with
-    :meth:`fire`, which records the case with the layer.
+    A pass never raises for an unusual graph, but records a refusal. A line of the trace is only
+    emitted with :meth:`fire`, which records the case with the layer.
 
     Attributes:
-        cases: Known cases of the pass.
-        anonymous_lines: Kinds of its lines that do not name it.
-        converted_kind: Kind of layer that its lines about types name.
+        cases: Known cases (:class:`qdqtool.evidence.Case`) of the pass.
+        anonymous_lines: Kinds of its lines that do not name the pass.
+        converted_kind: Kind of layer in its lines about type conversions.
         is_compared: Whether `verify` compares its lines with those of a build. Passes that only
             prepare the names of constants and shuffles are not compared, nor are passes whose name
             in TensorRT is unknown.
@@ -100,7 +100,7 @@ class Pass(ABC):
         *,
         by: str | None = None,
     ) -> None:
-        """Emit one line of TensorRT's log, and record with the layer the case that shows it.
+        """Emit one line of TensorRT's log, and record the case that explains it in the layer.
 
         Args:
             case: One of the pass's cases.
@@ -132,7 +132,7 @@ class Pass(ABC):
         network.absorb_consumer(layer, consumer, join_names(layer, consumer))
 
     def convert_kind(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
-        """Make a layer one of another kind; emit two lines."""
+        """Change the kind of a layer; emit two lines."""
         self.fire_running(case, layer)
         self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to {kind}")
         network.set_kind(layer, kind)

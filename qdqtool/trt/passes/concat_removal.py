@@ -44,7 +44,7 @@ STOMPING = assumed(
 
 
 class ConcatRemoval(Pass):
-    """Lets the inputs of a Concat be written directly into its output."""
+    """Eliminates a Concat: producers write its inputs directly into its output."""
 
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
     anonymous_lines = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)

@@ -24,8 +24,8 @@ PLAIN = seen(
 class ConstWeightsFusion(Pass):
     """Puts quantized constant weights into the convolution that reads them.
 
-    It refuses if several convolutions read the constant. TensorRT ends with "Could not fuse 2nd
-    input (kernel weights) of CONVOLUTION" then (NVIDIA/TensorRT issues 2131 and 1864).
+    It refuses if several convolutions read the constant. TensorRT then fails with "Could not fuse
+    2nd input (kernel weights) of CONVOLUTION" (NVIDIA/TensorRT issues 2131 and 1864).
     """
 
     cases = (PLAIN,)

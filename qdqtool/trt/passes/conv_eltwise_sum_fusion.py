@@ -44,7 +44,7 @@ DEQUANTIZED = seen(
 class ConvEltwiseSumFusion(Pass):
     """Fuses a convolution that writes float and the sum (with its Relu) after it.
 
-    Both operands of the sum have equal shapes.
+    The operands of the sum must have equal shapes.
     """
 
     cases = (PLAIN, BOTH, FIRST, DEQUANTIZED)

@@ -31,8 +31,8 @@ SEVERAL = assumed(
 class DqQFusion(Pass):
     """Removes a Q that requantizes to the scale of the DQ before it.
 
-    A Q that writes a network output remains (assumed). With unequal scales a requantization
-    remains.
+    A Q that writes a network output remains (assumed). With unequal scales, a requantization
+    remains (see RequantizeFusion).
     """
 
     cases = (EQUAL, SEVERAL)

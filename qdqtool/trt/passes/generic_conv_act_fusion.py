@@ -43,7 +43,7 @@ _ACTIVATION_CASES = {
 
 
 class GenericConvActFusion(Pass):
-    """Fuses a convolution and a pointwise layer that reads nothing else."""
+    """Fuses a convolution and a pointwise layer that reads only the convolution's result."""
 
     cases = (
         *dict.fromkeys(_ACTIVATION_CASES.values()),

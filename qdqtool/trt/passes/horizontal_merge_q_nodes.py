@@ -119,7 +119,8 @@ class HorizontalMergeQNodes(Pass):
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
             survivor.merge_quantizer(node_name(q), q)
-            # Which Q survives depends on the order of the nodes, so that all their cases count.
+            # The surviving Q depends on the order of the nodes. Therefore it receives the cases of
+            # all Qs.
             survivor.add_cases(*q.cases)
         network.retarget(others[0].out, survivor.out, *(q.out for q in others[1:]))
         for q in others:
@@ -128,7 +129,7 @@ class HorizontalMergeQNodes(Pass):
 
 
 def _collect_nodes(quantizers: list[Layer]) -> list[str]:
-    """Return the ONNX nodes of Qs. Copies of one Q share a list, which is read once."""
+    """Return the ONNX nodes of Qs. A list that copies of a Q share is read only once."""
     lists = {id(q.nodes): q.nodes for q in quantizers}
     nodes: dict[str, None] = {}
     for names in lists.values():

@@ -71,7 +71,7 @@ class MatMulToConvTransform(Pass):
 
 
 def _choose_case(layer: Layer) -> Case | None:
-    """Return the case of a matrix product; None if it remains one."""
+    """Return the case of a matrix product; None if it remains a matrix product."""
     if not layer.weights.constant or len(layer.inputs) != 2 or layer.in_myelin:
         return None
     if dq_before(layer.inputs[1]) is None and _weights_transpose(layer) is None:
@@ -87,10 +87,9 @@ def _is_plain_gemm(layer: Layer) -> bool:
 
 
 def _weights_transpose(layer: Layer) -> Layer | None:
-    """Return the Transpose between the weights' DQ and a MatMul.
+    """Return the Transpose between the DQ of weights and a MatMul; None if there is none.
 
-    PyTorch exports linear layers so.
-    None if something else reads its output.
+    PyTorch exports linear layers in this form. None also if the Transpose has other consumers.
     """
     if layer.op != "MatMul":
         return None
@@ -103,7 +102,7 @@ def _weights_transpose(layer: Layer) -> Layer | None:
 
 
 def _insert_shuffles(network: Network, layer: Layer) -> None:
-    """Insert the shuffles that TensorRT puts before and after the convolution."""
+    """Insert the shuffles that TensorRT adds before and after the new convolution."""
     is_image = len(layer.data.shape or ()) == _IMAGE_RANK
     if len(layer.inputs) > 1:
         _prepare_weights(network, layer)
@@ -123,9 +122,10 @@ def _insert_shuffles(network: Network, layer: Layer) -> None:
 
 
 def _prepare_weights(network: Network, layer: Layer) -> None:
-    """Transpose the weights, or remove the Transpose that the model has there.
+    """Transpose the weights, or remove the model's own Transpose of the weights.
 
-    It already gives the order of a convolution: the listing of NVIDIA/TensorRT#2627 has no shuffle.
+    Weights before the Transpose already have the order of a convolution: the listing of
+    NVIDIA/TensorRT#2627 has no shuffle.
     """
     transpose = _weights_transpose(layer)
     if transpose is not None:

@@ -21,8 +21,8 @@ EQUAL = seen(
 class MergeLayers(Pass):
     """Merges convolutions of equal shape that read the same tensor, logged as ``A || B``.
 
-    They have equal input, kernel, stride, padding and dilation, no groups, equal activation, equal
-    precision of input and output, and no residual.
+    Merged convolutions have equal input, kernel, stride, padding, dilation, activation, and
+    precision of input and output. They have no groups and no residual.
     """
 
     cases = (EQUAL,)
@@ -65,7 +65,7 @@ def _can_merge(conv: Layer) -> bool:
 
 
 def _merging_key(conv: Layer) -> tuple[object, ...]:
-    """Return the properties that merged convolutions share."""
+    """Return the properties that must be equal for convolutions to be merged."""
     weights = conv.weights
     return (
         id(conv.data),

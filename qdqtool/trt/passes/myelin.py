@@ -1,4 +1,4 @@
-"""Layers that go to Myelin; TensorRT's "Myelin optimization"."""
+"""Layers that TensorRT hands to Myelin ("Myelin optimization" in the log)."""
 
 from collections.abc import Container
 
@@ -31,18 +31,15 @@ CONSTANTS = assumed(
     "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs, next to a tail that is not "
     "in it",
 )
-_OPERATORS_OUTSIDE = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
+_OPERATORS_OUTSIDE = ("NonMaxSuppression",)  # operators for which TensorRT 8.5 has its own layer
 _KINDS_OUTSIDE = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
 
 
 class MyelinOptimization(Pass):
     """Marks post-processing that TensorRT hands to Myelin.
 
-    Later passes skip it.
-
-    A quantized fully connected layer, with its bias and activation, remains with the passes: it is
-    INT8 in all seven
-    recorded engines that have one.
+    Later passes skip these layers. A quantized fully connected layer, with its bias and activation,
+    is not marked: it is INT8 in all seven recorded engines that have such a layer.
     """
 
     cases = (TAIL, CONSTANTS)
@@ -100,7 +97,10 @@ def _find_tail(network: Network) -> list[Layer]:
 def _find_connected(
     trigger: Layer, layers: Container[Layer], excluded: Container[Layer]
 ) -> dict[Layer, None]:
-    """Return the layers, out of some without those excluded, that are connected to one."""
+    """Return the layers that are connected to ``trigger``.
+
+    The search stays within ``layers`` and does not enter ``excluded``.
+    """
     return find_reachable(
         [trigger],
         lambda layer: [n for n in layer.neighbors if n in layers and n not in excluded],
@@ -108,7 +108,7 @@ def _find_connected(
 
 
 def _find_quantized_products(network: Network) -> set[Layer]:
-    """Return the products with dequantized inputs, each with its bias and activation."""
+    """Return matrix products with dequantized inputs, and their biases and activations."""
     layers: set[Layer] = set()
     for product in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
         if not any(map(dq_before, product.inputs)):
@@ -126,7 +126,7 @@ def _find_quantized_products(network: Network) -> set[Layer]:
 
 
 def _constant_operand(tensor: Tensor) -> Layer | None:
-    """Return the producer of a constant operand: the constant or the reshape of one."""
+    """Return the producer of a constant operand (a constant or its reshape), else None."""
     shuffle = tensor.producer_of_kind(LayerKind.SHUFFLE)
     if shuffle is not None and constant_before(shuffle.data):
         return shuffle

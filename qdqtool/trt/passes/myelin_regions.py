@@ -66,7 +66,7 @@ _KINDS_OUTSIDE = (
 )
 
 
-_MAX_HOPS = 8  # Q, DQ and reshapes between a product and the tensor that it reads
+_MAX_HOPS = 8  # maximum Q, DQ and reshapes between a product and the tensor that it reads
 _POINTWISE_KINDS = (
     LayerKind.ACTIVATION,
     LayerKind.ELEMENTWISE,
@@ -78,9 +78,9 @@ _POINTWISE_KINDS = (
 class MyelinRegions(Pass):
     """Marks the regions that Myelin runs, with the Q and DQ around them that it absorbs.
 
-    TensorRT does not log it; layer listings of 10 show the kernels. On 8.x Myelin may run attention
-    and normalizations with the Q and DQ around them: regions are recorded there, but no layer is
-    marked.
+    TensorRT does not log the regions; layer listings of 10 show their kernels. On 8.x Myelin may
+    run attention and normalizations with the Q and DQ around them: regions are recorded there, but
+    no layer is marked.
     """
 
     cases = (PRODUCT, EDGE, INSIDE, POINTWISE, ACTIVATION, SIDE_BY_SIDE)
@@ -110,7 +110,7 @@ class MyelinRegions(Pass):
             _merge_products(members)
 
     def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
-        """Mark the layers of a region, and each Q and DQ around it that nothing outside needs."""
+        """Mark the layers of a region, and absorb each Q and DQ that only the region needs."""
         for layer in members:
             layer.region = region
             layer.add_cases(PRODUCT)
@@ -122,7 +122,10 @@ class MyelinRegions(Pass):
 
     @staticmethod
     def _absorb_q(region: MyelinRegion, members: Collection[Layer], q: Layer) -> None:
-        """Fuse a Q into the kernel before it, or give it a kernel of its own before the region."""
+        """Fuse a Q into the kernel before it, or mark it as a separate kernel before the region.
+
+        A Q before the region is left unchanged if a layer outside the region needs it as well.
+        """
         producer = q.data.producer
         if producer is not None and producer in members:
             is_certain = _needs_myelin_on_10(producer) or producer.kind == LayerKind.SHUFFLE
@@ -138,7 +141,7 @@ class MyelinRegions(Pass):
 
     @staticmethod
     def _absorb_dq(region: MyelinRegion, members: Collection[Layer], dq: Layer) -> None:
-        """Fuse a DQ into the kernel after it, or give it a kernel of its own after the region."""
+        """Fuse a DQ into the kernel after it, or mark it as a separate kernel after the region."""
         if _is_read_inside(dq, members):
             dq.add_cases(INSIDE)
             region.fused.extend(_names(dq))
@@ -151,7 +154,7 @@ class MyelinRegions(Pass):
 
 
 def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
-    """Fuse the pointwise layers that alone read a product of constant weights into it."""
+    """Fuse a product of constant weights and the pointwise layer that alone reads it."""
     for product in filter(_has_constant_weights, members):
         pointwise = product.out.single_consumer()
         while pointwise is not None and _keeps_order(pointwise):
@@ -166,7 +169,7 @@ def _fuse_activations(network: Network, members: Iterable[Layer]) -> None:
 
 
 def _merge_products(members: Iterable[Layer]) -> None:
-    """Give the products of constant weights that read one tensor a common name in the list."""
+    """Give products of constant weights that read the same tensor a common layer name."""
     products: dict[tuple[int, bool], list[Layer]] = {}
     for product in filter(_has_constant_weights, members):
         source = _find_source(product)
@@ -180,7 +183,7 @@ def _merge_products(members: Iterable[Layer]) -> None:
 
 
 def _find_source(product: Layer) -> Tensor:
-    """Return the tensor that a product reads, past Q, DQ and reshapes that keep the order."""
+    """Return the tensor that a product reads, upstream of Q, DQ and reshapes."""
     tensor = product.data
     for _ in range(_MAX_HOPS):
         layer = tensor.producer
@@ -210,7 +213,7 @@ def _names(layer: Layer) -> list[str]:
 
 
 def _is_read_inside(quantizer: Layer, members: Collection[Layer]) -> bool:
-    """Return whether only layers of the region read the output of a Q or DQ."""
+    """Return whether only layers of the region (``members``) read the output of a Q or DQ."""
     out = quantizer.out
     return (
         not out.is_output
@@ -254,7 +257,7 @@ def _neighbors_in_region(layer: Layer) -> list[Layer]:
 
 
 def _quantizers_around(members: Iterable[Layer]) -> list[Layer]:
-    """Return the Q and DQ next to a region, and those connected to them by Q and DQ alone."""
+    """Return the Q and DQ next to a region, and further Q and DQ in a row with them."""
     around = find_reachable(members, _neighboring_quantizers)
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)
 

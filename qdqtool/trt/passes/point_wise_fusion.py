@@ -60,15 +60,15 @@ POINTWISE_KINDS = (
 class PointWiseFusion(Pass):
     """Fuses pointwise layers into one kernel, ``PWN(a, b)``.
 
-    These are activations other than Relu, elementwise and unary layers, scales by one number and
-    earlier ``PWN``, if their single consumer is another of these. On a target where Conv+SiLU+Add
-    fuse, the SiLU is not fused with an Add whose other input comes from a DQ. A sum directly after
-    a convolution is left for ConvEltwiseSumFusion (assumed). A sum whose inputs all come from DQs
-    is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
+    Pointwise layers are activations other than Relu, elementwise and unary layers, scales by one
+    number and earlier ``PWN``. A layer is fused if its single consumer is pointwise as well. On a
+    target where Conv+SiLU+Add fuse, the SiLU is not fused with an Add whose other input comes from
+    a DQ. A sum directly after a convolution is left for ConvEltwiseSumFusion (assumed). A sum whose
+    inputs all come from DQs is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an
+    Add).
 
-    A pair between a quantized convolution and its activation, or inside the activation, is refused:
-    the layers are not
-    fused.
+    Layers are not fused if a Q/DQ pair is between a quantized convolution and its activation, or
+    inside the activation. The pass records a refusal for such a pair.
     """
 
     cases = (CHAIN, CONSTANT, WITH_ADD)
@@ -99,7 +99,7 @@ class PointWiseFusion(Pass):
             self._refuse_after_gate(q, gate)
 
     def _refuse_before_activation(self, q: Layer, conv: Layer) -> None:
-        """Refuse a Q between a convolution and its activation."""
+        """Record a refusal for a Q between a convolution and its activation."""
         consumers = _consumers_past_dq(q)
         gates = [layer for layer in consumers if layer.kind == LayerKind.ACTIVATION]
         products = [layer for layer in consumers if layer.kind != LayerKind.ACTIVATION]
@@ -120,7 +120,7 @@ class PointWiseFusion(Pass):
         )
 
     def _refuse_after_gate(self, q: Layer, gate: Layer) -> None:
-        """Refuse a Q between the gate of a SiLU and its Mul."""
+        """Record a refusal for a Q between the gate of a SiLU and its Mul."""
         conv = _quantized_convolution(gate.data)
         if conv is None:
             return
@@ -147,7 +147,11 @@ class PointWiseFusion(Pass):
                     pass
 
     def _absorb_constant(self, network: Network, layer: Layer) -> bool:
-        """Absorb the last operand that is a constant number. Return whether there was one."""
+        """Absorb the last operand that is a constant number.
+
+        Returns:
+            Whether the layer had such an operand.
+        """
         constants = [_constant_number(tensor) for tensor in layer.inputs]
         positions = [i for i, constant in enumerate(constants) if constant is not None]
         if not positions or len(positions) == len(constants):
@@ -168,7 +172,7 @@ class PointWiseFusion(Pass):
     # Chains -----------------------------------------------------------------------------------
 
     def _next_of_chain(self, network: Network, layer: Layer) -> Layer | None:
-        """Return the consumer that a pointwise layer can be fused with."""
+        """Return the consumer with which a pointwise layer can be fused; None if it cannot."""
         consumer = layer.out.single_consuming_layer()
         if consumer is None or not _can_fuse(consumer):
             return None
@@ -203,7 +207,7 @@ class PointWiseFusion(Pass):
 
 
 def _remove_unused(network: Network, tensor: Tensor) -> None:
-    """Remove the producer of a tensor if nothing reads it, and then what only that read."""
+    """Remove the producer of an unread tensor, and then producers of its unread input."""
     while tensor.producer is not None and not tensor.consumers and not tensor.is_output:
         unused = tensor.producer
         tensor = unused.data if unused.inputs else tensor
@@ -223,9 +227,9 @@ def _can_fuse(layer: Layer) -> bool:
 
 
 def _is_residual_sum(layer: Layer) -> bool:
-    """Return whether one operand of a sum is a convolution's output.
+    """Return whether a layer is a sum with an operand that a convolution computes.
 
-    A BatchNormalization may be between them.
+    A BatchNormalization may be between convolution and sum.
     """
     if layer.operation != "SUM":
         return False
@@ -265,7 +269,7 @@ def _is_gated(layer: Layer, consumer: Layer) -> bool:
 
 
 def _constant_number(tensor: Tensor) -> Layer | None:
-    """Return the constant of one element that a tensor is, past reshapes."""
+    """Return the one-element constant upstream of a tensor's reshapes, else None."""
     layer = tensor.producer
     while layer is not None and layer.kind == LayerKind.SHUFFLE and len(layer.inputs) == 1:
         layer = layer.data.producer
@@ -275,7 +279,7 @@ def _constant_number(tensor: Tensor) -> Layer | None:
 
 
 def _is_quantized_relu(consumers: Sequence[Layer]) -> bool:
-    """Return whether the single consumer is a Relu that a Q follows."""
+    """Return whether there is a single consumer, and it is a Relu before a Q."""
     return len(consumers) == 1 and is_relu(consumers[0]) and can_absorb(q_after(consumers[0].out))
 
 
@@ -323,14 +327,14 @@ def _multiplies_by(layer: Layer, gates: list[Layer]) -> bool:
 
 
 def _producer_past_pair(tensor: Tensor) -> Layer | None:
-    """Return the producer of a tensor, or of the Q if a Q/DQ pair produces it."""
+    """Return the producer of a tensor, upstream of a Q/DQ pair if there is a pair."""
     dq = dq_before(tensor)
     q = dq.data.producer_of_kind(LayerKind.QUANTIZE) if dq is not None else None
     return (tensor if q is None else q.data).producer
 
 
 def _find_q_after_gate(gates: list[Layer], products: list[Layer]) -> Layer | None:
-    """Return the Q between one of the gates and one of the products."""
+    """Return the Q between one of the gates and one of the products; None without a Q."""
     for gate in gates:
         if gate.op not in GATES:
             continue

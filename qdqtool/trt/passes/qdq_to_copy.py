@@ -70,7 +70,7 @@ class QDQToCopy(Pass):
         for layer in network.layers_of_kind(*QDQ):
             if layer.region is None:
                 remaining.append(layer)
-            else:  # a kernel of Myelin, or a part of one
+            else:  # a kernel of Myelin, or a part of a kernel
                 network.set_kind(layer, LayerKind.COPY)
         find = functools.cache(find_consumers)  # many Qs may read one tensor
         for layer in remaining:
@@ -84,11 +84,15 @@ class QDQToCopy(Pass):
     def _describe(
         self, layer: Layer, find: Callable[[Tensor], tuple[TensorConsumer, ...]]
     ) -> RemainingConversion:
-        """Describe a remaining conversion, given the function that finds a tensor's consumers."""
+        """Return the reason record of a remaining conversion.
+
+        ``find`` returns the consumers of a tensor.
+        """
         is_q = layer.kind == LayerKind.QUANTIZE
         tensor = layer.data if is_q else layer.out
         is_in_attention = _is_in_attention(layer)
-        # DEQUANTIZE is assumed for its line in the log: the conversion is seen in an engine.
+        # The evidence of DEQUANTIZE is "assumed" because no log shows its line. The conversion
+        # itself is seen in an engine.
         cases = [*layer.cases, *layer.stationary_cases]
         if is_in_attention:
             cases.append(ATTENTION)

@@ -65,13 +65,13 @@ class QuantizeConvWithResidualAdd(Pass):
     """Quantizes a convolution together with the residual Add after it.
 
     Both inputs of the convolution come from DQs. Its output goes directly to an Add (with its
-    Relu), without a Q between. The Add's other input comes from a DQ, and its single consumer is a
-    Q.
+    Relu), without a Q in between. The Add's other input comes from a DQ, and the single consumer of
+    the Add is a Q.
 
     The pass refuses if the residual is float (yolo-resnet18-orin-trt8502, resnet18-a100-qat), if
-    the sum is not quantized (resnet18-a100-qat-residual, last block), if the convolution's side has
-    Q/DQ as well, which leaves the Add a layer of its own (yolov8-orin-trt8412-excerpts), and if an
-    activation is between convolution and Add, unless the target says that it fuses.
+    the sum is not quantized (resnet18-a100-qat-residual, last block), if Q/DQ is also between
+    convolution and Add, so that the Add is a separate layer (yolov8-orin-trt8412-excerpts), and if
+    an activation is between them, unless the target fuses it.
     """
 
     cases = (QUANTIZED, ACTIVATED, FP8)
@@ -115,7 +115,7 @@ class QuantizeConvWithResidualAdd(Pass):
     # Refusals ---------------------------------------------------------------------------------
 
     def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
-        """Refuse a convolution that the target does not fuse with an Add after its activation."""
+        """Record a refusal if the target does not fuse an Add after an activation."""
         self.refuse(
             simulation.ActivationBeforeAdd(
                 self.name,
@@ -130,7 +130,7 @@ class QuantizeConvWithResidualAdd(Pass):
         conv.add_cases(ACTIVATED)
 
     def _refuse_two_pairs(self, conv: Layer, q: Layer) -> None:
-        """Refuse an Add if both of its inputs are quantized."""
+        """Record a refusal if both inputs of an Add are quantized."""
         if conv.fusion.has_activation:
             return  # it is unknown whether the Add could be fused; with both pairs it runs in INT8
         dq = q.out.single_consumer(LayerKind.DEQUANTIZE)

@@ -152,11 +152,11 @@ _POINTWISE_KINDS = (
 class QuantizeDoubleInputNodes(Pass):
     """Lets a layer with two quantized inputs compute in INT8.
 
-    A Q that is the single consumer (after BatchNormalization and activation were folded) is
-    absorbed first, and the output is INT8. With any other consumer, or as a network output, it is
-    float. The same holds for a pointwise layer whose inputs all come from DQs. A Q after one that
-    reads floats remains (41 conversions of a YOLOv8n on 10.14.1, those after SiLU and Add among
-    them).
+    If a Q is the single consumer of the result (after BatchNormalization and activation were
+    folded), the layer absorbs the Q and writes INT8. With any other consumer, or as a network
+    output, the result is float. The same holds for a pointwise layer whose inputs all come from
+    DQs. A Q after a pointwise layer that reads floats remains (41 conversions of a YOLOv8n on
+    10.14.1, those after SiLU and Add among them).
     """
 
     cases = (
@@ -276,7 +276,10 @@ class QuantizeDoubleInputNodes(Pass):
             layer.add_cases(FP8_MOVED)
 
     def _absorbable_q(self, layer: Layer) -> Layer | None:
-        """Return the Q after a layer; refuse one of another type, or without a single scale."""
+        """Return the Q after a layer if the layer can absorb it, else None.
+
+        A refusal is recorded for a Q of another type or without a single scale.
+        """
         q = q_after(layer.out)
         if q is None:
             return None

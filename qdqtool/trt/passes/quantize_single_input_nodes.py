@@ -43,9 +43,10 @@ FP8 = assumed(
 
 
 class QuantizeSingleInputNodes(Pass):
-    """Lets an average pooling between a DQ and a Q, single consumers, run in INT8.
+    """Lets an average pooling between a DQ and a Q run in INT8.
 
-    It refuses if only one of them is there, which remains in the engine as a conversion.
+    DQ and pooling must have a single consumer each. The pass refuses if only a DQ or only a Q is
+    there. It remains as a conversion.
     """
 
     cases = (GLOBAL, WINDOW, FP8)

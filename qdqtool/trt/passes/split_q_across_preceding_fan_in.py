@@ -23,7 +23,7 @@ NESTED = documented(
 class SplitQAcrossPrecedingFanIn(Pass):
     """Moves the Q after a Concat to each of the Concat's inputs; logged with a single line.
 
-    It refuses if anything else reads the Concat.
+    The pass refuses if the Concat has other consumers.
     """
 
     cases = (CONCAT, NESTED)
@@ -45,7 +45,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
 
     def _split(self, network: Network, concat: Layer, q: Layer) -> None:
         network.q_copies += len(concat.inputs)
-        # An ordinary large network makes many copies.
+        # The limit grows with the network, because large networks need many copies.
         limit = max(limits.Q_COPIES, 4 * network.counts["Original"])
         if network.q_copies > limit:
             raise ModelError(
@@ -76,7 +76,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
             q.blocked_by = refusal
 
     def _compare_scales(self, concat: Layer) -> None:
-        """Refuse a Concat that a Q has passed, if some of its inputs had another scale."""
+        """Record a refusal for a Concat that a Q has passed, if inputs have other scales."""
         quantizers = [t.producer_of_kind(LayerKind.QUANTIZE) for t in concat.inputs]
         clones = [q for q in quantizers if q is not None and q.is_clone]
         if not clones:
@@ -109,9 +109,9 @@ def _insert_clone(network: Network, concat: Layer, position: int, clone: Layer) 
 
 
 def _own_scale(q: Layer) -> Scale:
-    """Return the scale that an input of a Concat has besides that of the Concat's Q.
+    """Return the own scale of a Concat's input, given the Concat's Q that moved to it.
 
-    It is the scale of its DQ, or of another Q on it; None if there is neither.
+    This is the scale of the input's DQ, or of another Q on the input; None without either.
     """
     dq = dq_before(q.data)
     if dq is not None:

@@ -46,7 +46,7 @@ class SqueezePushDownJoin(Pass):
                 self._move_past(network, squeeze, consumer)
 
     def _move_past(self, network: Network, squeeze: Layer, consumer: Layer) -> None:
-        """Move the reshape past the layer after it, if that is a bias or an activation."""
+        """Move the reshape past the layer after it, if this layer is a bias or activation."""
         producer = squeeze.data.producer
         position = consumer.inputs.index(squeeze.out)
         bias: Layer | None = None

@@ -35,14 +35,15 @@ SINGLE = seen(
 )
 
 
-_CONCATENATION = LayerKind.CONCATENATION  # looking up a member of an enumeration is slow
-_KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # it depends on attributes
+_CONCATENATION = LayerKind.CONCATENATION  # looking up enumeration members is slow
+_KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # depends on attributes
 
 
 class VanillaSwapWithFollowingQ(Pass):
     """Moves a Q up past operators that it can pass, so that they run in INT8.
 
-    Tensor names keep their position: the tensor between both keeps its name and becomes INT8.
+    Tensor names keep their position: the tensor between operator and Q keeps its name and becomes
+    INT8.
     """
 
     cases = (SINGLE,)
@@ -52,7 +53,7 @@ class VanillaSwapWithFollowingQ(Pass):
         super().__init__(target)
         # Consumers by tensor, valid until a Q moves: parallel Qs share them.
         self._consumers: dict[Tensor, tuple[TensorConsumer, ...]] = {}
-        self._refused: set[int] = set()  # layers with other consumers, by id
+        self._refused: set[int] = set()  # ids of layers with other consumers
 
     def _apply(self, network: Network) -> None:
         self._consumers, self._refused = {}, set()

@@ -103,7 +103,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
 
     @staticmethod
     def _copy(network: Network, case: Case, dq: Layer, operators: list[Layer]) -> list[Layer]:
-        """Insert a DQ for each of some consumers of a shared DQ, and return the new DQs."""
+        """Insert a copy of a shared DQ before each of some consumers; return the copies."""
         copies: list[Layer] = []
         if dq.quant is not None and dq.quant.is_per_channel:
             return copies
@@ -127,9 +127,10 @@ class VanillaSwapWithPreceedingDQ(Pass):
         return copies
 
     def _refuse(self, dq: Layer) -> None:
-        """Refuse to move a DQ with several consumers.
+        """Record that a DQ with several consumers does not move.
 
-        The operators that it could pass, and their consumers, rest on that assumption.
+        The outcome of the operators that the DQ could pass, and of their consumers, depends on this
+        case (``SEVERAL``).
         """
         operators = list(filter(_can_pass, dq.out.consumers))
         if not operators:
@@ -166,7 +167,7 @@ def _choose_case(dq: Layer, op: Layer) -> Case | None:
 
 
 def _update_axis(dq: Layer, op: Layer) -> None:
-    """Give a DQ the axis that its channels have after an operator."""
+    """Change the axis of a DQ to that of its channels after an operator."""
     if dq.quant is not None and dq.quant.axis is not None and op.kind != LayerKind.IDENTITY:
         dq.quant = replace_fields(dq.quant, axis=_axis_after(dq.quant.axis, op))
 

@@ -1,4 +1,4 @@
-"""Faults that TensorRT-RTX rejects or crashes on. Each rule was seen in a build."""
+"""Model faults on which TensorRT-RTX rejects or crashes. Builds show each rule."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from qdqtool.trt.rtx.graph_states import GraphStates
 from qdqtool.trt.rtx.operands import WIDTH, IntegerState, resolve_precision
 from qdqtool.types import Precision, Refusal
 
-# Operators for which the parser looks for a plugin of their name.
+# Operators for which the parser searches a plugin of the operator's name.
 _PLUGINS = frozenset(
     {
         "BitCast",
@@ -101,7 +101,7 @@ _UNSUPPORTED_TYPES = frozenset(
 
 
 def _differs(name: str, *accepted: object) -> Callable[[Node, int], bool]:
-    """Return a test whether an attribute has other values than the parser accepts.
+    """Return a function that checks whether an attribute has a value that is rejected.
 
     The first accepted value is the default.
     """
@@ -203,7 +203,7 @@ def find_compiler_faults(states: GraphStates, capabilities: tuple[int, ...]) -> 
 
     Args:
         states: States of the model's tensors.
-        capabilities: Compute capabilities to build for, 86 for SM86.
+        capabilities: Compute capabilities to build for, such as 86 for SM86.
     """
     model = states.model
     for tensor in model.initializers.values():
@@ -304,7 +304,7 @@ _CHECKS: dict[str, Callable[[GraphStates, Node], Iterator[Refusal]]] = {
 
 
 def _check_pair(states: GraphStates, node: Node) -> list[Refusal]:
-    """Return the faults of a Q, or those of a DQ that its Q does not have as well."""
+    """Return the faults of a Q, or the faults of a DQ without those that its Q has too."""
     faults = list(filter(None, _check_quantizer(states, node, node.name)))
     q = states.model.producer(node.input(0)) if faults and qdq.is_dq(node) else None
     if q is None or not qdq.is_q(q):
@@ -321,7 +321,7 @@ def _check_output_type(node: Node, name: str) -> Iterator[Refusal]:
 
 
 def _check_quantizer(states: GraphStates, node: Node, name: str) -> Iterator[Refusal | None]:
-    """Yield the faults of a quantizer, or None, as faults of a node of another name."""
+    """Yield the faults of a quantizer under the node name ``name``; None if a check passes."""
     if qdq.is_dq(node):
         source = states.types.get(node.input(0), 0)
         bias = fault_checks.bias_quantized(COMPILER, name, "", precision_of(source))
@@ -419,7 +419,7 @@ def find_half_scale_fault(
 def find_mixed_types_fault(
     states: GraphStates, node: Node, refusal: Refusal | None
 ) -> CompilerFault | None:
-    """Return the fault of a multiplication of INT8 and FP8, by the reason why it is float."""
+    """Return the fault of multiplying INT8 by FP8 if ``refusal`` shows it, else None."""
     if not isinstance(refusal, IntegersLost) or refusal.why != LossCause.TYPES:
         return None
     types = {
@@ -433,7 +433,7 @@ def find_mixed_types_fault(
 
 
 def _check_hardware(model: Model, capabilities: tuple[int, ...]) -> Iterator[Refusal]:
-    """Yield the types that a compute capability lacks."""
+    """Yield a fault for each quantized type that one of the compute capabilities lacks."""
     for node in qdq.quantizers(model):
         precision = qdq.read_params(model, node).precision
         if precision not in _FIRST_CAPABILITIES:

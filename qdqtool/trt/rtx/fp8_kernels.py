@@ -18,7 +18,7 @@ from qdqtool.trt.fault_checks import large_fp8_kernel
 from qdqtool.types import Refusal
 
 _COLUMN_CHANNELS = 4
-_COLUMNS_IN_A_ROW = 8  # that are looked at
+_COLUMNS_IN_A_ROW = 8  # maximum columns that are followed
 _ACTIVATIONS = ("Relu", "Sigmoid", "Clip", "LeakyRelu", "HardSwish", "Tanh")
 _SM12 = 120  # the first compute capability of 12.x
 
@@ -59,7 +59,7 @@ def _weight_shape(model: Model, node: Node) -> list[int]:
 
 
 def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
-    """Whether a Conv multiplies a column of at most four channels."""
+    """Return whether a Conv is 1x1 on data [1, C, H, 1] with at most four channels."""
     data = model.shape(node.input(0))
     if data is None or len(data) != 4 or (data[0], data[3]) != (1, 1):
         return False
@@ -68,10 +68,10 @@ def _is_column(model: Model, node: Node, weights: list[int]) -> bool:
 
 
 def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_IN_A_ROW) -> bool:
-    """Whether the Q before a DQ becomes part of the generated kernel of the column that reads it.
+    """Return whether the Q before a column's DQ becomes part of the column's kernel.
 
-    A Q that several nodes read does not, nor one that becomes part of the kernel before it: that of
-    a reduction, of a product, or of another column with its own Q.
+    It does not if the Q or DQ has several consumers, or if the Q becomes part of the kernel before
+    it: the kernel of a reduction, of a product, or of another column that has joined its own Q.
     """
     q = model.producer(dq.input(0))
     if q is None or not qdq.is_q(q) or _is_reduced(model, node, dq):
@@ -89,7 +89,7 @@ def _joins_quantizer(model: Model, node: Node, dq: Node, depth: int = _COLUMNS_I
 
 
 def _find_producer(model: Model, q: Node) -> Node | None:
-    """Return the node before a Q, past pairs of the same scale."""
+    """Return the node upstream of a Q and of Q/DQ pairs with equal scale before it."""
     producer = model.producer(q.input(0))
     while producer is not None and qdq.is_dq(producer):
         first = model.producer(producer.input(0))
@@ -101,7 +101,7 @@ def _find_producer(model: Model, q: Node) -> Node | None:
 
 
 def _is_reduced(model: Model, node: Node, dq: Node) -> bool:
-    """Whether a reduction is between a DQ and a node."""
+    """Return whether a reduction is between a DQ and a node."""
     before = model.producer(node.input(0))
     for _ in range(_COLUMNS_IN_A_ROW):
         if before is None or before is dq:
@@ -117,9 +117,9 @@ def _is_reduction(node: Node) -> bool:
 
 
 def _is_kernel_of_its_own(model: Model, reduction: Node) -> bool:
-    """Whether nothing before a reduction is part of its kernel, and the Q after it is.
+    """Return whether a reduction and the Q after it are a kernel without earlier nodes.
 
-    That is one of float32 that reads a network input, or a maximum of FP8.
+    This holds for a float32 reduction of a network input, and for a maximum of FP8 data.
     """
     source = reduction.input(0)
     if source in model.inputs:
@@ -129,10 +129,10 @@ def _is_kernel_of_its_own(model: Model, reduction: Node) -> bool:
 
 
 def _is_float_column(model: Model, node: Node, depth: int) -> bool:
-    """Whether a node, or the one before its activation, is a column that its Q has joined.
+    """Return whether a node is a float column whose kernel also takes the next Q.
 
-    Only those with a bias take the next Q into their kernel, and after a reduction that reads a DQ
-    only those of four channels.
+    An activation may follow the column. The column has a bias and has joined the Q before it. After
+    a reduction that reads a DQ, it has four channels.
     """
     while node.op in _ACTIVATIONS and len(model.consumers(node.input(0))) == 1:
         producer = model.producer(node.input(0))
@@ -155,13 +155,13 @@ def _is_float_column(model: Model, node: Node, depth: int) -> bool:
 
 
 def _has_depthwise_kernel(node: Node, weights: list[int]) -> bool:
-    """Whether a Conv is depthwise, 7x7, without stride and dilation."""
+    """Return whether a Conv is depthwise, 7x7, without stride and dilation."""
     is_depthwise = weights[0] == node.integer("group", 1) > 1 and weights[1] == 1
     return is_depthwise and weights[2:] == [7, 7] and _is_plain(node)
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a Conv has neither strides nor dilations."""
+    """Return whether a Conv has neither strides nor dilations."""
     return all(step == 1 for step in (*_ints(node, "strides"), *_ints(node, "dilations")))
 
 

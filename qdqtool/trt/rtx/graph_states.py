@@ -45,7 +45,7 @@ class GraphStates:
             self._states.update(dict.fromkeys(filter(None, outputs), state))
 
     def _output_type(self, node: Node, output: str) -> int:
-        """Return the ONNX type that is written, else that of the first float input.
+        """Return the ONNX type of an output: as stated, else that of the first float input.
 
         A DQ writes its scale's type.
         """
@@ -111,7 +111,7 @@ class GraphStates:
     def _integer_type(self, node: Node, precision: Precision) -> Precision:
         """Return the type of a DQ's integers.
 
-        uint8 is imported as int8, and so is a Q to int32. An unknown type counts as int8.
+        TensorRT-RTX imports uint8, and a Q to int32, as int8. An unknown type counts as int8.
         """
         if precision == Precision.UNKNOWN:
             precision = precision_of(self.types.get(node.input(0), 0))

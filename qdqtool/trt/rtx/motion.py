@@ -1,11 +1,12 @@
 """Operators that the compiler runs on integers, so that their consumers can be INT8.
 
 Every rule was found by building the smallest graph that decides it: Q, DQ, the operator, a
-convolution with quantized weights and no pair of its own. Operators that are not listed turn
+convolution with quantized weights that has no own Q/DQ pair. Operators that are not listed turn
 integers into floats.
 
 The compiler merges equal quantizers first, copies a DQ before each operator that it can pass, and
-pulls Qs up to the pools. So the outcome of one consumer of a tensor depends on the others.
+moves Qs up to the poolings. So the outcome of a consumer of a tensor depends on the other
+consumers.
 """
 
 import functools
@@ -29,7 +30,7 @@ from qdqtool.trt.rtx.operands import (
 from qdqtool.types import Precision
 from qdqtool.util.records import replace_fields
 
-# A Q after these is pulled up before them, whatever else reads their results.
+# The compiler moves a Q up before these operators, even if they have other consumers.
 _PULLED = frozenset(
     {
         "Transpose",
@@ -51,7 +52,7 @@ _PULLED = frozenset(
         "Where",
     }
 )
-# A Q after these is pulled up before them if it is their only consumer.
+# The compiler moves a Q up before these operators if the Q is the only consumer.
 _PULLED_ALONE = frozenset(
     {
         "DepthToSpace",
@@ -68,7 +69,7 @@ _PULLED_ALONE = frozenset(
 
 
 class ConsumerIndex:
-    """Consumers of tensors as the compiler sees them: without dead nodes, equal DQs merged."""
+    """Consumers of tensors as in the compiler: without dead nodes, with equal DQs merged."""
 
     def __init__(self, model: Model, constants: ConstantTensors) -> None:
         self.model = model
@@ -80,7 +81,7 @@ class ConsumerIndex:
     def live(self) -> set[int]:
         """Indices of the nodes that an output depends on.
 
-        A Shape that is known is a constant, and has no inputs.
+        A Shape of known dimensions is a constant. Nodes upstream of it do not count because of it.
         """
         live: set[int] = set()
         for node in reversed(self.model.ordered):
@@ -93,11 +94,11 @@ class ConsumerIndex:
         return live
 
     def live_consumers(self, tensor: str) -> list[Node]:
-        """Return the consumers that an output depends on."""
+        """Return the consumers of a tensor on which a network output depends."""
         return [c for c in self.model.consumers(tensor) if c.index in self.live]
 
     def has_equal_values(self, a: str, b: str) -> bool:
-        """Whether two constants hold equal numbers, whatever their shapes."""
+        """Return whether two constants hold equal numbers; their shapes may differ."""
         if a == b:
             return True
         numbers = self._read_numbers(a)
@@ -113,8 +114,9 @@ class ConsumerIndex:
     def find_merged(self, dq: Node) -> list[Node]:
         """Return the live DQs that the compiler merges with a DQ, in graph order.
 
-        It keeps the scale shape of the last one. DQs are merged if they have one and the same scale
-        for the whole tensor, and read the same tensor, or Qs that are merged in the same way.
+        The merged DQ has the scale shape of the last of them. DQs are merged if they have one and
+        the same scale for the whole tensor, and read the same tensor, or Qs that are merged in the
+        same way.
         """
         members = self._class_members.get(self._classes.get(dq.index, -1), [])
         if dq.index in self.live and members:
@@ -125,7 +127,10 @@ class ConsumerIndex:
 
     @functools.cached_property
     def _classes(self) -> dict[int, int]:
-        """Number of the class of each Q and DQ with a scalar scale. A class is merged."""
+        """Class number by index of each Q and DQ with a scalar scale.
+
+        The compiler merges the quantizers of a class.
+        """
         numbers: dict[tuple[str, object, object], int] = {}
         classes: dict[int, int] = {}
         for node in filter(qdq.is_qdq, self.model.ordered):
@@ -152,15 +157,15 @@ class ConsumerIndex:
     def can_join_scale(
         self, node: Node, tensor: str, constant: str, transparent: frozenset[str]
     ) -> bool:
-        """Whether a factor can join the scale.
+        """Return whether the compiler can merge the factor of a node into the scale.
 
-        It can if the other consumers of the tensor move its integers, or have the same factor.
+        It can if the other consumers of the tensor only move its integers, or have the same factor.
 
         Args:
             node: The Mul, Div or Reciprocal.
             tensor: Its data input.
             constant: Its constant input; empty for a Reciprocal.
-            transparent: Operators before which a DQ is copied and moved on.
+            transparent: Operators past which a copy of the DQ can move.
         """
         producer = self.model.producer(tensor)
         source: object = tensor
@@ -194,7 +199,7 @@ class ConsumerIndex:
         return True
 
     def reaches_quantizer(self, tensor: str) -> bool:
-        """Whether a downstream Q is pulled up to a tensor, through operators that a Q passes."""
+        """Return whether a downstream Q moves up to a tensor, past operators."""
         return tensor in self._quantized_downstream
 
     @functools.cached_property
@@ -206,7 +211,7 @@ class ConsumerIndex:
         return tensors
 
     def _is_passed_by_q(self, node: Node, quantized: set[str]) -> bool:
-        """Whether a node is a Q, or a Q after it is pulled up before it."""
+        """Return whether a node is a Q, or an operator before which a later Q moves up."""
         if qdq.is_q(node):
             return True
         if quantized.isdisjoint(node.outputs):
@@ -340,9 +345,9 @@ class IntegerMotion:
         return replace_fields(state, width=width, narrowest=min(width, state.narrowest))
 
     def _multiply(self, node: Node, state: IntegerState) -> State:
-        """Make a constant of a Mul or Div a factor of the scale.
+        """Merge the constant of a Mul or Div into the scale as a factor.
 
-        With a vector the scale varies along its axes.
+        If the constant is a vector, the scale varies along its axes.
         """
         data, constant = node.input(0), node.input(1)
         is_reversed = bool(constant) and constant not in self.constants.plain
@@ -372,7 +377,7 @@ class IntegerMotion:
     def _pad(self, node: Node, state: IntegerState) -> State:
         """Keep zeros around height and width for the convolution that reads them.
 
-        Cutting and repeating edges only move integers.
+        A Pad that cuts or repeats edges only moves integers.
         """
         if node.attributes.get("mode", "constant") != "constant" and state.pad is None:
             return self._move_axes(node, state)
@@ -394,7 +399,7 @@ class IntegerMotion:
         return replace_fields(state, pad=node)
 
     def _is_zero_border(self, node: Node, pads: list[int]) -> bool:
-        """Whether a Pad adds zeros, and only around the spatial axes of a rank of 4 or 5."""
+        """Return whether a Pad adds zeros around spatial axes only, for a rank of 4 or 5."""
         value: float | None = float(node.attributes.get("value", 0.0))
         if node.input(2):
             value = self.constants.scalar(node.input(2))
@@ -408,11 +413,11 @@ class IntegerMotion:
         return not any(pads[i] or pads[half + i] for i, axis in enumerate(axes) if axis < 2)
 
     def _block(self, node: Node, state: IntegerState) -> State:
-        """Lose the integers, unless the node changes nothing."""
+        """Return a float state, because the node loses the integers, unless it has no effect."""
         is_identity = self._keeps_shape(node)
         if node.op == "AveragePool":
             is_identity = _is_single(node) and not any(node.attributes.get("pads", []))
-        elif node.op == "Einsum":  # with one input that is only reordered
+        elif node.op == "Einsum":  # an Einsum of one input may only reorder axes
             terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
             is_identity = (
                 len(node.inputs) == 1
@@ -425,7 +430,8 @@ class IntegerMotion:
     def _max_pool(self, node: Node, state: IntegerState) -> State:
         """Keep integers, except directly after a DQ if a Q reads the MaxPool.
 
-        That MaxPool becomes an INT8 pool for the Q; other consumers get a float one.
+        The compiler then creates an INT8 pooling for the Q, and a float pooling for other
+        consumers.
         """
         if _is_single(node):
             return state
@@ -447,7 +453,7 @@ class IntegerMotion:
         return before is not None and None not in before and before == self.model.shape(node.output)
 
     def _move_axes(self, node: Node, state: IntegerState) -> State:
-        """Move the axes of a varying scale to their new places. A scalar scale has none."""
+        """Map the axes of a varying scale to the output; a scalar scale has no axes."""
         if not state.axes:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
@@ -469,7 +475,7 @@ def _lose(reason: LossCause, node: Node, state: IntegerState) -> FloatState:
 
 
 def _is_single(pool: Node) -> bool:
-    """Whether a pool is 1x1 with stride 1."""
+    """Return whether a pool is 1x1 with stride 1."""
     sizes = (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1]))
     return all(size == 1 for size in sizes)
 

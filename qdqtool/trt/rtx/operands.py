@@ -1,4 +1,4 @@
-"""Operands of one Conv, ConvTranspose, Gemm or MatMul: integers on both sides, or why not.
+"""Operands of a Conv, ConvTranspose, Gemm or MatMul: integers, or the reason for floats.
 
 Tensors that are computed from constants alone are constants for the compiler.
 """
@@ -37,17 +37,18 @@ class IntegerState:
     """State of a tensor that is integers times a scale, which INT8 arithmetic can use.
 
     Attributes:
-        dq: DequantizeLinear that it comes from.
+        dq: DequantizeLinear that the tensor comes from.
         precision: Type of the integers.
         scalar: Whether the DQ's scale has rank 0. A convolution's input needs that, shape [1] is
             not enough.
         scale: Bytes of the DQ's scale values as float32; the node's index if the value is unknown.
         width: Bits of its float type.
-        narrowest: Fewest bits since the DQ.
-        factor: Product of the scalar constants it was multiplied with, computed in float32.
-        inverted: Whether its reciprocal was taken (the compiler keeps integers through 1/x).
+        narrowest: Fewest bits of a float type since the DQ.
+        factor: Product, in float32, of the scalar constants that multiplied the tensor.
+        inverted: Whether the tensor is the reciprocal (the compiler keeps integers through 1/x).
         axes: Axes longer than 1 along which the scale varies.
-        pad: Pad with zeros directly before, which can only join the convolution that reads it.
+        pad: Pad with zeros directly before the tensor, which can only join the convolution that
+            reads the tensor.
     """
 
     dq: Node
@@ -62,7 +63,7 @@ class IntegerState:
     pad: Node | None = None
 
     def has_scale_of(self, other: IntegerState) -> bool:
-        """Whether integers of both mean the same numbers: equal DQ scale and equal factor.
+        """Return whether integers of both mean the same numbers: equal DQ scale and equal factor.
 
         A scale of 0.05 times 2 is not equal to a scale of 0.1.
         """
@@ -172,7 +173,7 @@ def _convolution_loss(node: Node, left: IntegerState, right: IntegerState) -> Re
 def _product_loss(
     model: Model, node: Node, left: IntegerState, right: IntegerState
 ) -> Refusal | None:
-    """Return the loss of a Gemm, MatMul or Einsum.
+    """Return the loss of a Gemm, MatMul or Einsum because of varying scales, else None.
 
     A scale may vary along rows or columns of the result, but not along the sum or by batch.
     """
@@ -199,7 +200,7 @@ def _free_axes(model: Model, node: Node, position: int) -> set[int]:
     return {rank - 1, rank - 2} - {summed}
 
 
-_SMALL = 4096  # elements; scales and shapes are not larger
+_SMALL = 4096  # maximum elements of a small constant; scales and shapes are not larger
 
 
 class ConstantTensors:
@@ -207,7 +208,7 @@ class ConstantTensors:
 
     Attributes:
         plain: Constants, and tensors computed from constants without quantizers.
-        with_quantizers: Constants, and tensors computed from constants.
+        with_quantizers: Constants, and tensors computed from constants with or without quantizers.
     """
 
     def __init__(self, model: Model) -> None:
@@ -224,7 +225,7 @@ class ConstantTensors:
                     self.plain.update(outputs)
 
     def _is_constant(self, node: Node, constant_tensors: set[str]) -> bool:
-        """Whether a node computes constants from constant tensors, or from known shapes."""
+        """Return whether a node computes constants from constant tensors or known shapes."""
         if node.op == "Constant":
             return True
         shape = self.model.shape(node.input(0)) if node.op in ("Shape", "Size") else None
@@ -280,11 +281,11 @@ class ConstantTensors:
         return (self._evaluator.evaluate_node(node, values, _SMALL) or {}).get(tensor)
 
     def scalar(self, tensor: str) -> float | None:
-        """Return the value of a one-element constant."""
+        """Return the value of a one-element constant, else None."""
         value = self.value(tensor)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def ints(self, tensor: str) -> list[int] | None:
-        """Return the values of a small integer constant."""
+        """Return the values of a small integer constant, else None."""
         value = self.value(tensor)
         return None if value is None else [int(v) for v in value.reshape(-1)]

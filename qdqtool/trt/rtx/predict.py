@@ -23,7 +23,7 @@ from qdqtool.types import ConvOutcome, MyelinRegion, Precision, Prediction, Refu
 
 
 def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
-    """Return the convolutions that TensorRT-RTX 1.7 computes in INT8.
+    """Predict the precision of each convolution on TensorRT-RTX 1.7.
 
     Faults that the compiler rejects or crashes on are among the refusals (see
     :func:`build_status`). The convolutions are listed as they would be without the fault. ``layer``
@@ -32,8 +32,8 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
 
     Args:
         model: The model, weights may be missing.
-        target: TensorRT-RTX, and the compute capabilities that it builds for. 75 among them
-            disables INT8 for all.
+        target: TensorRT-RTX with the compute capabilities that it builds for. If 75 is among
+            them, INT8 is disabled for all.
     """
     if qdq.uses_fp8(model):
         target = target.for_fp8()
@@ -97,7 +97,7 @@ def _describe_regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
 
 
 def build_status(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
-    """Return the outcome of the build as a whole."""
+    """Return whether the build succeeds, is refused by the parser, or crashes."""
     faults = [refusal for refusal in prediction.refusals if ends_build(refusal)]
     if not faults:
         return "built"
@@ -157,8 +157,8 @@ def _output_type(
 ) -> Precision:
     """Return the type that a multiplication of integers writes.
 
-    An INT8 convolution with scales by channel writes float32 even in a half model. One scale joins
-    the product.
+    An INT8 convolution with scales per channel writes float32 even in an FP16 model. A single scale
+    is merged into the product.
     """
     left, right = states.state(node.input(0)), states.state(node.input(1))
     assert isinstance(left, IntegerState) and isinstance(right, IntegerState)
@@ -171,7 +171,7 @@ def _output_type(
 
 
 def _fuses_quantizer(states: GraphStates, node: Node) -> bool:
-    """Whether an INT8 gemm without bias, with one scale on each side, fuses the Q after it."""
+    """Return whether an INT8 gemm (no bias, one scale per side) fuses the Q after it."""
     if node.input(2):
         return False
     tensor = node.output
