@@ -59,8 +59,9 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
     """
     if not any(node.outputs for node in build.parse.nodes):
         raise BuildLogError(
-            "no parse section, so that no graph can be rebuilt; it is printed by "
-            "'trtexec --verbose --onnx=...'",
+            "no parse section, so no graph can be rebuilt; this section is printed by 'trtexec "
+            "--verbose "
+            "--onnx=...'",
             ", ".join(build.files) or "the build",
             code="no-parse-section",
         )

@@ -267,7 +267,7 @@ def describe_fp16(
     if is_default:
         notes.append(
             Note(
-                "everything that is not quantized is FP16, except inputs and outputs: "
+                "the layers without Q/DQ are FP16, except inputs and outputs, because "
                 f"{target.name} computes in the types of the file (`high_precision='fp32'` keeps "
                 "FP32)",
                 code="half-by-default",
@@ -303,7 +303,7 @@ def describe_fp16(
         notes.append(
             Note(
                 f"{count} decomposed normalizations remain FP32 ({first} first): FP16 cannot hold "
-                "their squares, and no LayerNormalization computes the same",
+                "their squares, and a LayerNormalization does not compute the same values",
                 code="norms-stay-fp32",
                 count=count,
                 first=first,

@@ -89,8 +89,7 @@ def prepare_network(
         _prepare(network, target, weights, number_format)
         network.warnings.append(
             Note(
-                f"everything that is not quantized is FP32 and runs in FP32 on {target.name}: "
-                f"{error}",
+                f"the layers without Q/DQ are FP32, and run in FP32 on {target.name}: {error}",
                 code="half-impossible",
                 target=target.name,
                 error=str(error),

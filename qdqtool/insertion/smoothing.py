@@ -137,8 +137,8 @@ def smooth(
     migrations = _smooth_regions(usable, quantized, alpha, data, images)
     if not migrations:
         return [], Note(
-            f"`smooth={alpha:g}` has no effect: values or constants are not finite, or too large "
-            "for FP16",
+            f"`smooth={alpha:g}` has no effect: values or constants are NaN, infinite or too "
+            "large for FP16",
             code="too-large-to-smooth",
             alpha=alpha,
         )

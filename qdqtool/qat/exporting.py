@@ -283,7 +283,7 @@ class _NetworkTwin:
         difference = checking.compare_outputs(model.proto, self._call, self.reference.outputs)
         if not np.isfinite(difference):
             raise ModelError(
-                "the outputs in FP8 are not finite; nothing was written. Export in INT8.",
+                "the outputs in FP8 are NaN or infinite, so nothing was written. Export in INT8.",
                 path,
                 code="different-results",
             )

@@ -544,8 +544,8 @@ class _TuningRun:
         metric = search.judge_recipe(recipe)
         if reached and not search.reaches_goal_with(metric):
             text = (
-                f"ranges from all {images} images are not used: with them the held-out images have "
-                f"{metric:.3f}, which misses the goal"
+                f"ranges from all {images} images were not used, because the held-out images "
+                f"then have {metric:.3f}, which misses the goal"
             )
             self.notes.append(Note(text, code="ranges-from-all-worse", metric=metric))
             return self.planner

@@ -484,7 +484,10 @@ def verify_with_builder(
     result = local_build.build_model(model, builder, sm=capabilities)
     if result.status == "timeout":
         raise BuilderError(
-            f"the build did not end in time; {result.message}", str(model), code="timeout"
+            f"the build did not end in time: {result.message}. Build the model separately, and "
+            "give the log",
+            str(model),
+            code="timeout",
         )
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(loaded, result.build, target=target)
@@ -619,7 +622,8 @@ def _check_complete_graph(build: Build, proto: onnx.ModelProto, name: str) -> No
     if gap is not None or missing is not None:
         why = f"{gap} is missing" if gap is not None else f"no node makes {missing}"
         raise BuildLogError(
-            f"{name}: {why}, and a part of a network cannot be predicted; give the model as well",
+            f"{name}: {why}, so the log has only a part of the network, which cannot be "
+            "predicted; give the model as well",
             code="incomplete-graph",
             node=missing if missing is not None and gap is None else "",
         )

@@ -95,7 +95,7 @@ def explain_missing_estimate(build: Build) -> list[Note]:
     ms, source = measured_time(build)
     return [
         Note(
-            f"{ms:.3f} ms measured ({source}), without an estimate to compare: {why}",
+            f"{ms:.3f} ms were measured ({source}), but no estimate is available: {why}",
             code="no-estimate",
             ms=ms,
             source=source,
