@@ -160,7 +160,7 @@ def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
 def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
     """Parse a ``Name: ..., LayerType: ...`` line of ``--dumpLayerInfo``.
 
-    Return None for any other line, and for one that is cut off before the type.
+    Return None for any other line, and for a line that is cut off before the layer type.
     """
     head, separator, rest = text.partition(", LayerType: ")
     if not text.startswith("Name: ") or not separator:

@@ -54,7 +54,7 @@ def is_layout_available() -> bool:
 
 
 def _compute_ranks(keys: Sequence[str], links: Sequence[_Link]) -> dict[str, int]:
-    """Return the rank of each box: one below its deepest producer.
+    """Return the rank of each box, which is the rank of its deepest producer plus 1.
 
     Args:
         keys: Boxes, producers first.
@@ -197,7 +197,7 @@ def _compute_columns(ranks: dict[str, int], links: list[_Link]) -> dict[str, flo
     if not links:
         return {}
     names = list(dict.fromkeys(itertools.chain.from_iterable(links)))
-    # The layout depends on hashes. Hashes of strings differ between runs, those of numbers do not.
+    # The layout depends on hashes. Hashes of strings differ between runs, hashes of numbers do not.
     numbers = {name: number for number, name in enumerate(names)}
     starts = {source for source, _ in links} - {target for _, target in links}
     has_one_start = len({ranks[name] for name in starts}) == 1

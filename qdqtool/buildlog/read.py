@@ -1,6 +1,7 @@
 """Reader of TensorRT builds: logs, layer listings and profiles.
 
-The kind of a file is recognized by its content. Files are unpacked, and those of one build merged.
+The kind of a file is recognized by its content. Compressed files are unpacked. Several files of one
+build are merged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of a build on one page, as JSON, and the commands that build it again."""
+"""Summarize a build as JSON, and return the commands that build the engine again."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ class ListingSource(StrEnum):
 
 @dataclass(unsafe_hash=True, slots=True)
 class LogEvent(Event):
-    """Optimizer event with the number of its log line (counted from 1; 0 if there is none)."""
+    """Optimizer event with the number of its log line, counted from 1; 0 if unknown."""
 
     line: int = 0
 

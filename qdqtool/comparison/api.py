@@ -90,7 +90,7 @@ def compare(
         preprocess: How images become inputs, as for :func:`qdqtool.insert`. Default: that of the
             models' metadata, else ``yolo`` (letterbox, RGB, divided by 255).
         size: Height and width in pixels if the models leave them open. Default: the ``imgsz``
-            metadata of the first one.
+            metadata of the first model.
 
     Returns:
         The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``, and

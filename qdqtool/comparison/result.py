@@ -68,8 +68,8 @@ class QuantizerScales:
     Attributes:
         values: Shape [channels], or [1] for one scale. Invalid values of the file (0, negative,
             infinite, NaN) are kept.
-        axis: Axis of the channels; None for one scale, and if it follows from the operator (Gemm,
-            MatMul).
+        axis: Axis of the channels; None for one scale, and for Gemm and MatMul, where it follows
+            from the operator.
         type: Integer type that it quantizes to.
         zero: Its zero points, empty if all are 0.
     """

@@ -165,7 +165,7 @@ def choose_target_for_gpu(
 ) -> tuple[Target, list[Note]]:
     """Choose the target as :func:`choose_target`, with the compute capability of the GPU.
 
-    The GPU is the one in the options, or that of the build.
+    The GPU is taken from the options, or else from the build.
 
     Raises:
         QdqtoolError: The GPU is unknown, or the target or the build is not for it.
@@ -197,7 +197,7 @@ def choose_target_for_gpu(
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[Note]]:
-    """Return the target to predict for: `target`, or else that of the build's version.
+    """Return the target to predict for: `target`, or else the target of the build's version.
 
     A build without a version gets the version that its log format suggests, or the default
     target. The notes explain such a choice; otherwise they are empty.
