@@ -138,7 +138,7 @@ class EngineReport:
 
     Attributes:
         unmatched: Names in the profile that no layer has.
-        gpu: GPU of the expected times, None if there are no expected times.
+        gpu: GPU of the expected times, None without expected times.
     """
 
     build: Build

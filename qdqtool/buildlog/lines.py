@@ -144,7 +144,7 @@ def _split_row(text: str, order: str, count: int) -> list[str]:
 
 
 def _guess_columns(columns: dict[str, str], text: str) -> bool:
-    """Set the columns of a table without header from its row; return False if it is no row.
+    """Set the columns of a table without header from its row; return False if it is not a row.
 
     A row has three or four numbers before or after the name.
     """

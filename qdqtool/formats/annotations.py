@@ -98,7 +98,7 @@ def _run(review: ModelReview) -> Json:
 
 def _rule(code: str, target: str) -> Json:
     entry = codes.get(code)
-    parts = [("Cause", entry.cause), ("What TensorRT does", entry.tensorrt)]
+    parts = [("Cause", entry.cause), ("Effect in TensorRT", entry.tensorrt)]
     if entry.fix:
         parts.append(("Fix", entry.fix))
     return {

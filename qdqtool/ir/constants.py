@@ -360,7 +360,7 @@ def find_computed_parameters(model: Model) -> dict[str, list[Node]]:
 def _computed_state(model: Model, node: Node, computed: Mapping[str, bool]) -> bool | None:
     """Return whether an operator other than a move computes the outputs of a node.
 
-    None if the outputs are no constants, or cannot be folded.
+    None if the outputs are not constants, or cannot be folded.
     """
     if node.op == "Constant" or node.op not in _LINEAR or node.captured:
         return None

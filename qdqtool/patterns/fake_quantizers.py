@@ -95,7 +95,7 @@ def find_fake_quantizers(model: Model) -> list[FakeQuantizer]:
 
 
 def find_aten_nodes(model: Model) -> list[Node]:
-    """Return the nodes of ATen that are no quantizers."""
+    """Return the nodes of ATen that are not quantizers."""
     nodes = [node for node in model.nodes if node.domain == ATEN]
     quantizers = (
         {n.index for fake in find_fake_quantizers(model) for n in fake.nodes} if nodes else set()
@@ -305,7 +305,7 @@ class _RoundChain:
         with np.errstate(all="ignore"):
             product = np.asarray(factor * scale)
         if is_floor:
-            self._zero = self._zero - 0.5  # Floor(x + 0.5) is a rounding, so that 0.5 is no offset
+            self._zero = self._zero - 0.5  # Floor(x + 0.5) is a rounding, so 0.5 is not an offset
         if not np.allclose(product, 1, rtol=_TOLERANCE) or not np.allclose(self._zero, -self._back):
             return None
         source = start

@@ -112,7 +112,7 @@ def find_decomposed_layer_norms(model: Model) -> list[DecomposedLayerNorm]:
 def last_axis_gains(model: Model) -> dict[str, str]:
     """Return the gain tensor of each normalization over the last axis, by its output.
 
-    Decomposed normalizations are included. The gain is empty if there is none.
+    Decomposed normalizations are included. The gain is empty if missing.
     """
     gains: dict[str, str] = {}
     for node in model.nodes:
@@ -475,7 +475,7 @@ def skip_identities(model: Model, tensor: str) -> str:
 
 
 def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
-    """Return the normalization that a root is part of; None if there is none."""
+    """Return the normalization that a root is part of; None if missing."""
     if abs(_exponent(model, root) or 0.0) != 0.5:
         return None
     variance = _variance_nodes(model, root.input(0))

@@ -127,13 +127,13 @@ class TensorOrigin:
         tensor: The tensor before the first of them.
         node: The ONNX node that produces it; empty for a network input.
         op: Its operator.
-        convolution: The convolution whose layer contains the node; empty if there is none.
+        convolution: The convolution whose layer contains the node; empty if missing.
         path: The operators passed, the nearest to the first tensor first. A path ends after
             :data:`STEPS` operators.
         int8: Whether the layer computes in INT8.
         boundary: The last ONNX node of the layer that produces the tensor.
         quantizer: Node of the Q before a producing DQ; the DQ's own node if it has no Q, and empty
-            if the producer is no quantizer.
+            if the producer is not a quantizer.
         scale: Scale of the producing Q or DQ; None for other producers.
     """
 

@@ -22,7 +22,7 @@ def session_memory() -> int:
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in CONTAINER_FILES:
         with contextlib.suppress(ValueError, OSError), open(path, encoding="ascii") as file:
-            sizes.append(int(file.read(32)))  # the file contains "max" if there is no limit
+            sizes.append(int(file.read(32)))  # the file contains "max" without a limit
     processes = 1
     with contextlib.suppress(ValueError):
         processes = max(1, int(os.environ.get(PROCESSES, "1")))

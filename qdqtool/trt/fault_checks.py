@@ -175,7 +175,7 @@ def scale_count(
         count: Number of scales.
         axis: Axis of the scales; may be negative.
         shape: Shape of the quantized tensor.
-        strict: Whether it is also a fault if there is no scale, or the tensor lacks the axis.
+        strict: Whether it is also a fault if the scale is missing, or the tensor lacks the axis.
     """
     if count > 0 and -len(shape) <= axis < len(shape):
         fits = shape[axis] in (None, count)

@@ -204,9 +204,9 @@ class FusedParts:
             convolution then fuses no further activation.
         activation: The pointwise activation. SiLU and similar ones are named by their last node.
         tensor_before_activation: ONNX tensor before the first fused layer that is not a scale (an
-            activation or a sum); empty if there is none.
+            activation or a sum); empty if missing.
         has_pointwise: Whether it has fused a pointwise layer (an activation other than Relu).
-        quantized_relu: Relu with Q/DQ on both sides that it has fused; empty if there is none.
+        quantized_relu: Relu with Q/DQ on both sides that it has fused; empty if missing.
         has_pooling: Whether it has fused a MaxPool.
         has_padding: Whether it has fused the Pad before it.
         has_weights: Whether it has absorbed its quantized constant weights.

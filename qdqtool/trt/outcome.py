@@ -290,7 +290,7 @@ class Outcome:
     def _layers_in_kernels(self, order: list[Layer]) -> dict[int, Layer]:
         """Return the layers that are inside a kernel of Myelin, by layer id.
 
-        These are the Q and DQ of a region that are no separate kernels, and the reshapes around
+        These are the Q and DQ of a region that are not separate kernels, and the reshapes around
         products.
         """
         own_kernels = {name for region in self._network.regions for name in region.kernels}

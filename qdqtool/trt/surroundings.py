@@ -548,7 +548,7 @@ def _quantizer_obstacles(
 def _nearest_dq(layer: Layer) -> tuple[str, PathStep | None]:
     """Return the nearest DQ upstream of a layer's data, and the operator that stops the DQ.
 
-    ``("", None)`` if there is no DQ, or none within :data:`MAX_TENSORS_BEFORE` tensors.
+    ``("", None)`` if a DQ is missing within :data:`MAX_TENSORS_BEFORE` tensors.
     """
     blocker: PathStep | None = None
     queue = [layer.data]
