@@ -130,7 +130,7 @@ def _finding_error(message: str, code: str, prediction: Prediction, node: str | 
 def describe_missing(
     missing: Sequence[Finding | ConvOutcome], rename: Callable[[str], str] = str
 ) -> str:
-    """Describe the first missing finding or convolution, with the number of others.
+    """Describe the first few missing findings and convolutions, with the number of others.
 
     Args:
         missing: Findings and convolutions.

@@ -132,9 +132,9 @@ def remove_nodes(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.M
 
 
 def _list_ranges(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> Iterator[range]:
-    """Yield the indices of halves, quarters, ... of the nodes, down to single nodes.
+    """Yield the indices of halves, quarters, ... of the nodes, then of single nodes.
 
-    The last nodes come first.
+    Single nodes come in reverse order, without nodes that depend on constants alone.
     """
     size = len(nodes) // 2
     while size > 1:

@@ -191,7 +191,7 @@ def _add_losses(page: TextPage, insertion: Insertion) -> None:
 
 
 def _describe_unconfirmed(losses: ActivationLosses) -> str:
-    """Describe why no activation is proposed for float; empty if one is."""
+    """Describe why no single activation is proposed to stay float."""
     tried = f"{losses.tried} tried on {format_count(losses.trial_samples, 'image')}"
     seen = [loss for loss in losses.tensors if loss.gain >= MIN_GAIN]
     if not seen or any(loss.confirmed_on for loss in seen):
