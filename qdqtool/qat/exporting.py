@@ -73,7 +73,7 @@ class Export:
 
     @property
     def summary(self) -> Json:
-        """The prediction's summary: convolutions, those in INT8, conversions."""
+        """The prediction's summary: numbers of convolutions, INT8 convolutions, conversions."""
         return self.prediction.summary()
 
     @property

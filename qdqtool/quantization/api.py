@@ -575,8 +575,8 @@ class _Inserter:
     def check_outliers(self, scales: Sequence[GroupScale]) -> None:
         """Report INT8 scales that cover outliers.
 
-        Their fix is SmoothQuant, unless it had no effect. FP8 has steps relative to each value, so
-        that outliers cost the other values nothing.
+        The advice is SmoothQuant, unless it was applied without effect. FP8 is not checked: its
+        steps are relative to each value, so outliers do not affect other values.
         """
         if self._statistics is None or self._format != INT8:
             return
