@@ -92,7 +92,7 @@ def call_with_timeout(seconds: float, function: Callable[..., Any], *args: objec
 
 
 def cancel_calls() -> None:
-    """End the wait for all calls of `call_with_timeout`."""
+    """Make every pending `call_with_timeout` raise :class:`CallNotFinished`."""
     for results in tuple(_pending_calls):
         results.put((None, CallNotFinished()))
 

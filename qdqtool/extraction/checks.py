@@ -317,7 +317,7 @@ class CommandCheck:
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        """Return whether exit code and text are the same for a model."""
+        """Return whether a model gives the original exit code and prints the requested text."""
         return self.run(proto, self._timeout) == self._code and self._has_printed_text()
 
     @property

@@ -66,7 +66,8 @@ class SelectionOptions:
         if self.inputs or self.outputs:
             if self.findings or self.node or self.hops is not None:
                 raise QdqtoolError(
-                    "give `inputs` and `outputs`, or a `finding` or `node`; not both",
+                    "`inputs` and `outputs` cannot be combined with `finding`, `node` or `hops`; "
+                    "give one or the other",
                     code="option-conflict",
                     parameter="inputs" if self.inputs else "outputs",
                 )

@@ -327,7 +327,7 @@ _PREFIXES = {
 }
 _SEEDS = 8
 _SHORTEST = 3  # shorter texts may occur by chance and do not count as leaks
-_LONG = 64  # texts with more letters are not new names, so search them in another way
+_LONG = 64  # longer texts cannot be generated names; they are searched for each secret
 _MAX_SPELLINGS = 20_000  # tries to find a free name; a model that uses more names is malicious
 _CLEARED = frozenset(
     {

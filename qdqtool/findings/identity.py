@@ -72,7 +72,7 @@ def _cause_key(finding: Finding, cause: Cause) -> IdentityKey:
 
 
 def _reason_key(refusal: Refusal) -> IdentityKey:
-    """Return the class and the values of a refusal that do not change in a part of a model."""
+    """Return the class of a reason, and its field values that are equal in an extract."""
     named = zip(refusal._fields, field_values(refusal), strict=True)  # type: ignore[attr-defined]
     return type(refusal), *(
         _comparable(v) for name, v in named if name not in refusal.identity_excludes

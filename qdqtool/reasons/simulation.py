@@ -774,7 +774,7 @@ class ActivationJoined(Refusal, reason="activation-joined"):
     Attributes:
         pointwise: Nodes of the kernel.
         others: Producers of its other inputs.
-        elements: TensorSize of the result.
+        elements: Number of elements of the result.
     """
 
     rules = (FindingRule("OUT-FLOAT"),)
@@ -930,7 +930,7 @@ class ConcatScales(Refusal, reason="concat-scales"):
         parts: Scale of each input: that of its DQ, or of another Q on it. None for an input with
             neither.
         output_scale: Scale of the Q that moved from the result to each input.
-        elements: TensorSize of the result.
+        elements: Number of elements of the result.
     """
 
     rules = (fixable("CONCAT-SCALE"),)

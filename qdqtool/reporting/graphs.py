@@ -405,7 +405,10 @@ def _split_modules(paths: dict[int, list[str]], limit: int) -> list[tuple[str, l
 
 
 def _choose_depths(paths: dict[int, list[str]], limit: int) -> dict[int, int]:
-    """Return how many leading parts of each box's path form the path of its module."""
+    """Return how many leading parts of each box's path name its module.
+
+    Modules have at most `limit` boxes where possible.
+    """
     depth = dict.fromkeys(paths, 1)
     while True:
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -435,7 +438,7 @@ def _join_titles(first: str, second: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _TensorSource:
-    """A box that writes a tensor, and the conversions between them."""
+    """Box that produces a tensor, with the conversions to draw on the edges from it."""
 
     box: int
     precision: str

@@ -35,10 +35,8 @@ ATTENTION = "attention"
 LAST_CONVOLUTIONS = "last convolutions"  # name of the site with all last convolutions
 METHODS = ("focus", "mse", "max", "percentile")
 
-_OTHER_SCALE = 0.05  # minimum relative difference of a scale to be measured
-_LOST_BITS = (
-    0.5  # minimum of bits that a tensor loses in its group, for its own scale to be measured
-)
+_OTHER_SCALE = 0.05  # another scale is measured if it differs by at least this fraction
+_LOST_BITS = 0.5  # a separate scale is measured if the shared one loses at least as many bits
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from qdqtool.util.text import format_count
 
 _COMBINATIONS = 30  # typical number of combinations that a search measures
 _TIMED_SAMPLES = 2
-_FEWEST_SAMPLES = 4  # minimum for ranges, to choose on and to judge on, even if time is short
+# Minimum for calibration, for selection and for the final evaluation, even if time is short.
+_FEWEST_SAMPLES = 4
 
 # Parts of a time limit (..._TIME), and the number of placements that have to fit into them.
 _SIMPLE_PLACEMENTS = 10  # float, all-INT8, and the obvious placements (see `PlacementSearch`)
