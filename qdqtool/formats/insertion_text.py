@@ -277,7 +277,7 @@ def _add_opt_in(page: TextPage, fixed: Fixed, output: str) -> None:
     left = [f for f in fixed.after.findings if f.automatic and f.severity != Severity.INFO]
     codes = dict.fromkeys(f.code for f in left if f.code not in tried)
     if codes:
-        page.fill("Not tried, because it costs speed. On request:", 2, "  ")
+        page.fill("Not tried (it costs speed, or --only left it out). On request:", 2, "  ")
         other = str(Path(output).with_name(f"{Path(output).stem}_2.onnx"))
         only = " ".join(f"--only {code}" for code in codes)
         page.add_command("", f"qdqtool fix {shlex.quote(output)} {only} -o {shlex.quote(other)}")

@@ -272,7 +272,7 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     if not chosen:
         return ""
     title, places = codes.get(chosen[0]).title, format_count(errors[chosen[0]], "place")
-    others = f", {', '.join(chosen[1:])}" if chosen[1:] else ""
+    others = f"; further errors: {', '.join(chosen[1:])}" if chosen[1:] else ""
     return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}, {places}){others}"
 
 

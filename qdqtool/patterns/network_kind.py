@@ -131,14 +131,14 @@ def warn_default_preprocess(model: Model, origin: str) -> list[Note]:
     used = "`preprocess='yolo'` (letterbox, RGB, divided by 255) is the default"
     if origin == "metadata":
         used = "`preprocess='ultralytics-classify'` (center crop, divided by 255) was assumed"
-    example = "`preprocess='imagenet'` (resize, center crop, mean and std"
+    example = "`preprocess='imagenet'` (resize, center crop, mean and std)"
     if find_normalized_inputs(model):
-        example = "`preprocess='ultralytics-classify'` (center crop, without mean and std"
+        example = "`preprocess='ultralytics-classify'` (center crop, without mean and std)"
     return [
         Note(
             f"preprocessing: {used}, but {kind}. The ranges fit only images that are prepared as "
             f"in the deployment: give the preprocessing of the deployment, such as {example} "
-            "(docs/insert.md lists all)",
+            "(docs/insert.md lists all presets)",
             code="default-preprocess",
             kind=kind,
         )

@@ -46,7 +46,7 @@ class Deep(nn.Module):
 @pytest.fixture(scope="module")
 def ready() -> nn.Module:
     model = nets.prepared(nets.randomise(Deep()), X)
-    with pytest.warns(UserWarning, match="calibrated with 1 image:"):
+    with pytest.warns(UserWarning, match="calibrated with 1 image"):
         qat.calibrate(model, [X])
     return model
 
@@ -335,7 +335,11 @@ def partly_prepared() -> nn.Module:
         ),
         pytest.param(partly_prepared, {}, "different-plans", "quantizers", id="other plan"),
         pytest.param(
-            resnet, {"plan": {"activations": 3}}, "wrong-format", "plan cannot", id="damaged plan"
+            resnet,
+            {"plan": {"activations": 3}},
+            "wrong-format",
+            "cannot be read",
+            id="damaged plan",
         ),
         pytest.param(
             partly_prepared, None, "different-models", "the checkpoint has", id="other state dict"

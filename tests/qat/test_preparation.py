@@ -191,7 +191,7 @@ def test_prepare_refuses_prepared_network() -> None:
 def test_more_calls_than_prepared_are_refused() -> None:
     model = nets.prepared(nets.Moody(), X)
     model.eval()(X)
-    with pytest.raises(QdqtoolError, check=has("calls-changed"), match=r"2 .* 'add' ran, 1 when"):
+    with pytest.raises(QdqtoolError, check=has("calls-changed"), match="2 calls of kind 'add'"):
         model.train()(X)
 
 

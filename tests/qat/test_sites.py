@@ -395,7 +395,7 @@ def test_attention_called_in_two_ways_is_refused(
     for call in (lambda m: plan(m, sample), lambda m: qat.prepare(m, sample, report=None)):
         with pytest.raises(QdqtoolError, check=has("calls-differ", node="own")) as caught:
             call(Both(False))
-        assert "2 or 3 calls" in str(caught.value) and "exclude=['^own$']" in str(caught.value)
+        assert "2 or 3" in str(caught.value) and "exclude=['^own$']" in str(caught.value)
     assert plan(Both(False), sample, exclude=["^own$"]).convolutions == ["up"]
     assert plan(Both(True), sample).convolutions == (
         ["up", "other", "own"] if cross_first else ["up", "own", "other"]

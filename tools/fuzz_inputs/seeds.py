@@ -55,8 +55,10 @@ _SLOW = (
     "statistics.npz",
 )
 KINDS = [kind for kind in COMMANDS for _ in range(1 if kind in _SLOW else 3)]
-#: First words of the progress lines of `tune`.
-PROGRESS = tuple(f"qdqtool: {words}" for words in (*map(str, range(10)), "putting choices"))
+#: First words of the lines that `tune` prints while it runs.
+PROGRESS = tuple(
+    f"qdqtool: {words}" for words in (*map(str, range(10)), "putting choices", "warning: only")
+)
 
 _LINES = (
     "[11/21/2026-12:00:00] [V] [TRT] Running: ConstQDQInitializersFusion on c0.in.Q",
