@@ -197,7 +197,7 @@ def choose_preprocess(
 
 
 def _read_recorded(text: str) -> PreprocessChoice | None:
-    """Return the preprocessing that qdqtool recorded; None if the text is no valid record."""
+    """Return the preprocessing that qdqtool recorded; None if the text is not a valid record."""
     names = {f.name for f in fields(Preprocess)}
     try:
         values = json.loads(text)

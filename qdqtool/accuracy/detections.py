@@ -157,7 +157,7 @@ def match_detections(reference: Detections, detections: Detections) -> Detection
 def compute_average_precision(matches: Sequence[DetectionMatches], pooled: bool) -> Floats:
     """Return COCO's 101-point average precision at each of `IOUS`, [10].
 
-    All entries are NaN if there are no reference boxes.
+    All entries are NaN without reference boxes.
 
     Args:
         matches: Matches of the images. An image may occur repeatedly, for the bootstrap.

@@ -561,7 +561,7 @@ class _Placer:
         ]
 
     def _is_broadcast(self, node: Node) -> bool:
-        """Return whether the inputs of an Add differ in shape, so that it is no residual."""
+        """Return whether the inputs of an Add differ in shape, so that it is not a residual."""
         left, right = (self._model.shape(t) for t in node.inputs)
         if left is None or right is None:
             return False

@@ -689,7 +689,7 @@ def _inverts(model: Model, node: Node) -> bool:
 def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
     """Return the only consumer of a node if it applies a constant, and the constant.
 
-    ``op`` is the operator of the consumer. ``(None, "")`` if there is no such consumer.
+    ``op`` is the operator of the consumer. ``(None, "")`` without such a consumer.
     """
     consumers = _consumers(model, node)
     if len(consumers) != 1 or not _is(consumers[0], op):

@@ -193,7 +193,7 @@ class ModelCollector:
         return scales
 
     def _find_input_quantizer(self, node: OnnxNode, position: int) -> OnnxNode | None:
-        """Return the Q of a Q/DQ pair at an input, or the DQ if there is no Q.
+        """Return the Q of a Q/DQ pair at an input, or the DQ if the Q is missing.
 
         None for an input without Q/DQ.
         """

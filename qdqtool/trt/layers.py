@@ -102,7 +102,7 @@ class Tensor:
     def single_consuming_layer(self) -> Layer | None:
         """Return the only layer that reads the tensor, at one or several inputs (``x * x``).
 
-        None if there is no single such layer, or if the tensor is a network output.
+        None unless there is exactly one such layer, or if the tensor is a network output.
         """
         if self.is_output or len(self.consumers) != 1:
             return None

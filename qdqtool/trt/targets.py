@@ -403,7 +403,7 @@ def format_capability(capability: int) -> str:
 def target_before(name: str) -> Target | None:
     """Return the nearest earlier target of the same kind (classic TensorRT or RTX).
 
-    None if there is no earlier target, or if no target has the name.
+    None without an earlier target, or if the name is unknown.
     """
     target = TARGETS.get(name)
     if target is None:

@@ -75,7 +75,7 @@ class TuningGoal:
         None gives the default. The limit has no effect without a metric of the user.
 
         Raises:
-            QdqtoolError: `seconds` is not a valid time, or there is no metric of the user.
+            QdqtoolError: `seconds` is not a valid time, or the user gave no metric.
         """
         if seconds is not None and self.metric is None:
             raise QdqtoolError(
