@@ -13,8 +13,8 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import LayerKind, operator_of
 from qdqtool.patterns.heads import Attention
 from qdqtool.reasons.placement import PLACEMENT, Fp8Obstacle, NoFastFp8, PresetPart
+from qdqtool.trt.fault_checks import MAX_FP8_KERNEL
 
-MAX_KERNEL = 32  # largest number of elements of a convolution kernel in FP8
 _MIN_CHANNELS = 17  # smallest number of input and of output channels of a convolution in FP8
 _MIN_PRODUCT = 16  # smallest number of columns and smallest depth of a matrix product in FP8
 _HEAD_ABOVE = 8  # attention heads up to this size run in FP16
@@ -44,7 +44,7 @@ def find_fp8_obstacle(model: Model, node: Node, weights: str = "") -> NoFastFp8 
 
 
 def _find_convolution_obstacle(node: Node, shape: tuple[int, ...]) -> Fp8Obstacle | None:
-    if math.prod(shape[2:]) > MAX_KERNEL:
+    if math.prod(shape[2:]) > MAX_FP8_KERNEL:
         return Fp8Obstacle.KERNEL
     if node.integer("group", 1) > 1:
         return Fp8Obstacle.GROUPS

@@ -272,14 +272,7 @@ class _WorkloadBuilder:
             moved = change.elements * width(change.precision)
             self._add_extra(
                 f"layout of {self.activated.get(change.tensor, change.tensor)}",
-                LayerWork(
-                    work.REFORMAT,
-                    change.precision,
-                    change.precision,
-                    channels=change.channels,
-                    read=moved,
-                    written=moved,
-                ),
+                _make_copy(change.precision, change.channels, moved),
                 change,
             )
 
@@ -293,15 +286,7 @@ class _WorkloadBuilder:
                 continue
             consumers = [c for edge in layer.outputs for c in self.consumers[edge.tensor]]
             if any(consumer.type == "Reformat" for consumer in consumers):
-                moved = layer_work.read
-                reshape = LayerWork(
-                    work.REFORMAT,
-                    layer_work.precision,
-                    layer_work.precision,
-                    channels=layer_work.channels,
-                    read=moved,
-                    written=moved,
-                )
+                reshape = _make_copy(layer_work.precision, layer_work.channels, layer_work.read)
                 self.result.extras.append(ExtraKernel(f"reshape before {layer.name}", reshape))
 
     def _add_copies_for_quantizers(self) -> None:
@@ -318,15 +303,8 @@ class _WorkloadBuilder:
             for edge in layer.outputs:
                 quantizers = [c for c in self.consumers[edge.tensor] if c.type == "Conversion"]
                 if len(quantizers) >= _QUANTIZERS_WITH_COPY:
-                    moved = layer_work.written
-                    copy = LayerWork(
-                        work.REFORMAT,
-                        layer_work.written_as,
-                        layer_work.written_as,
-                        channels=layer_work.columns,
-                        read=moved,
-                        written=moved,
-                    )
+                    precision, channels = layer_work.written_as, layer_work.columns
+                    copy = _make_copy(precision, channels, layer_work.written)
                     self.result.extras.append(ExtraKernel(f"copy of {edge.tensor}", copy))
 
     def _has_open_output(self, layer: EngineLayer) -> bool:
@@ -724,6 +702,13 @@ class _WorkloadBuilder:
             written=width(written_type) * count,
         )
         self._add_extra(f"reformat of {tensor}", reformat)
+
+
+def _make_copy(precision: Precision, channels: float, moved: float) -> LayerWork:
+    """Return the work of a kernel that reads and writes `moved` bytes of one type."""
+    return LayerWork(
+        work.REFORMAT, precision, precision, channels=channels, read=moved, written=moved
+    )
 
 
 def _computes_in_any_float(layer: EngineLayer) -> bool:
