@@ -401,7 +401,7 @@ class _Inserter:
         Both insertions use these statistics instead of a calibration of their own.
         """
         groups = [*self._find_groups(), *other._find_groups()]
-        self._shared = other._shared = self._collect(groups)
+        self._shared = other._shared = self._collect(self._model, groups, self._options.cache)
 
     def measure_with(self, other: _Inserter) -> npt.NDArray[np.float64]:
         """Return the output errors of this and another insertion, [samples, 2].
@@ -470,23 +470,25 @@ class _Inserter:
         inputs = self.choose_placement().inputs
         return find_scale_groups(self._model, inputs, self._options.placement.unify)
 
-    def _collect(self, groups: Sequence[ScaleGroup]) -> tuple[Statistics, Json]:
+    def _collect(
+        self, model: Model, groups: Sequence[ScaleGroup], cache: CacheOptions
+    ) -> tuple[Statistics, Json]:
         """Return the statistics of the groups, and the calibration's part of the result."""
         options = self._options
         return collect_statistics(
-            self._model,
+            model,
             self._data,
             groups,
             max_images=options.ranges.max_images,
             images=options.images,
-            cache=options.cache,
+            cache=cache,
             cluster=options.cluster,
             progress=options.progress,
         )
 
     def _calibrate(self, groups: Sequence[ScaleGroup], methods: MethodChoice) -> list[GroupScale]:
         options = self._options
-        statistics, report = self._shared or self._collect(groups)
+        statistics, report = self._shared or self._collect(self._model, groups, options.cache)
         self.result.calibration = dict(report)
         self.result.notes.extend(map(Note.from_text, statistics.notes))
         self.result.warnings.extend(map(Note.from_text, statistics.warnings))
@@ -516,21 +518,12 @@ class _Inserter:
 
         Empty if the data cannot be read again, or if the pass fails; a warning reports a failure.
         """
-        options = self._options
         if self._data is None or isinstance(self._data, Iterator) or not tensors:
             return {}
         groups = [ScaleGroup((tensor,), (tensor,), (tensor,)) for tensor in tensors]
-        methods = MethodChoice.from_options(options.ranges)
+        methods = MethodChoice.from_options(self._options.ranges)
         try:
-            statistics, _ = collect_statistics(
-                model,
-                self._data,
-                groups,
-                max_images=options.ranges.max_images,
-                images=options.images,
-                cluster=options.cluster,
-                progress=options.progress,
-            )
+            statistics, _ = self._collect(model, groups, CacheOptions())
         except (ModelError, DataError) as error:
             self._warn("others-not-measured", "tensors without a quantizer: not measured", error)
             return {}
