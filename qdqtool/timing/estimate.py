@@ -16,7 +16,8 @@ from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.ir.operators import WEIGHTED
-from qdqtool.prediction import predict
+from qdqtool.ir.qdq import uses_fp8
+from qdqtool.prediction import choose_typing, predict
 from qdqtool.timing import gpus, model_variants, work
 from qdqtool.timing.gpu_checks import gpu_findings, gpu_from_capability
 from qdqtool.timing.gpus import Gpu
@@ -339,8 +340,7 @@ def estimate(
     result.batch, result.requested_batch, result.notes = factor, batch, notes
     result.float_type, result.is_float = float_type, is_float
     result.is_cuda_graph = cuda_graph
-    counts = simulated.summary()
-    result.quantized = Precision.FP8 if counts["fp8"] > counts["int8"] else Precision.INT8
+    result.quantized = _main_precision(resolved_model, simulated)
     idle_ms = engine.running_ms(correction, has_gaps=not cuda_graph, kernel_ms=engine.idle_ms(gpu))
     result.launch_ms = float(idle_ms.sum())
     _set_range(result, float(engine.counts.sum()))
@@ -354,6 +354,14 @@ def estimate(
     if compare and 2 * len(workload.unknown) <= len(workload.all_work):
         _compare(result, model, resolved_model, target)
     return result
+
+
+def _main_precision(model: Model, simulated: Prediction) -> Precision:
+    """Return the type of most quantized layers; of the quantizers if all layers are float."""
+    counts = simulated.summary()
+    if counts["fp8"] == counts["int8"] == 0:
+        return Precision.FP8 if uses_fp8(model) else Precision.INT8
+    return Precision.FP8 if counts["fp8"] > counts["int8"] else Precision.INT8
 
 
 def _slow_int8_note(gpu: Gpu) -> Note:
@@ -778,7 +786,9 @@ def predict_on_gpu(
     _check_options(options, named)
     index, gpu = load(model), named or gpu_from_capability(options.sm or "")
     gpu_target = target_named(target).with_capability(gpu.cc, named.name if named else "")
+    gpu_target, requested = choose_typing(index, gpu_target), gpu_target
     prediction = predict(index, gpu_target, assume=assume, way=way)
+    prediction.requested_target = requested.display_name
     prediction.compute_capabilities = gpu_target.capability_names or [gpu.cc]
     time = None
     if named is not None:
