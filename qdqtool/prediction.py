@@ -123,7 +123,7 @@ def check_activations(
     from qdqtool.patterns.network_kind import warn_preprocess
     from qdqtool.patterns.rewrites import remove_quantizers
     from qdqtool.patterns.view import View
-    from qdqtool.reasons.faults import OutlierScales
+    from qdqtool.reasons.scales import OutlierScales
 
     index = load_full(model)
     view = View(index)
@@ -226,7 +226,8 @@ def _find_findings(
 def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> None:
     """Add a finding for each node with convolutions or quantizers in its subgraphs."""
     from qdqtool.ir.branches import find_bodies, find_subgraph_contents
-    from qdqtool.reasons.faults import CHECK, UnanalyzedSubgraphs
+    from qdqtool.reasons import MODEL_CHECK
+    from qdqtool.reasons.operators import UnanalyzedSubgraphs
 
     for content in find_subgraph_contents(model):
         try:
@@ -236,7 +237,7 @@ def _report_subgraphs(model: Model, report: FindingReport, target: Target) -> No
             int8 = None
         node = content.node
         counts = content.convolutions, content.products, content.quantizers
-        report.add(UnanalyzedSubgraphs(CHECK, node.name, node.op, *counts, int8))
+        report.add(UnanalyzedSubgraphs(MODEL_CHECK, node.name, node.op, *counts, int8))
 
 
 def _sort_findings(findings: list[Finding]) -> list[Finding]:

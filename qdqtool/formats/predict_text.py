@@ -279,7 +279,7 @@ def _add_code(
     page: TextPage, same: list[Finding], products: set[str], time: TimeEstimate | None
 ) -> None:
     """Add the findings of one code: title, first place (or all places), fix and saving."""
-    from qdqtool.reasons.faults import describe_harm
+    from qdqtool.reasons.heads import describe_harm
 
     head = same[0]
     title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))

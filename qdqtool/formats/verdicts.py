@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
-from qdqtool.reasons.simulation import OutsideRules
+from qdqtool.reasons.quantizers import OutsideRules
 from qdqtool.types import Assumption, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
 

@@ -14,7 +14,7 @@ from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.proto.slim import strip_large_weights
-from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.reasons.convolutions import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target, strongly_typed
 from qdqtool.types import Prediction, Refusal, Severity

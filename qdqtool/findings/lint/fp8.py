@@ -6,8 +6,7 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.patterns.view import View
-from qdqtool.reasons import fp8
-from qdqtool.reasons.faults import CHECK
+from qdqtool.reasons import MODEL_CHECK, fp8
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
@@ -23,10 +22,10 @@ def run(view: View, report: FindingReport) -> None:
         return
     target, first = target_named(report.target), nodes[0].name
     if not target.has_fp8:
-        fault = fp8.Fp8Unsupported(CHECK, first, target.display_name, len(nodes))
+        fault = fp8.Fp8Unsupported(MODEL_CHECK, first, target.display_name, len(nodes))
         report.add(fault, convolutions=_find_convolutions(view, nodes))
     elif not target.strongly_typed:
-        report.add(fp8.WeaklyTypedFp8(CHECK, first, len(nodes)), node="")
+        report.add(fp8.WeaklyTypedFp8(MODEL_CHECK, first, len(nodes)), node="")
 
 
 def _find_convolutions(view: View, nodes: Collection[Node]) -> list[str]:
@@ -53,5 +52,5 @@ def check_shape(report: FindingReport, conv: Node, inputs: int, outputs: int, gr
     channels = (of_group, outputs)
     is_small = min(channels) <= _SMALL or any(c % _MULTIPLE for c in channels)
     if groups > 1 or is_small:
-        fault = fp8.SlowFp8Convolution(CHECK, conv.name, of_group, outputs, groups)
+        fault = fp8.SlowFp8Convolution(MODEL_CHECK, conv.name, of_group, outputs, groups)
         report.add(fault, convolutions=[conv.name])
