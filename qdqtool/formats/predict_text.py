@@ -116,7 +116,7 @@ def _add_verdict(
         page.fill(problem.text, 2, "  ", problem.style)
         if verdicts.describe_rejection(prediction):
             return
-    if times:
+    if times and verdicts.is_analyzed(prediction):
         add_speed(page, times)
     elif problem is None:
         text, style = verdicts.quality_verdict(prediction, float_type)
@@ -134,7 +134,10 @@ def _add_facts(
     outside = verdicts.describe_outside(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
-    if not verdicts.has_no_qdq(prediction):
+    nested = verdicts.describe_subgraphs(prediction.model.subgraphs)
+    if nested and prediction.convolutions:
+        page.add_row("Not analyzed", nested)
+    if verdicts.is_analyzed(prediction) and not verdicts.has_no_qdq(prediction):
         for label, text in verdicts.layer_rows(prediction, float_type).items():
             page.add_row(label, text)
         page.add_row("Q/DQ layers", _describe_conversions(prediction, times))

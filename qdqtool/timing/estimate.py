@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.constants import fold_constants
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
@@ -333,6 +334,13 @@ def estimate(
         )
     if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1:
         notes.append(_slow_int8_note(gpu))
+    if count_subgraphs(resolved_model):
+        notes.append(
+            Note(
+                "the times exclude the branches of If and the bodies of Loop and Scan",
+                code="subgraphs-excluded",
+            )
+        )
     correction = _make_calibration(calibrate, gpu, engine)
     ms = engine.running_ms(correction, has_gaps=not cuda_graph)
     result = _summarize(engine, gpu, correction, ms)
