@@ -99,6 +99,8 @@ def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], tar
     if len(times) == 1:
         gpu = times[0].gpu
         text += f" on {gpu.name} ({gpu.clock:.0f} MHz)"
+    elif not times and prediction.compute_capabilities:
+        text += f" on compute capability {', '.join(prediction.compute_capabilities)}"
     if times and times[0].batch != 1:
         text += f", batch x{times[0].batch:g}"
     return f"{text}, {target.title}"
@@ -269,9 +271,9 @@ def _add_findings(page: TextPage, prediction: Prediction, time: TimeEstimate | N
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Group findings by code, in the order in which each code first comes."""
+    """Group findings by code: errors first, then in the order in which each code first comes."""
     groups: dict[tuple[str, Severity], list[Finding]] = {}
-    for finding in findings:
+    for finding in sorted(findings, key=lambda f: f.severity != Severity.ERROR):
         if finding.code not in _CONVERSION_CODES:
             groups.setdefault((finding.code, finding.severity), []).append(finding)
     together = itertools.chain.from_iterable(groups.values())
@@ -368,7 +370,7 @@ def _add_remedies(page: TextPage, prediction: Prediction) -> None:
         fixed = str(Path(path).with_name(f"{Path(path).stem}_fixed.onnx"))
         page.fill(f"[*] {format_count(count, 'place')} can be fixed without new data:")
         page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
-    if verdicts.build_verdict(prediction) is not None:
+    if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx --calib images/{option}")
         recipe = suggest_recipe(prediction.findings)

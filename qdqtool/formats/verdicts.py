@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qdqtool.formats.output import Style
+from qdqtool.reasons.gpus import GpuLacks
 from qdqtool.reasons.quantizers import OutsideRules
 from qdqtool.types import Assumption, Precision, Prediction, Severity
 from qdqtool.util.text import format_count, format_layer_counts
@@ -304,9 +305,18 @@ def _describe_errors(prediction: Prediction, consequence: str, *, builds: bool) 
     chosen = [code for code in errors if codes.get(code).builds == builds]
     if not chosen:
         return ""
-    title, places = codes.get(chosen[0]).title, format_count(errors[chosen[0]], "place")
+    title, count = codes.get(chosen[0]).title, errors[chosen[0]]
+    places = f", {count} places" if count > 1 else ""
     others = f"; further errors: {', '.join(chosen[1:])}" if chosen[1:] else ""
-    return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}, {places}){others}"
+    return f"{consequence}: {title[0].lower()}{title[1:]} ({chosen[0]}{places}){others}"
+
+
+def has_model_errors(prediction: Prediction) -> bool:
+    """Return whether an error comes from the model, not from the GPU or its TensorRT."""
+    return any(
+        f.severity == Severity.ERROR and not isinstance(f.causes[0].refusal, GpuLacks)
+        for f in prediction.findings
+    )
 
 
 def quality_verdict(prediction: Prediction, float_type: Precision) -> Verdict:

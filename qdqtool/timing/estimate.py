@@ -44,7 +44,7 @@ from qdqtool.timing.work import LayerWork
 from qdqtool.timing.workload import EngineWorkload, predict_workload
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import EngineLayer, Json, Precision, Prediction
+from qdqtool.types import EngineLayer, Json, Precision, Prediction, Severity
 from qdqtool.util.json_text import json_text
 from qdqtool.util.notes import Note
 from qdqtool.util.outputs import write_text
@@ -98,6 +98,7 @@ class TimeEstimate:
         launch_ms: Milliseconds that the kernels would take without computing or moving data.
         is_cuda_graph: Whether the engine runs as a CUDA graph.
         quantized: Type of most layers that Q/DQ quantize: INT8 or FP8.
+        is_supported: Whether the target builds for the GPU at all.
     """
 
     gpu: Gpu
@@ -125,6 +126,7 @@ class TimeEstimate:
     launch_ms: float = 0.0
     is_cuda_graph: bool = False
     quantized: Precision = Precision.INT8
+    is_supported: bool = True
 
     @property
     def layer_count(self) -> int:
@@ -399,7 +401,8 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     if own != batch:
         notes.append(
             Note(
-                f"the model's batch is {own}; times were scaled to a batch of {batch}",
+                f"the file has the fixed batch {own}, and TensorRT builds that batch: the times "
+                f"are for the same model exported with batch {batch}",
                 code="batch-scaled",
             )
         )
@@ -807,7 +810,12 @@ def predict_on_gpu(
         prediction.time = time.as_json()
         if options.save_calibration and time.calibration is not None:
             write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
-    prediction.findings += gpu_findings(prediction, gpu, index)
+    findings = gpu_findings(prediction, gpu, index)
+    prediction.findings += findings
+    if time is not None:
+        time.is_supported = all(
+            f.code != "GPU-VERSION" or f.severity != Severity.ERROR for f in findings
+        )
     return prediction, time
 
 

@@ -251,7 +251,7 @@ class Target:
     @property
     def _minor_version(self) -> tuple[int, int]:
         """Version that the user named, else the latest possible minor version of the target."""
-        return version_numbers(self.requested_version) or (self.version[0], MAX_MAJOR)
+        return version_numbers(self.requested_version) or (self.version[0], LAST_MINOR)
 
     @property
     def capability_names(self) -> list[str]:
@@ -415,7 +415,7 @@ def target_before(name: str) -> Target | None:
 
 _JETPACK_6 = (10, 3)  # stands for TensorRT 10 without a minor version
 _JETPACK_PATCHES = {(8, 0): 1, (8, 2): 1, (8, 4): 1, (8, 5): 2, (8, 6): 2}  # others have 0
-MAX_MAJOR = 19  # largest plausible major version; a larger number (85) is a typing error
+LAST_MINOR = 19  # larger than every minor version so far
 STRONGLY_TYPED = "-strongly-typed"  # suffix of a target's name if it is a choice (TensorRT 10)
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
 
@@ -455,8 +455,8 @@ def _find_by_version(text: str) -> Target | None:
         target = target_of_version(version)
     except VersionError:
         return None
-    if int(version.partition(".")[0]) > MAX_MAJOR:
-        return None
+    if int(version.partition(".")[0]) > max(t.version[0] for t in TARGETS.values()):
+        return None  # a typing error (85), or a version that does not exist yet
     if version_numbers(version) == target.version and version.count(".") < 2:
         return target
     proof = f"{version} is answered by the nearest rules, those of {target.name}; {target.proof}"
