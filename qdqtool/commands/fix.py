@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     help="Translate for DLA, which has no Q/DQ, and apply no fixes: --output is the float model, "
     "and FILE a calibration cache with the scales. Prints the build with the layers' precisions.",
 )
-@options.calib_option("Compare outputs on some of these images, not on random inputs.")
+@options.calib_option(
+    "Compare outputs on some of these images, not on random inputs. With --dla-cache: measure the "
+    "ranges of tensors without a quantizer on them."
+)
 @options.image_options
 @options.format_options
 def command(
@@ -69,7 +72,13 @@ def command(
     """
     if dla_cache is not None:
         release = options.choose_target(target, strongly_typed)
-        _translate(model, output, dla_cache, release, only, calib or inputs, answer)
+        if only or inputs is not None:
+            raise UsageError(
+                "--dla-cache applies no fixes, so that --only and --inputs have no effect",
+                code="option-without-effect",
+                parameter="dla_cache",
+            )
+        _translate(model, output, dla_cache, release, calib, images, answer)
         return 0
     from calibration.archives import read_arrays
     from qdqtool.fixing.api import fix
@@ -101,17 +110,11 @@ def _translate(
     output: str,
     cache: str,
     target: Target,
-    only: tuple[str, ...],
-    data: str | None,
+    calib: str | None,
+    images: options.ImageArguments,
     answer: options.AnswerWriter,
 ) -> None:
     """Write the float model and the calibration cache for ``--dla-cache``."""
-    if only or data is not None:
-        raise UsageError(
-            "--dla-cache applies no fixes, so that --only, --inputs and --calib have no effect",
-            code="option-without-effect",
-            parameter="dla_cache",
-        )
     from qdqtool.fixing.dla import translate_for_dla
     from qdqtool.formats.insertion_text import add_cache
     from qdqtool.formats.output import Style, TextPage, as_options, use_option_names
@@ -119,7 +122,7 @@ def _translate(
 
     reserve_output(output, "-o")
     reserve_output(cache, "--dla-cache")
-    translation = translate_for_dla(model, target)
+    translation = translate_for_dla(model, target, data=calib, **images.as_keywords())
     report = translation.save(output, cache)
 
     def render_text(width: int) -> TextPage:

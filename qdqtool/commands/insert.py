@@ -107,18 +107,7 @@ def command(
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
     started = perf_counter()
-    if calib is None and calib_table is None:
-        raise UsageError(
-            "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
-            code="missing-argument",
-            parameter="calib",
-        )
-    if calib is not None and calib_table is not None:
-        raise UsageError(
-            "--calib and --calib-table exclude each other: ranges come from images or from a table",
-            code="option-conflict",
-            parameter="calib_table",
-        )
+    _check_source(calib, calib_table)
     options.check_cluster(cluster, mixed_cpus)
     if calib is None:
         options.refuse_without("images (--calib)", *_CALIBRATION_PARAMETERS)
@@ -126,9 +115,11 @@ def command(
     release = options.choose_target(target, strongly_typed)
     if gpu is not None:  # reject an unknown GPU before the work
         from qdqtool.timing import gpus
+        from qdqtool.trt.gpu_support import require_gpu_support
 
         known_gpu = gpus.choose_gpu(gpu)
         release = release.with_capability(known_gpu.cc, known_gpu.name)
+        require_gpu_support(release, known_gpu.cc, known_gpu.name)
     from qdqtool.util.files import reserve_output
 
     for output_path, option in (
@@ -193,6 +184,22 @@ def command(
         render_text,
     )
     return 0
+
+
+def _check_source(calib: str | None, calib_table: str | None) -> None:
+    """Check that ranges come from either images or a table."""
+    if calib is None and calib_table is None:
+        raise UsageError(
+            "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
+            code="missing-argument",
+            parameter="calib",
+        )
+    if calib is not None and calib_table is not None:
+        raise UsageError(
+            "--calib and --calib-table exclude each other: ranges come from images or from a table",
+            code="option-conflict",
+            parameter="calib_table",
+        )
 
 
 def _write_table(result: Insertion, path: str | None) -> CacheReport | None:

@@ -27,7 +27,7 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import ScaleDead, ScaleNotPositive
+from qdqtool.reasons.scales import ScaleDead, ScaleNotPositive
 from qdqtool.reasons.text import format_number
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal

@@ -269,7 +269,7 @@ def add_cache(page: TextPage, cache: CacheReport) -> None:
     """Add the calibration cache that was written, and the command that builds with it."""
     for line in cache.lines():
         indent = " " * (len(line) - len(line.lstrip()))
-        page.fill(line, len(indent) + 2, indent)
+        page.fill(as_options(line), len(indent) + 2, indent)
     page.add_lines("Build for DLA:")
     page.add_command("", cache.command)
 

@@ -20,6 +20,7 @@ _MAX_TYPES = 3  # columns of a table of GPUs: float, INT8 and FP8
 # Relative difference from which the time with the Q/DQ of `insert` is listed.
 _MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # share of the total time from which a saving is printed
+_WARNING_NOTES = ("batch-scaled",)  # notes on times that do not hold for the file as it is
 _MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layout are printed
 
 
@@ -40,11 +41,16 @@ def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         page.fill(result.text, 4, "  ", result.style)
         _add_time_table(page, time)
     for time in times:
-        prefix = f"note ({time.gpu.name}): " if len(times) > 1 else "note: "
+        if not time.is_supported:
+            continue
+        name = f" ({time.gpu.name})" if len(times) > 1 else ""
         for remark in _remarks(page, time):
-            page.fill(prefix + as_options(remark), 4, "  ")
-    if any(label.startswith("FP8") for time in times for label in list_times(time)):
-        page.fill(f"note: {_describe_fp8_basis(times)}", 4, "  ")
+            is_warning = getattr(remark, "code", "") in _WARNING_NOTES
+            word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
+            page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)
+    supported = [time for time in times if time.is_supported]
+    if any(label.startswith("FP8") for time in supported for label in list_times(time)):
+        page.fill(f"note: {_describe_fp8_basis(supported)}", 4, "  ")
 
 
 def _describe_fp8_basis(times: Sequence[TimeEstimate]) -> str:
@@ -121,11 +127,13 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     heads = "".join(f"{label.split()[0]:>11}" for label in labels)
     page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
     for time in times:
-        listed = list_times(time)
+        listed = list_times(time) if time.is_supported else {}
         cells = [format_ms(listed[x]) if x in listed else "-" for x in labels]
         gain = time.faster_range if time.is_float else time.gain_range
         ratio, style = "no INT8" if not time.gpu.has_int8 else "unknown", Style.PLAIN
-        if gain is not None and time.gpu.has_int8:
+        if not time.is_supported:
+            ratio = "not supported by this TensorRT (GPU-VERSION)"
+        elif gain is not None and time.gpu.has_int8:
             ratio, style = _format_ratio(gain), ratio_style(gain)
             if time.is_float:
                 ratio = f"{gain.quantized} {ratio}"

@@ -22,7 +22,8 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import CHECK, WeightScales, WeightScalesCause
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.weights import WeightScales, WeightScalesCause
 from qdqtool.util.records import record
 
 _INT8_MAX = 127.0
@@ -252,7 +253,7 @@ def _build_fault(
     worst = max(bad, key=lambda f: float(np.abs(f.channels.logs).max()))
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
-        CHECK,
+        MODEL_CHECK,
         worst.node.name,
         cause,
         tuple(f.node.name for f in bad),
