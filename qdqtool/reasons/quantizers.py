@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_scale
-from qdqtool.types import Cause, Finding, FindingRule, Precision, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Precision, Reason, fixable
 from qdqtool.util.text import format_count
 
 
-class NothingQuantized(Refusal):
+class NothingQuantized(Reason):
     """A model without any Q/DQ or integer operator.
 
     Attributes:
@@ -28,7 +28,7 @@ class NothingQuantized(Refusal):
         )
 
 
-class TypeUnknown(Refusal):
+class TypeUnknown(Reason):
     """A quantizer to a type that TensorRT lacks; ``kind`` names the type."""
 
     rules = (FindingRule("QTYPE"),)
@@ -39,7 +39,7 @@ class TypeUnknown(Refusal):
         return f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
 
 
-class UnsignedZeroPoint(Refusal):
+class UnsignedZeroPoint(Reason):
     """A quantizer to uint8 with zero point 0.
 
     Attributes:
@@ -60,7 +60,7 @@ class UnsignedZeroPoint(Refusal):
         )
 
 
-class ZeroPointMissing(Refusal):
+class ZeroPointMissing(Reason):
     """A quantizer without a zero point (third input)."""
 
     rules = (fixable("DQ-3-INPUTS"),)
@@ -71,7 +71,7 @@ class ZeroPointMissing(Refusal):
         return f"{self.node} ({self.op}) has no zero-point input."
 
 
-class ZeroPointCount(Refusal):
+class ZeroPointCount(Reason):
     """Different numbers of scales and zero points."""
 
     rules = (fixable("ZP-VOLUME"),)
@@ -83,12 +83,12 @@ class ZeroPointCount(Refusal):
         return f"{self.node} has {self.scales} scales and {self.zero_points} zero points."
 
 
-class NonzeroZeroPoint(Refusal, reason="zero-point"):
+class NonzeroZeroPoint(Reason, key="zero-point"):
     """A zero point is not 0; ``zero_points`` has the smallest and the largest one."""
 
     rules = (fixable("ZP-NONZERO"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
 
     dq: str
     zero_points: tuple[int, int]
@@ -101,7 +101,7 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
         )
 
 
-class AxisOpset(Refusal):
+class AxisOpset(Reason):
     """Scales for each channel in an opset without an axis.
 
     Attributes:
@@ -121,7 +121,7 @@ class AxisOpset(Refusal):
         return f"{self.node} is per-channel in opset {self.opset}, {axis}."
 
 
-class ParameterIndirect(Refusal):
+class ParameterIndirect(Reason):
     """A scale or zero point that operators compute from constants.
 
     Attributes:
@@ -148,7 +148,7 @@ class ParameterIndirect(Refusal):
         )
 
 
-class OtherTypes(Refusal):
+class OtherTypes(Reason):
     """Quantizers of other types than 8-bit integers.
 
     Attributes:
@@ -167,7 +167,7 @@ class OtherTypes(Refusal):
         )
 
 
-class OutsideRules(Refusal, reason="outside-rules"):
+class OutsideRules(Reason, key="outside-rules"):
     """Data or weights are quantized to FP8 or INT4.
 
     The Q/DQ passes of INT8 do not cover these types.
@@ -212,7 +212,7 @@ _FORMS = {  # by form of simulated quantizers: its operators, and how to export 
 }
 
 
-class FakeQuantizers(Refusal):
+class FakeQuantizers(Reason):
     """Simulated quantizers that are not Q and DQ; the node is the first one.
 
     Attributes:

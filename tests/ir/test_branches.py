@@ -151,7 +151,7 @@ def test_branch_that_passes_a_tensor_on() -> None:
 def test_branches_of_the_data_are_counted(target: str) -> None:
     prediction = qdqtool.predict(model_with(conditional("flag"), flag=True), target)
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    reason = finding.causes[0].refusal
+    reason = finding.causes[0].reason
     assert (reason.node, reason.convolutions, reason.quantizers) == ("if", 2, 8)
     assert reason.int8 == 2
 
@@ -159,7 +159,7 @@ def test_branches_of_the_data_are_counted(target: str) -> None:
 def test_body_of_a_loop_is_counted() -> None:
     prediction = qdqtool.predict(loop())
     (finding,) = (f for f in prediction.findings if f.code == "SUBGRAPH")
-    reason = finding.causes[0].refusal
+    reason = finding.causes[0].reason
     assert (reason.op, reason.convolutions, reason.int8) == ("Loop", 1, 1)
 
 
