@@ -82,7 +82,9 @@ def reported_in(prediction: Prediction, step: FixStep) -> list[Reason]:
     """Return the reasons that a step answers."""
     causes = [r for f in prediction.findings for c in f.causes for r in (c.reason, *c.also)]
     return list(
-        dict.fromkeys(r for r in (*causes, *prediction.refusals) if isinstance(r, step.reason_types))
+        dict.fromkeys(
+            r for r in (*causes, *prediction.refusals) if isinstance(r, step.reason_types)
+        )
     )
 
 

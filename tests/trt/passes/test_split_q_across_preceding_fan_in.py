@@ -57,7 +57,7 @@ def test_float_consumer_is_reported(g: Graph) -> None:
         SplitQAcrossPrecedingFanIn,
     )
     assert (result.lines, result.reasons) == ([], [("Concat", "output-not-only-quantized")])
-    assert ("a", "Abs") in [(r.node, r.op) for r in result.reasons[0].consumers]
+    assert ("a", "Abs") in [(r.node, r.op) for r in result.records[0].consumers]
 
 
 def test_second_q_is_reported(g: Graph) -> None:
