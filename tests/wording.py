@@ -68,6 +68,8 @@ def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         g = Graph(opset=19, fp8=True)
         model = g.model(g.conv(g.input(1, 32, 8, 8), "c", channels, **options))
         yield f"FP8 {name}", model, "trt10"
+        if name == "depthwise":
+            yield "FP8 for Hopper", model, "10.2"
     for name, channels, height in (("column", 4, 8), ("kernel", 8, 16)):
         g = Graph(opset=19, fp8=True)
         k = 1 if name == "column" else 7

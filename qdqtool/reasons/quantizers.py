@@ -14,15 +14,21 @@ class NothingQuantized(Reason):
     Attributes:
         convolutions: Number of Conv, ConvTranspose, Gemm and MatMul with constant weights, which
             could have Q/DQ.
+        is_nested: Whether branches of If or bodies of Loop and Scan have Q/DQ.
     """
 
     rules = (FindingRule("NO-QDQ"),)
 
     convolutions: int
+    is_nested: bool = False
 
     def message(self, finding: Finding, cause: Cause) -> str:
+        if self.is_nested:
+            place = "this model has Q/DQ in branches of If or bodies of Loop and Scan only"
+        else:
+            place = "this model has no Q/DQ"
         return (
-            "this model has no Q/DQ; "
+            f"{place}; "
             f"{'one layer' if self.convolutions == 1 else f'{self.convolutions} layers'} with "
             "constant weights could run in INT8."
         )

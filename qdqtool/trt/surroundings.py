@@ -510,7 +510,8 @@ def _find_fp8_obstacle(layer: Layer, by: str, target: Target) -> Reason | None:
         return fp8.FloatFp8Deconvolution(by, node, size)
     if layer.kind == LayerKind.CONVOLUTION and layer.op == "Conv":
         if not target.fp8_convolutions:
-            return fp8.EarlyFp8Convolution(by, node, target.display_name, size)
+            capability = target.named_capability if target.needs_hopper_for_fp8 else ""
+            return fp8.EarlyFp8Convolution(by, node, target.version_name, size, capability)
         return fault_checks.large_fp8_kernel(by, node, layer.weights.kernel, size)
     return None
 

@@ -8,6 +8,7 @@ import onnx
 from qdqtool.findings.lint import fp8
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir import qdq
+from qdqtool.ir.branches import has_nested_quantizers
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
 from qdqtool.ir.qdq import is_dq
@@ -18,6 +19,7 @@ from qdqtool.patterns.fake_quantizers import (
     QuantizerForm,
     find_aten_nodes,
     find_fake_quantizers,
+    find_nested_quantizers,
 )
 from qdqtool.patterns.heads import INT8_HEAD_SIZES, is_computed_product
 from qdqtool.patterns.view import View
@@ -122,7 +124,7 @@ def report_fake_quantizers(model: Model, report: FindingReport) -> None:
         report: Receives the findings.
     """
     groups: dict[QuantizerForm, list[FakeQuantizer]] = defaultdict(list)
-    for fake in find_fake_quantizers(model):
+    for fake in (*find_fake_quantizers(model), *find_nested_quantizers(model)):
         groups[fake.form].append(fake)
     for form, fakes in groups.items():
         others = [fake for fake in fakes if fake.problem]
@@ -150,7 +152,8 @@ def _check_any_quantizer(view: View, report: FindingReport) -> None:
     if not qdq.is_quantized(view.model):
         floats = [n for n in view.nodes_with_weights if view.weights(n).folded]
         if floats and not any(fault_checks.computes_integers(n) for n in view.model.nodes):
-            report.add(NothingQuantized(MODEL_CHECK, "", len(floats)))
+            nested = has_nested_quantizers(view.model)
+            report.add(NothingQuantized(MODEL_CHECK, "", len(floats), nested))
 
 
 def _report_other_types(
