@@ -43,6 +43,12 @@ STEPS = (
         find=quantizers.find_nonpositive_scales,
     ),
     FixStep(
+        (faults.ScaleImplausible,),
+        _EXACT,
+        requantizes_weights=True,
+        find=quantizers.find_weight_scales,
+    ),
+    FixStep(
         (IntegersLost, simulation.ActivationPerChannel),
         _ONE_BIT,
         find=quantizers.find_scale_vectors,
@@ -95,6 +101,12 @@ STEPS = (
         ),
         _SHARED,
         find=pairs.find_different_scales,
+    ),
+    FixStep(
+        (faults.WeightScales,),
+        _EXACT,
+        requantizes_weights=True,
+        find=quantizers.find_weight_scales,
     ),
 )
 
