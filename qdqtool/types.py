@@ -613,6 +613,8 @@ class ModelInfo:
         open_inputs: Shape of each input that leaves dimensions open: -1 for the batch, the size to
             build for elsewhere.
         has_bfloat16: Whether it has tensors of bfloat16.
+        subgraphs: Numbers of ``convolutions``, ``matrix_products`` and ``quantizers`` in branches
+            of If and bodies of Loop and Scan, which are not analyzed; empty without any.
     """
 
     path: str
@@ -621,6 +623,7 @@ class ModelInfo:
     nodes: int
     open_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     has_bfloat16: bool = False
+    subgraphs: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> Json:
         """Return the JSON fields."""
@@ -630,6 +633,7 @@ class ModelInfo:
             "opset": self.opset,
             "nodes": self.nodes,
             "open_inputs": {name: list(shape) for name, shape in self.open_inputs.items()},
+            "subgraphs": dict(self.subgraphs),
         }
 
 

@@ -24,8 +24,18 @@ from qdqtool.buildlog.agreement import (
     TraceCounts,
 )
 from qdqtool.findings.messages import describe_finding
-from qdqtool.reasons import simulation
+from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.fusions import (
+    ActivationBeforeAdd,
+    BatchNormNotConstant,
+    ConvTransposeBatchNorm,
+)
+from qdqtool.reasons.inputs import InputNotDequantized
+from qdqtool.reasons.outputs import OutputDifferentScales, OutputManyConsumers, OutputNotQuantized
+from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, TensorConsumer
+from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import (
     Cause,
@@ -49,14 +59,14 @@ thorough = settings(  # no shrinking: minutes for a failure that is expected; ad
 
 # The refusals of an output, as they decide: the first of them that was recorded.
 DECIDE = (
-    simulation.BatchNormNotConstant,
-    simulation.ConvTransposeBatchNorm,
-    simulation.ResidualFloat,
-    simulation.AddOutputNotQuantized,
-    simulation.ActivationBeforeAdd,
-    simulation.OutputDifferentScales,
-    simulation.OutputManyConsumers,
-    simulation.OutputNotQuantized,
+    BatchNormNotConstant,
+    ConvTransposeBatchNorm,
+    ResidualFloat,
+    AddOutputNotQuantized,
+    ActivationBeforeAdd,
+    OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
 )
 
 
@@ -93,26 +103,26 @@ def claimed_float(finding: Finding) -> set[str]:
         if isinstance(
             r,
             (
-                simulation.OutputManyConsumers,
-                simulation.OutputNotQuantized,
-                simulation.AddOutputNotQuantized,
+                OutputManyConsumers,
+                OutputNotQuantized,
+                AddOutputNotQuantized,
             ),
         ):
             nodes |= {x.node for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.SUM)}
-        elif isinstance(r, simulation.ResidualFloat):
+        elif isinstance(r, ResidualFloat):
             nodes.add(r.add)
         elif isinstance(
             r,
             (
-                simulation.InputNotDequantized,
-                simulation.WeightsNotDequantized,
-                simulation.PoolingOneSide,
-                simulation.ReduceNotPooling,
+                InputNotDequantized,
+                WeightsNotDequantized,
+                PoolingOneSide,
+                ReduceNotPooling,
             ),
         ):
             nodes.add(r.node)
         elif (
-            isinstance(r, simulation.RemainingConversion)
+            isinstance(r, RemainingConversion)
             and r.quantize
             and not (cause.see or cause.also or r.requantizes)
         ):
@@ -203,7 +213,7 @@ def test_findings_agree_if_consumers_have_two_scales(move: str, target: str) -> 
     model = forked(move, (0.1, 0.2))
     prediction = qdqtool.predict(model, target)
     reasons = {conv.name: reason for conv, reason in written_float(prediction)}
-    assert reasons["c0"] is simulation.OutputDifferentScales or move in OPEN
+    assert reasons["c0"] is OutputDifferentScales or move in OPEN
     assert disagreements(prediction) == []
     assert false_claims(prediction, model) == []
 
@@ -221,7 +231,7 @@ def test_false_claims_reports_a_wrong_finding() -> None:
     prediction = qdqtool.predict(model)
     assert false_claims(prediction, model) == []
     reader = TensorConsumer(ConsumerKind.OP, "moved", "MaxPool")
-    claim = simulation.OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
+    claim = OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
     prediction.findings.append(
         Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, describe_finding)
     )

@@ -10,22 +10,16 @@ import onnx
 
 import qdqtool
 from qdqtool.findings import messages, obstacles
-from qdqtool.findings.rules import finding_code
+from qdqtool.findings.rules import REASON_MODULES, finding_code
 from qdqtool.formats.build_text import render_comparison
 from qdqtool.prediction import predict
-from qdqtool.reasons import faults, simulation
+from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons import placement as placement_reasons
-from qdqtool.reasons.faults import (
-    CHECK,
-    ActivationFit,
-    ActivationScales,
-    DecomposedNorm,
-    DepthwiseAdd,
-    LargeKernel,
-    OutlierScales,
-)
+from qdqtool.reasons.attention import DecomposedNorm
+from qdqtool.reasons.convolutions import DepthwiseAdd, LargeKernel
 from qdqtool.reasons.gpus import GpuFact, GpuLacks
-from qdqtool.reasons.simulation import WeightsNotConstant
+from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
+from qdqtool.reasons.weights import WeightsNotConstant
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.comparison.networks import float_network, network
 from tests.comparison.test_changes import listing
@@ -74,6 +68,8 @@ def fp8_networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         g = Graph(opset=19, fp8=True)
         model = g.model(g.conv(g.input(1, 32, 8, 8), "c", channels, **options))
         yield f"FP8 {name}", model, "trt10"
+        if name == "depthwise":
+            yield "FP8 for Hopper", model, "10.2"
     for name, channels, height in (("column", 4, 8), ("kernel", 8, 16)):
         g = Graph(opset=19, fp8=True)
         k = 1 if name == "column" else 7
@@ -163,7 +159,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "zero point of an Identity", constants.network("zero", constants.identity), "trt8.6"
 
 
-def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
+def single_wordings() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     """One small network for each kind that none of the others has."""
     yield "attention", attention(64), "trt10"
     g = Graph(opset=12)
@@ -270,13 +266,15 @@ def records() -> list[Refusal]:
     ]
     fits = (ActivationFit("a.Q", 0.1, 0.25, 0.1, 2.0), ActivationFit("b.Q", 0.2, 0.0, 0.0, 0.125))
     for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0)):
-        listed.append(ActivationScales(CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
+        listed.append(ActivationScales(MODEL_CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
     listed += [
-        OutlierScales(CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear)
+        OutlierScales(MODEL_CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear)
         for linear in (True, False)
     ]
     listed += [
-        DecomposedNorm(CHECK, "n", exact, opset) for exact in (True, False) for opset in (13, 17)
+        DecomposedNorm(MODEL_CHECK, "n", exact, opset)
+        for exact in (True, False)
+        for opset in (13, 17)
     ]
     return listed
 
@@ -286,7 +284,7 @@ def findings() -> tuple[tuple[str, list[Finding]], ...]:
     """Return the findings of each network, by its label, and those of the records."""
     predicted = [
         (label, predict(proto, target).findings)
-        for label, proto, target in (*networks(), *further())
+        for label, proto, target in (*networks(), *single_wordings())
     ]
     recorded = [
         Finding(
@@ -362,7 +360,7 @@ def comparisons(folder: Path) -> dict[str, list[str]]:
 
 def skip_classes() -> list[type[Refusal]]:
     """Return the classes of reasons that a placement records, in the order of their names."""
-    modules = (placement_reasons, simulation, faults)
+    modules = (placement_reasons, *REASON_MODULES)
     classes = {
         value
         for module in modules

@@ -125,9 +125,11 @@ def command(
     release = options.choose_target(target, strongly_typed)
     if gpu is not None:  # reject an unknown GPU before the work
         from qdqtool.timing import gpus
+        from qdqtool.trt.gpu_support import require_gpu_support
 
         known_gpu = gpus.choose_gpu(gpu)
         release = release.with_capability(known_gpu.cc, known_gpu.name)
+        require_gpu_support(release, known_gpu.cc, known_gpu.name)
     from qdqtool.util.files import reserve_output
 
     for output_path, option in (

@@ -14,7 +14,7 @@ import click
 from qdqtool.commands import completion, options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import Json, Prediction
+from qdqtool.types import Json, Prediction, Severity
 from qdqtool.util.text import as_line, format_count, format_list
 
 if TYPE_CHECKING:
@@ -286,12 +286,23 @@ def _predict(
     from qdqtool.gpu_prediction import predict_with_time
 
     results = [predict_with_time(path, target, request, **settings) for request in requests]
+    times = [time for _, time in results if time is not None]
+    if any(time.is_supported for time in times):
+        _demote_support_errors([prediction for prediction, _ in results])
     prediction = results[0][0]
     places = {(f.code, f.node) for f in prediction.findings}
     for other, _ in results[1:]:
         prediction.findings += [f for f in other.findings if (f.code, f.node) not in places]
         places |= {(f.code, f.node) for f in other.findings}
-    return prediction, [time for _, time in results if time is not None]
+    return prediction, times
+
+
+def _demote_support_errors(predictions: list[Prediction]) -> None:
+    """Make the error that a GPU is not supported a warning, because another GPU is supported."""
+    for prediction in predictions:
+        for finding in prediction.findings:
+            if finding.code == "GPU-VERSION":
+                finding.severity = Severity.WARNING
 
 
 def _render_text(
@@ -318,13 +329,13 @@ def _render_text(
         prediction = result.prediction
         if prediction is None:
             continue
+        built = choose_typing(prediction, target)
         page.add_gap()
         page.add_page(
-            render(prediction, width, times=result.times, half=half, target=target, **settings)
+            render(prediction, width, times=result.times, half=half, target=built, **settings)
         )
         if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
             page.add_gap()
-            built = choose_typing(prediction, target)
             page.add_page(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
             )

@@ -39,7 +39,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.reasons.faults import IntegerOperator, UnsignedZeroPoint
+from qdqtool.reasons.operators import IntegerOperator
+from qdqtool.reasons.quantizers import UnsignedZeroPoint
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity

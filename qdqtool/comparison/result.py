@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -268,6 +268,8 @@ class SideSummary:
         gpu: GPU that the time is for, or empty.
         gaps: Missing parts of a truncated build.
         obstacle: Form of quantization in the model that TensorRT rejects, or empty.
+        subgraphs: Numbers of layers and quantizers in subgraphs of the model, which are not
+            compared; see :attr:`qdqtool.types.ModelInfo.subgraphs`.
     """
 
     kind: str
@@ -287,6 +289,7 @@ class SideSummary:
     obstacle: str = ""
     compute_capabilities: list[str] = field(default_factory=list)
     fp8: int | None = None
+    subgraphs: Mapping[str, int] = field(default_factory=dict)
 
     def count_int8(self, nodes: Collection[NodeSide]) -> None:
         """Set the numbers of INT8 and FP8 convolutions."""
@@ -318,6 +321,7 @@ class SideSummary:
         return {
             **fields,
             "target": self.target or None,
+            "subgraphs": dict(self.subgraphs),
             "compute_capabilities": list(self.compute_capabilities),
             "gpu": self.gpu or None,
             "matrix_products": self.products,
@@ -395,6 +399,8 @@ class Comparison(SavableResult):
                 return f"{side.title} is incomplete"
         if None in (self.a.int8, self.b.int8):
             return "data types are not known"
+        if any(side.subgraphs.get("quantizers") for side in (self.a, self.b)):
+            return "Q/DQ in branches of If or bodies of Loop and Scan are not compared"
         unknown = len(self.unknown)
         return f"data types of {unknown} convolutions are not known" if unknown else ""
 

@@ -65,6 +65,8 @@ def summarize(comparison: Comparison) -> str:
     elif not parts:
         is_equal = comparison.nodes and not comparison.unknown
         parts = ["no difference" if is_equal else "data types are not known"]
+        if not comparison.nodes and (comparison.a.subgraphs or comparison.b.subgraphs):
+            parts = ["nothing to compare outside of branches and bodies"]
     return "; ".join([*parts, *_describe_time(comparison)])
 
 

@@ -12,18 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qdqtool.reasons import faults, simulation
 from qdqtool.reasons.compiler import IntegersLost, LossCause, ScalesJoined
-from qdqtool.reasons.simulation import (
-    RemainingConversion,
-    ScalesAround,
+from qdqtool.reasons.conversions import RemainingConversion, ScalesAround, quantizers_with_own
+from qdqtool.reasons.convolutions import ChannelNumbers
+from qdqtool.reasons.inputs import InputNotDequantized
+from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers
+from qdqtool.reasons.outputs import (
+    OutputDifferentScales,
+    OutputManyConsumers,
+    OutputNotQuantized,
+    OutputScale,
     find_float_sum,
     find_shared_pooling,
     is_before_normalization,
     is_left_float,
     quantizers_after_pooling,
-    quantizers_with_own,
 )
+from qdqtool.reasons.pooling import PoolingOneSide
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import (
     ConsumerKind,
     Scale,
@@ -117,7 +123,7 @@ def _shareable_key(quantizer: TensorConsumer | None) -> IdentityKey:
 # Classes whose messages depend on their values ------------------------------------------------
 
 
-def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized) -> IdentityKey:
+def _input_key(finding: Finding, cause: Cause, r: InputNotDequantized) -> IdentityKey:
     if not r.weights_quantized:
         return (bool(r.dq),)
     if not r.dq:
@@ -127,7 +133,7 @@ def _input_key(finding: Finding, cause: Cause, r: simulation.InputNotDequantized
     return r.dq, r.tensor, r.blocker or (r.producer, r.op)
 
 
-def _output_key(finding: Finding, cause: Cause, r: simulation.OutputNotQuantized) -> IdentityKey:
+def _output_key(finding: Finding, cause: Cause, r: OutputNotQuantized) -> IdentityKey:
     if finding.code == "POOL-FLOAT":
         return r.node, *map(_average_key, cause.also)
     if is_before_normalization(r) and r.node in finding.convolutions:
@@ -142,19 +148,17 @@ def _average_key(refusal: Refusal) -> IdentityKey:
 
     The key of any other refusal has its values.
     """
-    if not isinstance(refusal, simulation.PoolingOneSide):
+    if not isinstance(refusal, PoolingOneSide):
         return _reason_key(refusal)
     return tuple(q.node for q in quantizer_consumers(refusal.consumers)[:1])
 
 
-def _pooling_key(finding: Finding, cause: Cause, r: simulation.PoolingOneSide) -> IdentityKey:
+def _pooling_key(finding: Finding, cause: Cause, r: PoolingOneSide) -> IdentityKey:
     quantizers = [q.node for q in quantizer_consumers(r.consumers)]
     return (r.origin.node, *quantizers[:1]) if r.quantized_input else ("", *quantizers)
 
 
-def _many_consumers_key(
-    finding: Finding, cause: Cause, r: simulation.OutputManyConsumers
-) -> IdentityKey:
+def _many_consumers_key(finding: Finding, cause: Cause, r: OutputManyConsumers) -> IdentityKey:
     add, pool = find_float_sum(r), find_shared_pooling(r)
     if pool is not None:
         return (
@@ -177,7 +181,7 @@ def _many_consumers_key(
     return r.node, _consumers_key(r.consumers)
 
 
-def _residual_key(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -> IdentityKey:
+def _residual_key(finding: Finding, cause: Cause, r: ResidualFloat) -> IdentityKey:
     float_readers = [x for x in r.consumers if x.kind in (ConsumerKind.OP, ConsumerKind.OUTPUT)]
     shared = _shareable_key(find_shareable_quantizer(r.quantizers))
     return (
@@ -191,7 +195,7 @@ def _residual_key(finding: Finding, cause: Cause, r: simulation.ResidualFloat) -
     )
 
 
-def _sum_key(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized) -> IdentityKey:
+def _sum_key(finding: Finding, cause: Cause, r: AddOutputNotQuantized) -> IdentityKey:
     return (
         r.node,
         r.add,
@@ -200,15 +204,13 @@ def _sum_key(finding: Finding, cause: Cause, r: simulation.AddOutputNotQuantized
     )
 
 
-def _output_scales_key(
-    finding: Finding, cause: Cause, r: simulation.OutputDifferentScales
-) -> IdentityKey:
+def _output_scales_key(finding: Finding, cause: Cause, r: OutputDifferentScales) -> IdentityKey:
     return r.node if r.node in finding.convolutions else "", *_scales_key(
         cause, r.tensor, r.consumers
     )
 
 
-def _channels_key(finding: Finding, cause: Cause, r: faults.ChannelNumbers) -> IdentityKey:
+def _channels_key(finding: Finding, cause: Cause, r: ChannelNumbers) -> IdentityKey:
     return r.inputs, r.outputs, () if r.small else tuple(dict.fromkeys(r.odd))
 
 
@@ -263,26 +265,26 @@ def _conversion_cause_key(cause: Cause, r: RemainingConversion) -> IdentityKey:
     if not r.quantize:
         return _consumers_key(r.consumers)
     for refusal in cause.also:
-        if isinstance(refusal, simulation.OutputScale):
+        if isinstance(refusal, OutputScale):
             return type(refusal), origin.node
         consumers: Sequence[TensorConsumer] = ()
-        if isinstance(refusal, simulation.ManyConsumers | simulation.ConcatReadElsewhere):
+        if isinstance(refusal, ManyConsumers | ConcatReadElsewhere):
             consumers = float_consumers(refusal.consumers)
         return type(refusal), refusal.node, _consumers_key(consumers)
     return origin.node, origin.op, origin.int8
 
 
 _KEYS_BY_CLASS: dict[type[Refusal], Callable[[Finding, Cause, Any], IdentityKey]] = {
-    simulation.InputNotDequantized: _input_key,
-    simulation.OutputNotQuantized: _output_key,
-    simulation.OutputManyConsumers: _many_consumers_key,
-    simulation.OutputDifferentScales: _output_scales_key,
-    simulation.ResidualFloat: _residual_key,
-    simulation.AddOutputNotQuantized: _sum_key,
-    simulation.PoolingOneSide: _pooling_key,
+    InputNotDequantized: _input_key,
+    OutputNotQuantized: _output_key,
+    OutputManyConsumers: _many_consumers_key,
+    OutputDifferentScales: _output_scales_key,
+    ResidualFloat: _residual_key,
+    AddOutputNotQuantized: _sum_key,
+    PoolingOneSide: _pooling_key,
     RemainingConversion: _conversion_key,
     ScalesAround: _scales_around_key,
-    faults.ChannelNumbers: _channels_key,
+    ChannelNumbers: _channels_key,
     IntegersLost: _loss_key,
     ScalesJoined: _loss_key,
 }

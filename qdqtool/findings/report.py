@@ -7,12 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from qdqtool.findings.rules import PROMISED_CODES, attempted_reasons, finding_code
-from qdqtool.reasons.simulation import (
-    AddOutputNotQuantized,
-    RemainingConversion,
-    ResidualFloat,
-    ScalesAround,
-)
+from qdqtool.reasons.conversions import RemainingConversion, ScalesAround
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualFloat
 from qdqtool.reasons.tensors import TensorSize
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import (

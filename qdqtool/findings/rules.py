@@ -5,10 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qdqtool.findings import ways  # imported because it declares a class of reasons
-from qdqtool.reasons import compiler, faults, fp8, gpus, simulation
+from qdqtool.reasons import (
+    attention,
+    compiler,
+    conversions,
+    convolutions,
+    different_scales,
+    float_types,
+    fp8,
+    fusions,
+    gpus,
+    heads,
+    inputs,
+    motion,
+    operators,
+    outputs,
+    pooling,
+    quantizers,
+    residuals,
+    scales,
+    weights,
+)
 from qdqtool.types import Finding, FindingCode, FindingRule, Refusal
 
-REASON_MODULES = (simulation, faults, fp8, compiler, gpus, ways)
+REASON_MODULES = (
+    attention,
+    compiler,
+    conversions,
+    convolutions,
+    different_scales,
+    float_types,
+    fp8,
+    fusions,
+    gpus,
+    heads,
+    inputs,
+    motion,
+    operators,
+    outputs,
+    pooling,
+    quantizers,
+    residuals,
+    scales,
+    weights,
+    ways,
+)
 
 
 def reason_classes() -> Iterator[type[Refusal]]:

@@ -19,6 +19,7 @@ from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.prepare import MIN_OPSET, raise_opset
+from qdqtool.ir.branches import count_subgraphs, has_nested_quantizers
 from qdqtool.ir.graph import Model
 from qdqtool.ir.graphsurgeon import to_graphsurgeon
 from qdqtool.ir.modelfile import ModelSource, load_full, save
@@ -26,6 +27,7 @@ from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.fake_quantizers import (
     find_aten_nodes,
     find_fake_quantizers,
+    find_nested_quantizers,
     rewrite_fake_quantizers,
 )
 from qdqtool.patterns.view import View
@@ -195,7 +197,7 @@ def fix(
         samples = images or (None if inputs is None else [dict(inputs)])
         with pause_gc():
             session = FixSession(model, version, samples, options.effort)
-            session.notes += [*notes_of_rewrite, *notes]
+            session.notes += [*notes_of_rewrite, *notes, *_note_subgraphs(original)]
             _apply_fixes(session, requested)
             before = predict(original, version) if rewritten else session.before
     noise_before, noise_after = session.judge.first_noise, session.judge.noise
@@ -246,6 +248,21 @@ def _describe_narrow(count: int) -> Note:
     )
 
 
+def _note_subgraphs(model: Model) -> list[Note]:
+    """Return a note if branches or bodies have Q/DQ, which fixes do not change."""
+    count = count_subgraphs(model).get("quantizers", 0)
+    if not count:
+        return []
+    return [
+        Note(
+            f"{format_count(count, 'Q/DQ node')} in branches of If or bodies of Loop and Scan "
+            "were not analyzed and not changed",
+            code="subgraphs-unchanged",
+            count=count,
+        )
+    ]
+
+
 def _require_quantizers(model: Model) -> None:
     """Check that a model has Q/DQ.
 
@@ -254,7 +271,7 @@ def _require_quantizers(model: Model) -> None:
     """
     if is_quantized(model):
         return
-    fakes = find_fake_quantizers(model)
+    fakes = find_fake_quantizers(model) or find_nested_quantizers(model)
     if fakes:
         raise ModelError(
             f"the {len(fakes)} quantizers ({fakes[0].form}) cannot be written as Q/DQ, for "
@@ -263,6 +280,13 @@ def _require_quantizers(model: Model) -> None:
             model.path or "model",
             code="not-quantized",
             node=fakes[0].name,
+        )
+    if has_nested_quantizers(model):
+        raise ModelError(
+            "its Q/DQ are in branches of If or bodies of Loop and Scan, which fix does not "
+            "analyze; export the model without control flow (qdqtool explain SUBGRAPH)",
+            model.path or "model",
+            code="subgraph-quantized",
         )
     aten = find_aten_nodes(model)
     reason = "quantize it first (qdqtool insert)"

@@ -29,8 +29,10 @@ from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passa
 from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.heads import find_dfl
 from qdqtool.patterns.view import View, adds_computed
-from qdqtool.reasons.faults import ConcatAfterHead, ScaleDead
-from qdqtool.reasons.simulation import InsideActivation, ResidualBothQuantized, ResidualFloat
+from qdqtool.reasons.fusions import InsideActivation
+from qdqtool.reasons.heads import ConcatAfterHead
+from qdqtool.reasons.residuals import ResidualBothQuantized, ResidualFloat
+from qdqtool.reasons.scales import ScaleDead
 from qdqtool.reasons.text import MIN_SCALE_RATIO, format_number, list_names
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal

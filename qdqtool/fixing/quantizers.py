@@ -27,14 +27,9 @@ from qdqtool.ir.qdq import QuantParams
 from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import (
-    ScaleDead,
-    ScaleImplausible,
-    ScaleNotPositive,
-    WeightScales,
-    WeightScalesCause,
-)
+from qdqtool.reasons.scales import ScaleDead, ScaleImplausible, ScaleNotPositive
 from qdqtool.reasons.text import format_number
+from qdqtool.reasons.weights import WeightScales, WeightScalesCause
 from qdqtool.trt.fault_checks import channel_maxima, find_extreme_scales
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal

@@ -16,7 +16,7 @@ from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.reasons import faults
+from qdqtool.reasons.weights import WeightsPerTensor
 from qdqtool.trt.targets import Target
 from qdqtool.types import Finding, Json, Prediction, Severity
 from qdqtool.util.notes import Note
@@ -372,4 +372,4 @@ def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
 
 def _has_lossy_weights(prediction: Prediction) -> bool:
     refusals = [c.refusal for f in prediction.findings for c in f.causes]
-    return any(isinstance(r, faults.WeightsPerTensor) and r.lossy for r in refusals)
+    return any(isinstance(r, WeightsPerTensor) and r.lossy for r in refusals)

@@ -31,10 +31,10 @@ from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import LayerKind, operator_of, weight_scale_axis
 from qdqtool.patterns.rewrites import copy_weights
 from qdqtool.patterns.view import View, WeightSource
-from qdqtool.reasons.faults import WeightsPerTensor, WeightsStored
-from qdqtool.reasons.simulation import BatchNormNotConstant, WeightsShared
+from qdqtool.reasons.fusions import BatchNormNotConstant
 from qdqtool.reasons.tensors import STEPS
 from qdqtool.reasons.text import list_names
+from qdqtool.reasons.weights import WeightsPerTensor, WeightsShared, WeightsStored
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 

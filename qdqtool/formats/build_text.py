@@ -9,6 +9,7 @@ from qdqtool.buildlog.build_status import IMPLICIT_INT8
 from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
 from qdqtool.formats.output import Style, TextPage, as_options
 from qdqtool.formats.time_text import format_ms
+from qdqtool.formats.verdicts import describe_subgraphs
 from qdqtool.trt.targets import target_named
 from qdqtool.util.text import cut_middle, format_count, format_layer_counts
 
@@ -207,7 +208,7 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
     if side.kind == "build" and side.int8 is None:
         layers = "times of layers, no data types"
     parts = [layers]
-    if not side.quantized and side.kind == "model":
+    if not side.quantized and side.kind == "model" and not side.subgraphs.get("quantizers"):
         parts.append("no Q/DQ")
     elif side.int8 is not None:
         output = ""
@@ -217,6 +218,9 @@ def _add_side(page: TextPage, label: str, side: SideSummary) -> None:
         parts.append(f"{side.int8} in INT8{output}{fp8}")
     if side.conversions is not None and side.quantized:
         parts.append(format_count(side.conversions, "Q/DQ layer"))
+    nested = describe_subgraphs(side.subgraphs)
+    if nested:
+        parts.append(f"not compared: {nested}")
     if side.ms is not None:
         source = "" if side.measured else f" on {side.gpu} (estimated)"
         parts.append(f"{format_ms(side.ms)}{source}")

@@ -99,6 +99,8 @@ def _describe_subject(prediction: Prediction, times: Sequence[TimeEstimate], tar
     if len(times) == 1:
         gpu = times[0].gpu
         text += f" on {gpu.name} ({gpu.clock:.0f} MHz)"
+    elif not times and prediction.compute_capabilities:
+        text += f" on compute capability {', '.join(prediction.compute_capabilities)}"
     if times and times[0].batch != 1:
         text += f", batch x{times[0].batch:g}"
     return f"{text}, {target.title}"
@@ -116,7 +118,7 @@ def _add_verdict(
         page.fill(problem.text, 2, "  ", problem.style)
         if verdicts.describe_rejection(prediction):
             return
-    if times:
+    if times and verdicts.is_analyzed(prediction):
         add_speed(page, times)
     elif problem is None:
         text, style = verdicts.quality_verdict(prediction, float_type)
@@ -134,7 +136,10 @@ def _add_facts(
     outside = verdicts.describe_outside(prediction, float_type)
     if outside:
         page.add_row("Not covered", outside.rstrip("; "))
-    if not verdicts.has_no_qdq(prediction):
+    nested = verdicts.describe_subgraphs(prediction.model.subgraphs)
+    if nested and prediction.convolutions:
+        page.add_row("Not analyzed", nested)
+    if verdicts.is_analyzed(prediction) and not verdicts.has_no_qdq(prediction):
         for label, text in verdicts.layer_rows(prediction, float_type).items():
             page.add_row(label, text)
         page.add_row("Q/DQ layers", _describe_conversions(prediction, times))
@@ -215,10 +220,8 @@ def builds_quantized(prediction: Prediction) -> bool:
 
 
 def choose_typing(prediction: Prediction, target: Target) -> Target:
-    """Return `target`, made strongly typed if the network has FP8."""
-    if not target.has_fp8 or not prediction.summary()["fp8"]:
-        return target
-    return strongly_typed(target)
+    """Return `target`, made strongly typed if the prediction is for a strongly typed network."""
+    return strongly_typed(target) if target_named(prediction.target).strongly_typed else target
 
 
 def build_commands(
@@ -266,9 +269,9 @@ def _add_findings(page: TextPage, prediction: Prediction, time: TimeEstimate | N
 
 
 def _group_by_code(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Group findings by code, in the order in which each code first comes."""
+    """Group findings by code: errors first, then in the order in which each code first comes."""
     groups: dict[tuple[str, Severity], list[Finding]] = {}
-    for finding in findings:
+    for finding in sorted(findings, key=lambda f: f.severity != Severity.ERROR):
         if finding.code not in _CONVERSION_CODES:
             groups.setdefault((finding.code, finding.severity), []).append(finding)
     together = itertools.chain.from_iterable(groups.values())
@@ -279,7 +282,7 @@ def _add_code(
     page: TextPage, same: list[Finding], products: set[str], time: TimeEstimate | None
 ) -> None:
     """Add the findings of one code: title, first place (or all places), fix and saving."""
-    from qdqtool.reasons.faults import describe_harm
+    from qdqtool.reasons.heads import describe_harm
 
     head = same[0]
     title = ": ".join(filter(None, (title_of(head.code), describe_harm(same))))
@@ -365,7 +368,7 @@ def _add_remedies(page: TextPage, prediction: Prediction) -> None:
         fixed = str(Path(path).with_name(f"{Path(path).stem}_fixed.onnx"))
         page.fill(f"[*] {format_count(count, 'place')} can be fixed without new data:")
         page.add_command("", f"qdqtool fix {shlex.quote(path)} -o {shlex.quote(fixed)}{option}")
-    if verdicts.build_verdict(prediction) is not None:
+    if verdicts.has_model_errors(prediction):
         page.fill("From the float model instead (recommended):")
         page.add_command("", f"qdqtool insert FLOAT.onnx --calib images/{option}")
         recipe = suggest_recipe(prediction.findings)

@@ -19,6 +19,7 @@ _MAX_LAYERS = 10
 # Relative difference from which the time with the Q/DQ of `insert` is listed.
 _MIN_DIFFERENCE = 0.02
 _MIN_SAVING = 0.002  # share of the total time from which a saving is printed
+_WARNING_NOTES = ("batch-scaled",)  # notes on times that do not hold for the file as it is
 _MIN_LAYOUTS = 0.02  # share of the total time from which changes of memory layout are printed
 
 
@@ -39,9 +40,13 @@ def add_speed(page: TextPage, times: Sequence[TimeEstimate]) -> None:
         page.fill(result.text, 4, "  ", result.style)
         _add_time_table(page, time)
     for time in times:
-        prefix = f"note ({time.gpu.name}): " if len(times) > 1 else "note: "
+        if not time.is_supported:
+            continue
+        name = f" ({time.gpu.name})" if len(times) > 1 else ""
         for remark in _remarks(page, time):
-            page.fill(prefix + as_options(remark), 4, "  ")
+            is_warning = getattr(remark, "code", "") in _WARNING_NOTES
+            word, style = ("warning", Style.UNCLEAR) if is_warning else ("note", Style.PLAIN)
+            page.fill(f"{word}{name}: {as_options(remark)}", 4, "  ", style)
 
 
 def list_times(time: TimeEstimate) -> dict[str, float]:
@@ -101,11 +106,13 @@ def _add_gpu_table(page: TextPage, times: Sequence[TimeEstimate]) -> None:
     heads = "".join(f"{label[:10]:>11}" for label in labels)
     page.add_lines(f"  {'':<{column}}{heads}  speed (80 % range)")
     for time in times:
-        listed = list_times(time)
+        listed = list_times(time) if time.is_supported else {}
         cells = [format_ms(listed[x]) if x in listed else "-" for x in labels]
         gain = time.faster_range if time.is_float else time.gain_range
         ratio, style = "no INT8" if not time.gpu.has_int8 else "unknown", Style.PLAIN
-        if gain is not None and time.gpu.has_int8:
+        if not time.is_supported:
+            ratio = "not supported by this TensorRT (GPU-VERSION)"
+        elif gain is not None and time.gpu.has_int8:
             ratio, style = _format_ratio(gain), ratio_style(gain)
         row = f"  {time.gpu.name:<{column}}{''.join(f'{cell:>11}' for cell in cells)}  "
         page.fill(ratio, len(row), row, style)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from qdqtool.ir.branches import count_subgraphs
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import find_bfloat16
 from qdqtool.types import ModelInfo
@@ -87,4 +88,5 @@ def describe_model(model: Model) -> ModelInfo:
         len(model.nodes),
         complete_shapes(model, batch=-1),
         bool(find_bfloat16(model)),
+        count_subgraphs(model),
     )

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.ir import qdq
+from qdqtool.ir.branches import find_bodies
 from qdqtool.ir.constants import ConstantEvaluator
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model, Node
 from qdqtool.proto.subgraphs import DOMAINS, with_subgraph_nodes
-from qdqtool.util.records import record
+from qdqtool.util.records import record, replace_fields
 
 _FloatArray = npt.NDArray[np.float64]
 ATEN = "org.pytorch.aten"
@@ -92,6 +93,16 @@ def find_fake_quantizers(model: Model) -> list[FakeQuantizer]:
     if not cache:
         cache["all"] = list(_QuantizerFinder(model).find())
     return cache["all"]
+
+
+def find_nested_quantizers(model: Model) -> list[FakeQuantizer]:
+    """Return the simulated quantizers in branches and bodies; none of them can be rewritten."""
+    nested = []
+    for owner in model.nodes:
+        for body in find_bodies(model, owner):
+            problem = f"it is in a subgraph of {owner.name} ({owner.op})"
+            nested += [replace_fields(fake, problem=problem) for fake in find_fake_quantizers(body)]
+    return nested
 
 
 def find_aten_nodes(model: Model) -> list[Node]:

@@ -219,11 +219,14 @@ def insert(
             code="unsupported",
             parameter="gpu",
         )
+    version = target_named(target)
+    if gpu is not None and version.needs_hopper_for_fp8:
+        version = version.with_capability(gpus.choose_gpu(gpu).cc)
     with record_inputs() as inputs:
         if precision == "auto":
-            result = _insert_better(model, data, target_named(target), options, gpu)
+            result = _insert_better(model, data, version, options, gpu)
         else:
-            inserter = _Inserter(model, data, target_named(target), options)
+            inserter = _Inserter(model, data, version, options)
             inserter.quantize()
             result = inserter.finish()
     result.read = inputs
@@ -299,7 +302,9 @@ def _find_fp8_obstacle(target: Target, gpu: str | None, fp8: Sequence[_Inserter]
             return f"{named.name} has no FP8"
     try:
         for inserter in fp8:
-            inserter.choose_placement()
+            placement = inserter.choose_placement()
+            if not target.fp8_convolutions and rules.warn_fp8_version(placement, inserter.target):
+                return f"TensorRT {target.version_name} has no FP8 convolutions on this GPU"
     except NothingToQuantize as error:
         return f"no layer suits FP8: {error.reason}"
     return ""
@@ -434,6 +439,7 @@ class _Inserter:
             self._model, self._options.placement, self.target
         )
         result.notes.extend(placement.notes)
+        result.warnings.extend(rules.warn_fp8_version(placement, self.target))
         if alpha is not None:
             result.smoothed, note = smooth(
                 self._model, placement, alpha, self._data, self._options.images

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from qdqtool.reasons.faults import FloatDeconvolution
+from qdqtool.reasons.convolutions import FloatDeconvolution
 from qdqtool.reasons.fp8 import FloatFp8Column, LargeFp8Kernel, NonzeroFp8ZeroPoint
-from qdqtool.reasons.simulation import InputNotDequantized, WeightsNotDequantized
+from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.reasons.text import Message
+from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
 
 COMPILER = "TensorRT-RTX"  # pass name in the refusals of TensorRT-RTX

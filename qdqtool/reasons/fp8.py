@@ -50,15 +50,45 @@ class FloatFp8Deconvolution(Refusal, reason="fp8-deconvolution"):
 
 
 class EarlyFp8Convolution(Refusal, reason="fp8-version"):
-    """A convolution of FP8 data and weights on a TensorRT without FP8 convolutions."""
+    """A convolution of FP8 data and weights on a TensorRT without FP8 convolutions.
+
+    Attributes:
+        version: Version of TensorRT.
+        elements: Size of the convolution's output.
+        capability: Compute capability that lacks them; empty if all GPUs do.
+    """
 
     rules = (FindingRule("FP8-VERSION"),)
 
     version: str
     elements: TensorSize | None = None
+    capability: str = ""
 
     def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} runs in float: TensorRT {self.version} has no FP8 convolutions."
+        place = f" on compute capability {self.capability}" if self.capability else ""
+        return f"{self.node} runs in float: TensorRT {self.version} has no FP8 convolutions{place}."
+
+
+class HopperOnlyFp8(Refusal):
+    """Convolutions of FP8 on a TensorRT that has them on Hopper only; no GPU was named.
+
+    Attributes:
+        version: Version of TensorRT.
+        count: Number of the convolutions; the node is the first one.
+    """
+
+    rules = (FindingRule("FP8-VERSION"),)
+
+    version: str
+    count: int
+
+    def message(self, finding: Finding, cause: Cause) -> str:
+        convolutions = format_count(self.count, "convolution")
+        return (
+            f"{convolutions} ({self.node} first): TensorRT {self.version} computes convolutions "
+            "in FP8 on Hopper (compute capability 9.0) only, which this prediction assumes. Name "
+            "the GPU to predict others."
+        )
 
 
 class OutputTypeDiffers(Refusal, reason="output-type"):
@@ -97,15 +127,24 @@ class Fp8Unsupported(Refusal):
 
 
 class WeaklyTypedFp8(Refusal):
-    """Quantizers of FP8 in a weakly typed network; the node is the first one."""
+    """Quantizers of FP8 on a target whose networks are weakly typed by default.
+
+    Attributes:
+        count: Number of quantizers; the node is the first one.
+        is_predicted_typed: Whether the prediction is for a strongly typed build.
+    """
 
     rules = (FindingRule("FP8-WEAK"),)
 
     count: int
+    is_predicted_typed: bool = False
 
     def message(self, finding: Finding, cause: Cause) -> str:
         nodes = format_count(self.count, "Q/DQ node")
-        return f"{nodes} of FP8 ({self.node} first): a weakly typed build may run them in FP16."
+        build = "this prediction is for --stronglyTyped; " if self.is_predicted_typed else ""
+        return (
+            f"{nodes} of FP8 ({self.node} first): {build}a weakly typed build may run them in FP16."
+        )
 
 
 class NonzeroFp8ZeroPoint(Refusal):

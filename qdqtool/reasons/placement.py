@@ -189,7 +189,7 @@ class SubgraphLayers(Refusal):
     count: int
 
     def skip_reason(self) -> str:
-        return f"the {self.count} convolutions or products inside its body run in float"
+        return f"{format_count(self.count, 'layer')} with weights in its subgraphs not quantized"
 
 
 # Nodes for which INT8 gains nothing -----------------------------------------------------------

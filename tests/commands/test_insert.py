@@ -233,6 +233,11 @@ def test_insert_gpu_decides_what_runs_in_int8(
     assert answer["time"]["float"]["precision"] == precision
 
 
+def test_insert_refuses_a_gpu_that_the_target_does_not_support(folder: Path, cli: Cli) -> None:
+    cli.refuse("insert", "small.onnx", "--calib", "images.npz", "--gpu", "GTX 1080")
+    assert not Path("small_qdq.onnx").exists()
+
+
 def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
-    answer = insert_small(cli, "--gpu", "Jetson Nano")
+    answer = insert_small(cli, "--gpu", "Jetson Nano", "--target", "8.5")
     assert answer["time"]["gain"] is None

@@ -9,7 +9,10 @@ import pytest
 from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import advise, predict
-from qdqtool.reasons.simulation import ConcatScales, OutputScale, ReduceNotPooling, ResidualFloat
+from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.outputs import OutputScale
+from qdqtool.reasons.pooling import ReduceNotPooling
+from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind
 from qdqtool.reasons.text import advise_common_scale
 from qdqtool.types import Evidence, Finding, Severity

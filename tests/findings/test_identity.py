@@ -16,13 +16,10 @@ from qdqtool.findings.messages import describe_finding
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.reasons.compiler import IntegersLost, LossCause
-from qdqtool.reasons.simulation import (
-    OutputNotQuantized,
-    PoolingOneSide,
-    ReduceNotPooling,
-    RemainingConversion,
-    ResidualFloat,
-)
+from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.outputs import OutputNotQuantized
+from qdqtool.reasons.pooling import PoolingOneSide, ReduceNotPooling
+from qdqtool.reasons.residuals import ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind, PathStep, TensorConsumer, TensorOrigin, TensorSize
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from qdqtool.util.records import replace_fields

@@ -22,8 +22,14 @@ from qdqtool.fixing.api import fix
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.reasons import fp8, simulation
+from qdqtool.reasons import fp8
 from qdqtool.reasons.compiler import IntegersLost
+from qdqtool.reasons.fusions import ActivationBeforeAdd
+from qdqtool.reasons.inputs import InputNotDequantized, TypesDiffer
+from qdqtool.reasons.motion import ConcatReadElsewhere, ManyConsumers, NotCommuting
+from qdqtool.reasons.outputs import OutputScale
+from qdqtool.reasons.quantizers import OutsideRules
+from qdqtool.reasons.weights import WeightsAxis, WeightsNotDequantized
 from qdqtool.trt import fault_checks, surroundings
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
@@ -79,9 +85,9 @@ def test_no_call_gives_a_finding_its_code() -> None:
 
 # Refusals that several modules make, in ways that have nothing in common.
 IN_SEVERAL_MODULES = {
-    simulation.InputNotDequantized: "TensorRT's optimizer moves DQs, TensorRT-RTX's follows integers",
-    simulation.WeightsNotDequantized: "like the input",
-    simulation.ActivationBeforeAdd: "two passes: one joins both to a kernel, one would fuse the Add",
+    InputNotDequantized: "TensorRT's optimizer moves DQs, TensorRT-RTX's follows integers",
+    WeightsNotDequantized: "like the input",
+    ActivationBeforeAdd: "two passes: one joins both to a kernel, one would fuse the Add",
 }
 
 
@@ -114,20 +120,20 @@ def callables(node: ast.AST) -> Iterator[ast.expr]:
 
 
 CALLED = [
-    "alias = simulation.RemainingConversion",
-    "alias = simulation.RemainingConversion if x else None",
+    "alias = conversions.RemainingConversion",
+    "alias = conversions.RemainingConversion if x else None",
     "partial(RemainingConversion, x)",
     "map(RemainingConversion, x)",
     "RemainingConversion(x)",
-    "def f(make=simulation.RemainingConversion): ...",
-    "(make := simulation.RemainingConversion)(x)",
+    "def f(make=conversions.RemainingConversion): ...",
+    "(make := conversions.RemainingConversion)(x)",
     "def f(): return RemainingConversion",
 ]
 NOT_CALLED = [
-    "isinstance(x, simulation.RemainingConversion)",
-    "KINDS = (simulation.RemainingConversion, simulation.ResidualFloat)",
-    "x: simulation.RemainingConversion",
-    "reasons[simulation.RemainingConversion]",
+    "isinstance(x, conversions.RemainingConversion)",
+    "KINDS = (conversions.RemainingConversion, conversions.ResidualFloat)",
+    "x: conversions.RemainingConversion",
+    "reasons[conversions.RemainingConversion]",
 ]
 
 
@@ -139,11 +145,11 @@ def test_callables_are_those_of_the_source(source: str) -> None:
 
 # Refusals that neither a finding nor a placement reports.
 NOT_REPORTED = {
-    simulation.TypesDiffer: "the fault of a quantizer (MODEL_FAULTS), which the checks report by its type",
-    simulation.OutsideRules: "like TypesDiffer",
-    simulation.NotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
-    simulation.ManyConsumers: "like NotCommuting",
-    simulation.ConcatReadElsewhere: "like NotCommuting",
+    TypesDiffer: "the fault of a quantizer (MODEL_FAULTS), which the checks report by its type",
+    OutsideRules: "like TypesDiffer",
+    NotCommuting: "why a Q stays; part of the conversion (RemainingConversion) or of the float result after it",
+    ManyConsumers: "like NotCommuting",
+    ConcatReadElsewhere: "like NotCommuting",
 }
 
 
@@ -153,7 +159,7 @@ def test_refusals_are_reported_except_some() -> None:
     assert kinds - REPORTED - placed == NOT_REPORTED.keys()
     assert not any(kind.rules for kind in NOT_REPORTED)
     without_code = {kind for kind in MODEL_FAULTS if not finding_codes(kind)}
-    assert without_code == {simulation.TypesDiffer, simulation.OutsideRules}
+    assert without_code == {TypesDiffer, OutsideRules}
 
 
 def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
@@ -180,9 +186,9 @@ def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
 def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
     of_layers = made_in(surroundings, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
     reported = {
-        simulation.OutputScale,
-        simulation.InputNotDequantized,
-        simulation.WeightsNotDequantized,
+        OutputScale,
+        InputNotDequantized,
+        WeightsNotDequantized,
         fp8.FloatFp8Deconvolution,
         fp8.EarlyFp8Convolution,
         fp8.LargeFp8Kernel,
@@ -305,7 +311,7 @@ def on_a_wrong_axis(code: str) -> onnx.ModelProto:
 )
 def test_conversion_names_the_fault_of_its_convolution(code: str) -> None:
     prediction = predict(on_a_wrong_axis(code), "trt8.5")
-    assert [type(r) for r in prediction.refusals if r.node == "c"] == [simulation.WeightsAxis]
+    assert [type(r) for r in prediction.refusals if r.node == "c"] == [WeightsAxis]
     assert {"W-AXIS", code}.intersection(f.code for f in prediction.findings) == {code}
     (stays,) = (f for f in prediction.findings if f.code == "CONVERSION" and f.node == "p.DQ")
     assert [other for other, _ in stays.causes[0].see] == [code]

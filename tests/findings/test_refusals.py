@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from qdqtool.findings.rules import REASON_MODULES
 from qdqtool.prediction import predict
-from qdqtool.reasons import fp8, simulation
-from qdqtool.reasons.faults import OtherTypes, TypeUnknown
-from qdqtool.reasons.simulation import ScalesAround
+from qdqtool.reasons import compiler
+from qdqtool.reasons.conversions import ScalesAround
+from qdqtool.reasons.fp8 import FloatFp8Column
+from qdqtool.reasons.quantizers import OtherTypes, TypeUnknown
 from qdqtool.reasons.tensors import PathStep
 from qdqtool.types import Precision, Refusal
 from qdqtool.util.records import field_values
@@ -15,11 +17,13 @@ from tests.findings.graphs import GRAPHS
 
 CLASSES = {
     kind.reason: kind
-    for kind in (*vars(simulation).values(), *vars(fp8).values())
+    for module in REASON_MODULES
+    if module is not compiler
+    for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, Refusal)
     and kind.reason
-    and kind not in (Refusal, ScalesAround, fp8.FloatFp8Column)  # the last is TensorRT-RTX's
+    and kind not in (Refusal, ScalesAround, FloatFp8Column)  # the last is TensorRT-RTX's
 }
 
 # Finding that each class becomes, and values in its causes.

@@ -17,8 +17,9 @@ from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.reasons.faults import FakeQuantizers
-from qdqtool.reasons.simulation import RemainingConversion, ScalesDiffer
+from qdqtool.reasons.conversions import RemainingConversion
+from qdqtool.reasons.different_scales import ScalesDiffer
+from qdqtool.reasons.quantizers import FakeQuantizers
 from qdqtool.trt.targets import target_named
 from tests.errors import has
 from tests.findings.graphs import GRAPHS

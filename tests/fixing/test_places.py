@@ -17,7 +17,8 @@ from qdqtool.fixing.steps import STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import advise, predict
-from qdqtool.reasons.simulation import InsideActivation, OutputManyConsumers
+from qdqtool.reasons.fusions import InsideActivation
+from qdqtool.reasons.outputs import OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Prediction, Refusal
 from qdqtool.util.records import field_values, replace_fields

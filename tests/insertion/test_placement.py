@@ -17,8 +17,8 @@ from qdqtool.insertion.structure import branch_lengths
 from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import weight_scale_axis
 from qdqtool.reasons import placement as placement_reasons
-from qdqtool.reasons.faults import FloatDeconvolution
-from qdqtool.reasons.simulation import WeightsNotConstant
+from qdqtool.reasons.convolutions import FloatDeconvolution
+from qdqtool.reasons.weights import WeightsNotConstant
 from qdqtool.util.records import field_values
 from tests.errors import has
 from tests.insertion.nets import Net, detector, initializer, with_constant_nodes

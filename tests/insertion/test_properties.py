@@ -16,9 +16,9 @@ from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
 from qdqtool.ir.graph import Model
 from qdqtool.ir.qdq import is_q, read_params
-from qdqtool.reasons.faults import RemainingFloat
+from qdqtool.reasons.float_types import RemainingFloat
+from qdqtool.reasons.outputs import OutputDifferentScales
 from qdqtool.reasons.placement import NothingToQuantize
-from qdqtool.reasons.simulation import OutputDifferentScales
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Severity

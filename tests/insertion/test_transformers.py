@@ -18,10 +18,10 @@ from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
+from qdqtool.reasons.attention import FusedByMyelin
 from qdqtool.reasons.compiler import IntegersLost
-from qdqtool.reasons.faults import FusedByMyelin
 from qdqtool.reasons.placement import PresetPart
-from qdqtool.reasons.simulation import ActivationPerChannel
+from qdqtool.reasons.scales import ActivationPerChannel
 from qdqtool.timing.model_variants import quantized_variant
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.planner import Planner

@@ -12,7 +12,7 @@ from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.quantization.api import insert
-from qdqtool.reasons.faults import DepthwiseAdd, DepthwiseSilu
+from qdqtool.reasons.convolutions import DepthwiseAdd, DepthwiseSilu
 from qdqtool.trt.float_fusions import FloatFusions, find_float_fusions
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, target_named

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from qdqtool.prediction import predict
 from qdqtool.quantization.api import insert
-from qdqtool.reasons.simulation import NonzeroZeroPoint
+from qdqtool.reasons.quantizers import NonzeroZeroPoint
 from qdqtool.types import Evidence, Precision, Prediction
 from tests.insertion.nets import detector
 from tests.slow import slow_after

@@ -11,7 +11,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.reasons.simulation import WeightsNotDequantized
+from qdqtool.reasons.weights import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Event, Precision, Prediction
 from qdqtool.verification.convolutions import (
     BuiltNode,

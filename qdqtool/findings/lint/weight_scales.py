@@ -22,7 +22,8 @@ from qdqtool.findings.report import FindingReport
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
-from qdqtool.reasons.faults import CHECK, WeightScales, WeightScalesCause
+from qdqtool.reasons import MODEL_CHECK
+from qdqtool.reasons.weights import WeightScales, WeightScalesCause
 from qdqtool.trt.fault_checks import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -115,7 +116,7 @@ def run(view: View, report: FindingReport) -> None:
         if fit.channels.extremes.size:
             scales, largest = fit.channels.extremes
             fault = weight_scale_implausible(
-                CHECK, fit.quantizer.name, scales, largest, fit.channels.count
+                MODEL_CHECK, fit.quantizer.name, scales, largest, fit.channels.count
             )
             report.add(fault, convolutions=[fit.node.name])
     fits = [fit for fit in fits if fit.ratios.size]
@@ -311,7 +312,7 @@ def _build_fault(
     worst = max(bad, key=lambda f: float(np.abs(f.channels.logs).max()))
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
-        CHECK,
+        MODEL_CHECK,
         worst.node.name,
         cause,
         tuple(f.node.name for f in bad),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from qdqtool.ir.operators import GATES
-from qdqtool.reasons.simulation import InsideActivation
+from qdqtool.reasons.fusions import InsideActivation
 from qdqtool.trt.layers import (
     SILU,
     Layer,

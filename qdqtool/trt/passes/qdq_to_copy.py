@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from qdqtool.reasons.simulation import RemainingConversion
+from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.layers import quantized_type
 from qdqtool.trt.passes._infra import (

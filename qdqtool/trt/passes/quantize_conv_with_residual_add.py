@@ -1,6 +1,7 @@
 """QuantizeConvWithResidualAdd."""
 
-from qdqtool.reasons import simulation
+from qdqtool.reasons.fusions import ActivationBeforeAdd
+from qdqtool.reasons.residuals import AddOutputNotQuantized, ResidualBothQuantized, ResidualFloat
 from qdqtool.reasons.tensors import ConsumerKind
 from qdqtool.trt.layers import (
     Layer,
@@ -117,7 +118,7 @@ class QuantizeConvWithResidualAdd(Pass):
     def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
         """Record a refusal if the target does not fuse an Add after an activation."""
         self.refuse(
-            simulation.ActivationBeforeAdd(
+            ActivationBeforeAdd(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -142,7 +143,7 @@ class QuantizeConvWithResidualAdd(Pass):
             return
         other = next((d for d in dqs if d is not dq), dq)
         self.refuse(
-            simulation.ResidualBothQuantized(
+            ResidualBothQuantized(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -155,7 +156,7 @@ class QuantizeConvWithResidualAdd(Pass):
     def _refuse_float_residual(self, conv: Layer, add: Layer, residual: Tensor) -> None:
         quantizers = [r for r in find_consumers(residual) if r.kind == ConsumerKind.Q]
         self.refuse(
-            simulation.ResidualFloat(
+            ResidualFloat(
                 self.name,
                 node_name(conv),
                 node_name(add),
@@ -175,11 +176,7 @@ class QuantizeConvWithResidualAdd(Pass):
             self.refuse(different)
             return
         origin = find_origin(residual)
-        self.refuse(
-            simulation.AddOutputNotQuantized(
-                self.name, name, node_name(add), origin, consumers, size
-            )
-        )
+        self.refuse(AddOutputNotQuantized(self.name, name, node_name(add), origin, consumers, size))
 
     # Fusion -----------------------------------------------------------------------------------
 

@@ -2,12 +2,9 @@
 
 from qdqtool.ir.operators import find_case
 from qdqtool.reasons import fp8
-from qdqtool.reasons.simulation import (
-    Deconvolution3D,
-    FloatTypesDiffer,
-    OutputDifferentScales,
-    OutputScale,
-)
+from qdqtool.reasons.convolutions import Deconvolution3D
+from qdqtool.reasons.float_types import FloatTypesDiffer
+from qdqtool.reasons.outputs import OutputDifferentScales, OutputScale
 from qdqtool.trt import fault_checks
 from qdqtool.trt.layers import (
     WEIGHTED,

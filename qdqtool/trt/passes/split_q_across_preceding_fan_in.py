@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from qdqtool.errors import ModelError
 from qdqtool.ir.operators import find_case
-from qdqtool.reasons.simulation import ConcatReadElsewhere, ConcatScales
+from qdqtool.reasons.different_scales import ConcatScales
+from qdqtool.reasons.motion import ConcatReadElsewhere
 from qdqtool.reasons.tensors import Scale
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_before, node_name, q_after, rank_before
 from qdqtool.trt.passes._infra import MAX_NAME, LayerKind, Network, Pass, documented

@@ -3,7 +3,7 @@
 from collections import deque
 
 from qdqtool.ir.operators import QPassage
-from qdqtool.reasons.simulation import ManyConsumers, NotCommuting
+from qdqtool.reasons.motion import ManyConsumers, NotCommuting
 from qdqtool.reasons.tensors import TensorConsumer
 from qdqtool.trt.layers import is_computed_in_float
 from qdqtool.trt.passes._infra import (

@@ -13,9 +13,9 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.reasons.faults import CHECK
-from qdqtool.reasons.simulation import WeightsNotConstant
+from qdqtool.reasons import MODEL_CHECK
 from qdqtool.reasons.tensors import PathStep
+from qdqtool.reasons.weights import WeightsNotConstant
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding, Precision, Severity
@@ -245,7 +245,7 @@ def test_weights_that_are_a_network_output_are_reported(g: Graph) -> None:
 
 def test_weights_that_are_not_constant_are_reported() -> None:
     proto = GRAPHS["weights-not-constant"]()
-    assert cause(finding(proto, "W-NONCONST")) == WeightsNotConstant(CHECK, "c", "w")
+    assert cause(finding(proto, "W-NONCONST")) == WeightsNotConstant(MODEL_CHECK, "c", "w")
     assert "W-NONCONST" not in codes_of(proto, "rtx1.7")
 
 
@@ -253,7 +253,7 @@ def test_sparse_weights_are_reported() -> None:
     tensors = simple().graph.initializer
     name = next(t.name for t in tensors if list(t.dims) == [16, 16, 1, 1])
     fault = finding(make_weights_sparse(simple(), name), "W-NONCONST")
-    assert cause(fault) == WeightsNotConstant(CHECK, "c1", name, sparse=True)
+    assert cause(fault) == WeightsNotConstant(MODEL_CHECK, "c1", name, sparse=True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from qdqtool.formats.predict_text import render
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.prediction import predict
-from qdqtool.reasons.faults import ConstantsInHalf, DecomposedNorm
+from qdqtool.reasons.attention import DecomposedNorm
+from qdqtool.reasons.float_types import ConstantsInHalf
 from qdqtool.types import Finding, Severity
 from tests.findings.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, run, store_as_half

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.reasons.faults import ScaleOwner
+from qdqtool.reasons.scales import ScaleOwner
 from tests.findings.lint.test_api import cause, finding, simple
 from tests.trt.builder import Graph
 

@@ -19,13 +19,8 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.prediction import check_activations
-from qdqtool.reasons.faults import (
-    ActivationFit,
-    ActivationScales,
-    OutlierScales,
-    WeightScales,
-    WeightScalesCause,
-)
+from qdqtool.reasons.scales import ActivationFit, ActivationScales, OutlierScales
+from qdqtool.reasons.weights import WeightScales, WeightScalesCause
 from tests.insertion.nets import detector
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after

@@ -3,7 +3,7 @@
 import pytest
 
 from qdqtool.ir.operators import LayerKind
-from qdqtool.reasons.simulation import ActivationBeforeAdd
+from qdqtool.reasons.fusions import ActivationBeforeAdd
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph

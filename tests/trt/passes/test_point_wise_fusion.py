@@ -6,7 +6,7 @@ import pytest
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
-from qdqtool.reasons.simulation import InsideActivation
+from qdqtool.reasons.fusions import InsideActivation
 from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.targets import TARGETS, target_named

@@ -3,7 +3,7 @@
 import pytest
 
 from qdqtool.ir.operators import LayerKind
-from qdqtool.reasons.simulation import RemainingConversion
+from qdqtool.reasons.conversions import RemainingConversion
 from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

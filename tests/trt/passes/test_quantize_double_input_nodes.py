@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqtool.reasons.simulation import InputNotDequantized
+from qdqtool.reasons.inputs import InputNotDequantized
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
