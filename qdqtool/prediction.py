@@ -160,9 +160,7 @@ def check_activations(
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
     # Measured scales replace the finding that guesses from the scales alone.
-    findings = [
-        f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)
-    ]
+    findings = [f for f in prediction.findings if not isinstance(f.causes[0].reason, OutlierScales)]
     prediction.findings = _sort_findings([*findings, *report.findings])
     _number_findings(prediction.findings, prediction, index)
 
@@ -269,8 +267,8 @@ def _number_findings(findings: list[Finding], prediction: Prediction, model: Mod
         finding.id = number
         names = {finding.node: None}
         for cause in finding.causes:
-            for refusal in (cause.refusal, *cause.also):
-                names.update(dict.fromkeys(refusal.names()))
+            for reason in (cause.reason, *cause.also):
+                names.update(dict.fromkeys(reason.names()))
         finding.nodes = tuple([name for name in names if name in node_names])
         if finding.node in convolutions and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)

@@ -17,7 +17,7 @@ from qdqtool.proto.slim import strip_large_weights
 from qdqtool.reasons.convolutions import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target, strongly_typed
-from qdqtool.types import Prediction, Refusal, Severity
+from qdqtool.types import Prediction, Reason, Severity
 from qdqtool.util.notes import Note
 from qdqtool.util.records import replace_fields
 
@@ -113,8 +113,8 @@ def warn_fp8_version(placement: Placement, target: Target) -> list[Note]:
     return [Note(text, code="fp8-version", version=version)]
 
 
-def _is_warning(form: type[Refusal], target: Target) -> bool:
-    """Return whether a refusal of a convolution's form is a warning or error for the target."""
+def _is_warning(form: type[Reason], target: Target) -> bool:
+    """Return whether a reason of a convolution's form is a warning or error for the target."""
     code = codes.get(form.rules[0].code).on(target.name)
     return code is not None and code.severity != Severity.INFO
 

@@ -335,7 +335,8 @@ def estimate(
                 code="in-myelin",
             )
         )
-    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1:
+    uses_int8 = is_float or simulated.summary()["int8"] > 0
+    if gpu.has_int8 and gpu.int8_rate_over_fp16 <= 1 and uses_int8:
         notes.append(_slow_int8_note(gpu))
     if count_subgraphs(resolved_model):
         notes.append(
@@ -376,14 +377,19 @@ def _main_precision(model: Model, simulated: Prediction) -> Precision:
 
 def _slow_int8_note(gpu: Gpu) -> Note:
     """Return the note about a GPU that computes INT8 no faster than its float type."""
-    int8, half = (2e-12 * gpu.mac_rate(p) for p in (Precision.INT8, gpu.float_type))
-    return Note(
-        f"{gpu.name} computes INT8 no faster than {gpu.float_type} ({int8:.0f} and {half:.0f} "
-        "TOPS): INT8 saves only memory traffic",
-        code="int8-not-faster",
-        int8_tops=int8,
-        float_tops=half,
+    types = (Precision.INT8, gpu.float_type, Precision.FP8)
+    int8, half, fp8 = (2e-12 * gpu.mac_rate(p) for p in types)
+    if gpu.int8_rate_over_fp16 < 1:
+        comparison, effect = "slower", "INT8 slows down all layers that computation limits"
+    else:
+        comparison, effect = "no faster", "INT8 saves only memory traffic"
+    text = (
+        f"{gpu.name} computes INT8 {comparison} than {gpu.float_type} ({int8:.0f} and {half:.0f} "
+        f"TOPS): {effect}"
     )
+    if gpu.has_fp8 and fp8 > half:
+        text += f". Its faster 8-bit type is FP8 ({fp8:.0f} TOPS): qdqtool insert --precision fp8"
+    return Note(text, code="int8-not-faster", int8_tops=int8, float_tops=half, fp8_tops=fp8)
 
 
 # Parts ----------------------------------------------------------------------------------------

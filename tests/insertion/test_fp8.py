@@ -127,8 +127,8 @@ def test_forms_of_convolutions_that_remain_float(
 ) -> None:
     model = conv_net(**form).index()
     placement = place(model, FP8_RULES)
-    refusals = [s.refusal for s in placement.skipped]
-    obstacles = [r.obstacle for r in refusals if isinstance(r, NoFastFp8)]
+    reasons = [s.record for s in placement.skipped]
+    obstacles = [r.obstacle for r in reasons if isinstance(r, NoFastFp8)]
     assert obstacles == ([] if obstacle is None else [obstacle])
     included = place(model, PlacementRules(head="none", number_format=FP8, include=["^c$"]))
     assert not included.skipped
@@ -150,8 +150,8 @@ def test_forms_of_products_that_remain_float(
     net.inputs[0] = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     weights = net.const("w", np.ones((shape[1], columns)))
     net.output(net.op("MatMul", "m", "x", weights))
-    refusals = [s.refusal for s in place(net.index(), FP8_RULES).skipped]
-    obstacles = [r.obstacle for r in refusals if isinstance(r, NoFastFp8)]
+    reasons = [s.record for s in place(net.index(), FP8_RULES).skipped]
+    obstacles = [r.obstacle for r in reasons if isinstance(r, NoFastFp8)]
     assert obstacles == ([] if obstacle is None else [obstacle])
 
 
