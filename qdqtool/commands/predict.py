@@ -338,12 +338,12 @@ def _render_text(
         prediction = result.prediction
         if prediction is None:
             continue
+        built = choose_typing(prediction, target)
         page.add_gap()
-        settings |= {"times": result.times, "target": target, "options": repeated}
+        settings |= {"times": result.times, "target": built, "options": repeated}
         page.add_page(render(prediction, width, half=half, **settings))
         if settings["way"] is None and not target.is_rtx and builds_quantized(prediction):
             page.add_gap()
-            built = choose_typing(prediction, target)
             page.add_page(
                 build_commands(built, result.path, width, prediction.model, half=half, batch=batch)
             )

@@ -110,7 +110,7 @@ class FixSession:
         )
 
     def try_step(self, step: FixStep, codes: set[str]) -> None:
-        """Try all places of a step together; after a refusal, without the places that caused it.
+        """Try all places of a step together; after an objection, without the places that caused it.
 
         If the prediction gets worse near a place, this place is the cause. If no cause is visible,
         for example because outputs would differ, halves of the places are tried. So the number of
@@ -221,7 +221,7 @@ class FixSession:
         if not attempts:
             return
         criteria = FixCriteria(
-            tuple(kind for step in steps for kind in step.refusal_types),
+            tuple(kind for step in steps for kind in step.reason_types),
             max(step.noise_factor for step in steps),
             costs_speed=any(step.costs_speed for step in steps),
         )
@@ -372,5 +372,5 @@ def _describe_rounded(constants: list[tuple[float, str]]) -> Note:
 
 
 def _has_lossy_weights(prediction: Prediction) -> bool:
-    refusals = [c.refusal for f in prediction.findings for c in f.causes]
-    return any(isinstance(r, WeightsPerTensor) and r.lossy for r in refusals)
+    reasons = [c.reason for f in prediction.findings for c in f.causes]
+    return any(isinstance(r, WeightsPerTensor) and r.lossy for r in reasons)

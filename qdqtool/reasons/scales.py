@@ -7,7 +7,7 @@ from enum import StrEnum
 from qdqtool.ir.qdq import PerChannel
 from qdqtool.reasons.tensors import Scale
 from qdqtool.reasons.text import Message, format_number, format_scale
-from qdqtool.types import Cause, Finding, FindingRule, Refusal, fixable
+from qdqtool.types import Cause, Finding, FindingRule, Reason, fixable
 from qdqtool.util.records import record
 from qdqtool.util.text import format_count
 
@@ -16,7 +16,7 @@ def _more(bad: int, listed: int) -> str:
     return f"; and {bad - listed} more" if bad > listed else ""
 
 
-class ScaleHalf(Refusal):
+class ScaleHalf(Reason):
     """float16 scales, all read as float32."""
 
     rules = (fixable("SCALE-FP16"),)
@@ -59,7 +59,7 @@ _RECALIBRATE = (
 _SMALLEST_HALF = 6e-8  # the smallest number that FP16 can hold
 
 
-class ScaleNotPositive(Refusal):
+class ScaleNotPositive(Reason):
     """A scale that is zero, negative or not a number.
 
     Attributes:
@@ -150,7 +150,7 @@ class ScaleNotPositive(Refusal):
         return where
 
 
-class ScaleImplausible(Refusal):
+class ScaleImplausible(Reason):
     """A positive scale that is too large or too small to come from a calibration.
 
     Attributes:
@@ -201,7 +201,7 @@ class DeadPart:
     value: float
 
 
-class ScaleDead(Refusal):
+class ScaleDead(Reason):
     """A scale with which a quantizer maps every possible value of a tensor to one value.
 
     Attributes:
@@ -249,7 +249,7 @@ class ScaleDead(Refusal):
         )
 
 
-class ScaleRank(Refusal):
+class ScaleRank(Reason):
     """A scale of several dimensions, which TensorRT reads as blocks if ``blocked``."""
 
     rules = (FindingRule("SCALE-RANK"),)
@@ -264,7 +264,7 @@ class ScaleRank(Refusal):
         )
 
 
-class ScaleCount(Refusal):
+class ScaleCount(Reason):
     """The number of scales differs from the length of the tensor's axis."""
 
     rules = (FindingRule("SCALE-COUNT"),)
@@ -281,12 +281,12 @@ class ScaleCount(Refusal):
         return f"{text}."
 
 
-class ScaleComputed(Refusal, reason="scale-computed"):
+class ScaleComputed(Reason, key="scale-computed"):
     """A scale is computed at run time; ``tensor`` is the scale."""
 
     rules = (FindingRule("SCALE-DYNAMIC"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
 
     quantizer: str
     tensor: str = ""
@@ -299,12 +299,12 @@ class ScaleComputed(Refusal, reason="scale-computed"):
         )
 
 
-class ActivationPerChannel(Refusal, reason="activation-per-channel"):
+class ActivationPerChannel(Reason, key="activation-per-channel"):
     """The data input has one scale per channel."""
 
     rules = (fixable("ACT-PER-CHANNEL"),)
 
-    identity_excludes = (*Refusal.identity_excludes, "node")  # all consumers are alike
+    identity_excludes = (*Reason.identity_excludes, "node")  # all consumers are alike
 
     dq: str
     scales: Scale
@@ -341,7 +341,7 @@ class ActivationFit:
     used: float
 
 
-class ActivationScales(Refusal):
+class ActivationScales(Reason):
     """Activation scales that do not fit the data; the node is the Q with the worst fit.
 
     Attributes:
@@ -380,7 +380,7 @@ class ActivationScales(Refusal):
         )
 
 
-class OutlierScales(Refusal):
+class OutlierScales(Reason):
     """Scales whose range covers a few values that are far larger than all other values.
 
     The node is the worst Q.

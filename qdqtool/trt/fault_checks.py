@@ -57,7 +57,7 @@ SMALLEST_SCALE = 2.0**-23  # scale that torch gives to a tensor of zeros (epsilo
 def nonzero_zero_point(
     by: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
 ) -> NonzeroZeroPoint | None:
-    """Return a refusal if a zero point is not 0; None also if zero points are unknown."""
+    """Return a reason if a zero point is not 0; None also if zero points are unknown."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
@@ -73,7 +73,7 @@ def zero_point_count(by: str, node: str, scales: int, zeros: int) -> ZeroPointCo
 def scale_computed(
     by: str, node: str, quantizer: str, computed: bool, tensor: str = ""
 ) -> ScaleComputed | None:
-    """Return a refusal if ``computed``: a scale or zero point is computed at run time."""
+    """Return a reason if ``computed``: a scale or zero point is computed at run time."""
     return ScaleComputed(by, node, quantizer, tensor) if computed else None
 
 
@@ -207,7 +207,7 @@ def scale_count(
 def activation_per_channel(
     by: str, node: str, dq: str, params: QuantParams | None
 ) -> ActivationPerChannel | None:
-    """Return a refusal if an activation has one scale for each channel."""
+    """Return a reason if an activation has one scale for each channel."""
     if params is None or not params.is_per_channel:
         return None
     return ActivationPerChannel(by, node, dq, params.summary)
@@ -219,7 +219,7 @@ def activation_per_channel(
 def weights_not_constant(
     by: str, node: str, weight: str, constant: bool, sparse: bool = False
 ) -> WeightsNotConstant | None:
-    """Return a refusal if weights are computed at run time, or stored as a sparse tensor."""
+    """Return a reason if weights are computed at run time, or stored as a sparse tensor."""
     return None if constant else WeightsNotConstant(by, node, weight, sparse)
 
 
@@ -231,7 +231,7 @@ def weights_shared(
     is_output: bool = False,
     more: int = 0,
 ) -> WeightsShared | None:
-    """Return a refusal if quantized weights have several consumers, or are a network output.
+    """Return a reason if quantized weights have several consumers, or are a network output.
 
     Args:
         by: Name of the calling pass or check.
@@ -257,7 +257,7 @@ def weights_axis(
     transposed: bool,
     is_proven: bool = True,
 ) -> WeightsAxis | None:
-    """Return a refusal if the axis of weight scales is not the axis of output channels.
+    """Return a reason if the axis of weight scales is not the axis of output channels.
 
     Args:
         by: Name of the calling pass or check.
@@ -314,7 +314,7 @@ def bias_quantized(
 def float_types_differ(
     by: str, node: str, floats: tuple[Precision, Precision], dq: str = "", weight_dq: str = ""
 ) -> FloatTypesDiffer | None:
-    """Return a refusal if the DQs of data and weights write different float types."""
+    """Return a reason if the DQs of data and weights write different float types."""
     if floats[0] == floats[1] or not (floats[0].is_float and floats[1].is_float):
         return None
     return FloatTypesDiffer(by, node, dq, weight_dq, floats)
@@ -350,7 +350,7 @@ def deconvolution_float(by: str, node: Node) -> FloatDeconvolution | None:
 def large_fp8_kernel(
     by: str, node: str, kernel: Sequence[int], size: TensorSize | None = None
 ) -> fp8.LargeFp8Kernel | None:
-    """Return a refusal if the kernel of a Conv has too many elements for FP8."""
+    """Return a reason if the kernel of a Conv has too many elements for FP8."""
     if math.prod(kernel) <= MAX_FP8_KERNEL:
         return None
     return fp8.LargeFp8Kernel(by, node, tuple(kernel), size)
@@ -374,7 +374,7 @@ def deconvolution_3d(
     dq: str = "",
     size: TensorSize | None = None,
 ) -> Deconvolution3D | None:
-    """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions.
+    """Return a reason if the kernel of a ConvTranspose has three spatial dimensions.
 
     Args:
         by: Name of the calling pass or check.

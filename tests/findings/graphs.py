@@ -1,4 +1,4 @@
-"""One small graph for each refusal class: the smallest in which a pass refuses for that reason."""
+"""One small graph for each reason class: the smallest in which a pass refuses for that reason."""
 
 from collections.abc import Callable
 from typing import Any

@@ -333,7 +333,7 @@ def test_each_refusal_class_has_one_step():
 
     Quantizers of another form are rewritten before all steps.
     """
-    taken = Counter(kind for step in (*STEPS, *MODEL_STEPS) for kind in step.refusal_types)
+    taken = Counter(kind for step in (*STEPS, *MODEL_STEPS) for kind in step.reason_types)
     assert taken.keys() | {FakeQuantizers} == {
         kind for kind in reason_classes() if any(rule.is_attempted for rule in kind.rules)
     }
@@ -435,7 +435,7 @@ def test_fix_reports_unfixed_places(g, monkeypatch):
     assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 
 
-# Refusals -----------------------------------------------------------------------------------------
+# Reasons -----------------------------------------------------------------------------------------
 
 
 def test_fix_refuses_lossy_changes_and_wrong_inputs(g, tmp_path):

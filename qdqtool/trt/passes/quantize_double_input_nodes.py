@@ -19,7 +19,7 @@ from qdqtool.trt.layers import (
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 
 CONVOLUTION = find_case("Conv")
 DECONVOLUTION_80 = find_case("ConvTranspose")
@@ -132,7 +132,7 @@ PRELU = assumed(
     about=("PRelu",),
 )
 # Cases of the reasons for which a layer with Q/DQ on both inputs runs in float
-_OBSTACLE_CASES: dict[type[Refusal], Case] = {
+_OBSTACLE_CASES: dict[type[Reason], Case] = {
     FloatTypesDiffer: MIXED_FLOATS,
     fp8.FloatFp8Deconvolution: FP8_DECONVOLUTION,
     fp8.LargeFp8Kernel: FP8_KERNEL,
@@ -209,7 +209,7 @@ class QuantizeDoubleInputNodes(Pass):
             layer.add_cases(PRELU)
 
     def _find_3d_obstacle(self, layer: Layer) -> Deconvolution3D | None:
-        """Return a refusal if a ConvTranspose of three spatial dimensions runs in float."""
+        """Return a reason if a ConvTranspose of three spatial dimensions runs in float."""
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
         obstacle = fault_checks.deconvolution_3d(
@@ -275,7 +275,7 @@ class QuantizeDoubleInputNodes(Pass):
     def _absorbable_q(self, layer: Layer) -> Layer | None:
         """Return the Q after a layer if the layer can absorb it, else None.
 
-        A refusal is recorded for a Q of another type or without a single scale.
+        A reason is recorded for a Q of another type or without a single scale.
         """
         q = q_after(layer.out)
         if q is None:

@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 from qdqtool.formats.predict_text import choose_typing
 from qdqtool.formats.verdicts import verdict
 from qdqtool.prediction import predict
+from qdqtool.timing import work
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
@@ -101,3 +102,47 @@ def test_rtx_predicts_fp8_for_8_9_unless_a_gpu_is_named() -> None:
     named = target_named("rtx1.7").with_capability("8.6")
     findings = predict(chain("FP8"), named).findings
     assert any(f.severity == Severity.ERROR for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("target", "capability", "is_computed"),
+    [
+        ("10.0", "9.0", False),
+        ("10.1", "9.0", False),
+        ("10.2", "9.0", True),
+        ("10.2", "8.9", False),
+        ("10.2.0", "12.0", False),
+        ("10.3", "8.9", True),
+        ("11.0", "8.9", True),
+    ],
+)
+def test_first_version_with_fp8_convolutions(
+    target: str, capability: str, is_computed: bool
+) -> None:
+    """NVIDIA in NVIDIA/TensorRT issue 3987: 10.2 on Hopper, 10.3 on Ada."""
+    prediction = predict_on_gpu(chain("FP8", "FP8"), target, TimingOptions(sm=capability))[0]
+    assert prediction.summary()["fp8"] == (2 if is_computed else 0)
+    assert ("FP8-VERSION" in severities(prediction)) != is_computed
+
+
+def test_10_2_without_a_gpu_is_predicted_for_hopper_with_a_warning() -> None:
+    prediction = predict(chain("FP8", "FP8"), "10.2")
+    assert prediction.summary()["fp8"] == 2
+    (finding,) = (f for f in prediction.findings if f.code == "FP8-VERSION")
+    assert finding.severity == Severity.WARNING
+    assert set(finding.convolutions) == {"c0", "c1"}
+
+
+@pytest.mark.parametrize("target", ["trt10", "10.1", "10.3"])
+def test_float_rest_of_fp8_is_predicted_as_the_printed_command_builds_it(target: str) -> None:
+    """``--stronglyTyped`` keeps the FP32 of the file."""
+    prediction = predict(chain("FP8", "FP8"), target)
+    assert choose_typing(prediction, target_named(target)).strongly_typed
+    assert "FLOAT-FP32" in {f.code for f in prediction.findings}
+    assert prediction.convolutions[-1].output == Precision.FP32
+    assert prediction.requested_target == target
+    timed, time = predict_on_gpu(chain("FP8"), target, TimingOptions(gpu="L4"))
+    assert timed.target == prediction.target
+    assert time is not None and time.workload is not None
+    assert {w.written_as for w in time.workload.layers if w.kind == work.CONV} == {Precision.FP32}
+    assert time.quantized == Precision.FP8

@@ -1,4 +1,4 @@
-"""Every class of refusal has a graph, and a finding that holds its nodes and values."""
+"""Every class of reason has a graph, and a finding that holds its nodes and values."""
 
 from collections.abc import Iterator
 
@@ -11,19 +11,19 @@ from qdqtool.reasons.conversions import ScalesAround
 from qdqtool.reasons.fp8 import FloatFp8Column
 from qdqtool.reasons.quantizers import OtherTypes, TypeUnknown
 from qdqtool.reasons.tensors import PathStep
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Precision, Reason
 from qdqtool.util.records import field_values
 from tests.findings.graphs import GRAPHS
 
 CLASSES = {
-    kind.reason: kind
+    kind.key: kind
     for module in REASON_MODULES
     if module is not compiler
     for kind in vars(module).values()
     if isinstance(kind, type)
-    and issubclass(kind, Refusal)
-    and kind.reason
-    and kind not in (Refusal, ScalesAround, FloatFp8Column)  # the last is TensorRT-RTX's
+    and issubclass(kind, Reason)
+    and kind.key
+    and kind not in (Reason, ScalesAround, FloatFp8Column)  # the last is TensorRT-RTX's
 }
 
 # Finding that each class becomes, and values in its causes.
@@ -103,7 +103,7 @@ def test_refusal_classes_have_graph_finding_and_node() -> None:
 @pytest.mark.parametrize("reason", GRAPHS)
 def test_refusal_becomes_finding_with_its_values(reason: str) -> None:
     prediction = predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5"))
-    assert reason in {r.reason for r in prediction.refusals}
+    assert reason in {r.key for r in prediction.refusals}
     code, expected = FINDINGS[reason]
     kind = OTHERS.get(reason, CLASSES[reason])
     causes = [list(values(f.causes)) for f in prediction.findings if f.code == code]
