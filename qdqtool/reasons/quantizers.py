@@ -41,8 +41,11 @@ class TypeUnknown(Reason):
 
     kind: str
 
-    def message(self, finding: Finding, cause: Cause) -> str:
-        return f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+    def message(self, finding: Finding, cause: Cause) -> Message | str:
+        text = f"{self.node} quantizes to {self.kind}, which TensorRT does not support."
+        if not self.kind.startswith("FP8"):
+            return text
+        return text, "Quantize to FP8 E4M3FN (TensorRT 10.3 or later), or to INT8."
 
 
 class UnsignedZeroPoint(Reason):
