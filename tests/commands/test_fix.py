@@ -138,11 +138,10 @@ def test_fix_leaves_fp16_for_the_user_to_request(folder: Path, cli: Cli) -> None
 
 
 @pytest.mark.parametrize("target", [[], ["--target", "trt10"], ["--target", "10.3"]])
-def test_next_commands_repeat_the_options(
-    detector_folder: Path, cli: Cli, target: list[str]
-) -> None:
+def test_next_commands_repeat_the_options(folder: Path, cli: Cli, target: list[str]) -> None:
     repeated = [] if target == ["--target", "trt10"] else target
-    images = ["--calib", "images", "--preprocess", "yolo"]
+    images = ["--calib", "in.npz"]
+    np.savez(folder / "in.npz", x=np.ones((2, 16, 16, 16), np.float32))
     predicted = cli("predict", "m.onnx", *target, *images)
     fixed = cli("fix", "m.onnx", "-o", "f.onnx", *target)
     commands = next_commands(predicted) + next_commands(fixed)

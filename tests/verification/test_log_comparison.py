@@ -276,7 +276,7 @@ def test_layers_are_compared_by_name() -> None:
         ]
     )
     result = layers_compared(prediction, build)
-    assert result.counts == LayerCounts(3, 1)
+    assert result.counts == LayerCounts(3, 1, ("c",))
     assert [(m.name, m.differs, m.values, m.line) for m in result.mismatches] == [
         ("b", Difference.INPUT, (INT8, FP32), 5)
     ]
