@@ -282,7 +282,7 @@ def test_layers_are_compared_by_name() -> None:
     ]
     # A layer whose convolution is a mismatch is not reported twice.
     result = layers_compared(prediction, build, "b")
-    assert (result.counts, result.mismatches) == (LayerCounts(3, 1), [])
+    assert (result.counts, result.mismatches) == (LayerCounts(3, 1, ("c",)), [])
 
 
 NAMES = [
