@@ -95,8 +95,8 @@ class FixSession:
         self.notes: list[Note] = []
         self.judge = OutputJudge(model, samples, effort, self.notes)
         self._refused_steps: list[tuple[FixStep, set[str]]] = []
-        # Step, places and prediction of the last attempt of the first refused step, unless the
-        # model was changed since.
+        # Step, places and prediction of the attempt of the first refused step with the most places,
+        # unless the model was changed since.
         self._first_attempt: tuple[FixStep, list[Place], Prediction] | None = None
         self._attempt_places: dict[Place, Place] = {}  # by the place of the finding
 
@@ -179,7 +179,8 @@ class FixSession:
         except ModelError as error:
             return Note(str(error), code=error.code), {}
         prediction = predict(candidate, self.target)
-        if not self._refused_steps:
+        first = self._first_attempt
+        if not self._refused_steps and (first is None or len(sites) >= len(first[1])):
             self._first_attempt = step, [s.place for s in sites], prediction
         objection = gains.find_objection(self.prediction, prediction, step)
         if objection is None:
